@@ -15,7 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.chat.call_formats import instructions
+from tasks.chat.formats.base import Tools
+from tasks.chat.formats.recipe import instructions
 from tasks.chat.template import PROBE_REPLY, USER, ChatTemplate, Message
 from tasks.chat.thinking import CALL, HARMONY
 from tasks.core.records import ToolCall
@@ -175,9 +176,12 @@ class ChatFormat:
         ends = [place for place, token in enumerate(written, 1) if token == self.end_of_thought]
         return ends[num_thoughts - 1] if len(ends) >= num_thoughts else len(written)
 
-    def calls(self, text: str) -> list[ToolCall | None]:
-        """The calls in the model's text, None for a malformed one; empty: a closing message."""
-        return self.call_format.calls(text)
+    def calls(self, text: str, tools: Tools = ()) -> list[ToolCall | None]:
+        """The calls in the model's text, None for a malformed one; empty: a closing message.
+
+        The schemas of `tools` say which type a value has where the family's format writes it as bare text.
+        """
+        return self.call_format.calls(text, tools)
 
     def as_data(self, text: str) -> str:
         """The text with a space after the first character of every control token."""

@@ -4,8 +4,8 @@ Templates differ in tools, call syntax, system messages, and whether a tool repl
 does not support something raises, or drops the text silently. Ids are only appended, so all that is needed of a
 template is the text after a turn: what follows the end of an assistant message, which must not depend on what the
 message or the thought before it says. One that rewrites the prompt or another message is refused, at the place where it
-differs; one that leaves earlier thoughts out may be (`model.template.keep_thinking`). Where a
-template renders calls in no format of `call_formats.py` (Mistral's [TOOL_CALLS], XML, Python), RECIPE is used.
+differs; one that leaves earlier thoughts out may be (`model.template.keep_thinking`). Where a template renders calls in
+no format of `formats/`, or moves the tools with the latest request, RECIPE is used.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from tasks.chat.call_formats import HERMES, LLAMA, RECIPE, CallFormat
+from tasks.chat.formats.base import CallFormat
+from tasks.chat.formats.catalog import FORMATS
+from tasks.chat.formats.hermes import HERMES
+from tasks.chat.formats.recipe import RECIPE
 from tasks.chat.thinking import ThoughtMarks, find_marks
 from tasks.core.records import ToolCall
 from tasks.core.text import one_line
-from tasks.core.tool_calls import OPEN
 from tasks.models.folders import TOOLS_ARE_LEARNT
 from tasks.models.template import template_of
 
@@ -32,7 +34,7 @@ ReplyStyle = Literal["tool", "tool after calls", "user"]
 
 PROBE_SYSTEM, PROBE_USER, PROBE_ASSISTANT, PROBE_REPLY = "One word, please.", "Which city?", "Paris.", "sunny there"
 PROBE_THOUGHT = "The capital, then."
-PROBE_CALL = ToolCall(name="probe_weather", arguments={"city": "Paris"})
+PROBE_CALL = ToolCall(name="probe_weather", arguments={"city": "Zürich"})
 PROBE_ID = "probe0id0"  # nine characters, as Mistral's templates require
 USER: Message = {"role": "user", "content": PROBE_USER}
 ASSISTANT: Message = {"role": "assistant", "content": PROBE_ASSISTANT}
@@ -211,16 +213,25 @@ class ChatTemplate:
         )
 
     def _find_call_format(self) -> CallFormat:
-        """The format in which the template writes a call; if it writes none, the one it describes."""
+        """The format in which the template writes a call; if it writes none that we read, the one it describes."""
         prompt = self._attempt([USER], tools=[PROBE_TOOL], continues=True)
-        if PROBE_CALL.name not in prompt:
+        if PROBE_CALL.name not in prompt or not self._keeps_tools_in_place():
             return RECIPE
         rendered = self._attempt([USER, _calling([PROBE_CALL])], tools=[PROBE_TOOL])
         message = rendered[len(prompt) :] if rendered.startswith(prompt) else rendered.rpartition(PROBE_USER)[2]
-        if PROBE_CALL.name not in message:
-            return HERMES if OPEN in prompt else RECIPE
         message = message.removesuffix(self.after_assistant)
-        return next((format for format in (HERMES, LLAMA) if format.calls(message) == [PROBE_CALL]), RECIPE)
+        written = [format for format in FORMATS if format.calls(message, [PROBE_TOOL]) == [PROBE_CALL]]
+        described = [format for format in FORMATS if format.described_as and format.described_as in prompt]
+        if written:
+            return _closest(written, message)
+        return described[0] if described else RECIPE
+
+    def _keeps_tools_in_place(self) -> bool:
+        """Mistral's templates before 2025 move them to the latest request, which changes the first one's text."""
+        opening, asked, _ = self._attempt([USER], tools=[PROBE_TOOL]).partition(PROBE_USER)
+        further = {"role": "user", "content": PROBE_REPLY}
+        later = self._attempt([USER, ASSISTANT, further], tools=[PROBE_TOOL])
+        return bool(asked) and later.startswith(opening)
 
     def _finds_a_system_message(self) -> bool:
         """Some templates move it to the latest user message, which counts as none."""
@@ -272,6 +283,12 @@ class ChatTemplate:
     @property
     def _probe_tools(self) -> list[dict[str, Any]] | None:
         return [PROBE_TOOL] if self.renders_tools else None
+
+
+def _closest(formats: list[CallFormat], message: str) -> CallFormat:
+    """The first that writes the probe's call exactly as the template does, with escapes if need be."""
+    candidates = [*formats, *(format.escaping() for format in formats)]
+    return next((format for format in candidates if format.text([PROBE_CALL]) in message), formats[0])
 
 
 def show_difference(one: str, other: str) -> str:

@@ -15,7 +15,8 @@ def shape(**fields: Any) -> Any:
 
 
 Number, Object = float | None, dict[str, Any]
-RATE = {"success_rate": float, "ci_low": float, "ci_high": float, "num_problems": int, "samples_per_problem": int}
+INTERVAL = {"success_rate": float, "ci_low": float, "ci_high": float, "num_problems": int}
+RATE = {**INTERVAL, "samples_per_problem": int}
 Result = shape(**RATE, by_category=dict[str, shape(success_rate=float)])
 Policies = shape(base=Result, warm_start=Result, best=Result)
 Evaluation = shape(
@@ -26,6 +27,8 @@ Evaluation = shape(
     folders=NotRequired[dict[str, str]],
     contents=NotRequired[dict[str, str]],
     measurement=NotRequired[shape(parts=Object)],
+    greedy=NotRequired[dict[str, Result]],
+    warm_start_best_of_k=NotRequired[shape(k=float, same_cost=float, **INTERVAL, tries_to_match=int | None)],
 )
 Baseline = shape(**RATE, gate=Literal["skip_rl", "rl", "warm_start"])
 Card = shape(hashes=dict[str, str], split=str)
@@ -43,7 +46,7 @@ Decision = shape(
     is_champion=bool,
 )
 Spent = dict[str, shape(seconds=float, episodes=int)]
-Timings = shape(select=Spent, test=Spent, evaluation=str)
+Timings = shape(select=Spent, test=Spent, greedy=NotRequired[Spent], evaluation=str)
 FlowRecord = shape(seconds=dict[str, float], cached=dict[str, bool])
 Pointer = shape(path=str, folder_hash=str)
 Iteration = shape(iteration=int)

@@ -37,6 +37,17 @@ class StoredResults:
         return {policy: self.evaluation["test"][policy] for policy in POLICIES}
 
     @property
+    def greedy(self) -> dict[str, Any]:
+        """Result by policy with the likeliest token each time, on the test split; empty where it was not asked for."""
+        found = self.evaluation.get("greedy") or {}
+        return {policy: found[policy] for policy in POLICIES if policy in found}
+
+    @property
+    def best_of_k(self) -> dict[str, Any] | None:
+        """The warm start's best of k tries at the cost of one episode of the best snapshot (`measurement/tries.py`)."""
+        return self.evaluation.get("warm_start_best_of_k")
+
+    @property
     def baselines(self) -> dict[str, Any]:
         """Result on the test split per scripted baseline, best first; empty where the environment has none."""
         found: dict[str, Any] = self.evaluation.get("baselines", {})

@@ -39,6 +39,7 @@ def build_summary(paths: Paths) -> dict[str, Any]:
     best = results.test["best"]
     seconds = results.run.get("seconds") or {}
     baselines = {name: _shared(result) for name, result in results.baselines.items()}
+    greedy = {name: _shared(result) for name, result in results.greedy.items()}
     summary: dict[str, Any] = {
         "baseline": _shared(results.test["base"]),
         "warm_start": _shared(results.test["warm_start"]),
@@ -51,6 +52,8 @@ def build_summary(paths: Paths) -> dict[str, Any]:
             "by_category": {category: best["by_category"][category]["success_rate"] for category in results.categories},
         },
         **({"baselines": baselines} if baselines else {}),
+        **({"greedy": greedy} if greedy else {}),
+        **({"warm_start_best_of_k": results.best_of_k} if results.best_of_k else {}),
         "champion": results.champion,
         "seconds": {name: seconds.get(name) for name in (*STAGES, "total")},
     }
@@ -92,19 +95,31 @@ def _results_table(summary: dict[str, Any], results: StoredResults) -> Table:
     rows = {
         "base": summary["baseline"],
         "warm start": summary["warm_start"],
+        **_more_tries(summary),
         f"{results.best_snapshot} on select": summary["select"],
         f"{results.best_snapshot}{', untrained,' if 'untrained' in summary else ''} on test": summary["test"],
     }
+    if "greedy" in summary:
+        rows[f"{results.best_snapshot} on test, greedy"] = summary["greedy"]["best"]
     if "frontier" in summary:
         rows[f"{short_name(summary['frontier']['model'])} on test"] = summary["frontier"]
     for name, result in rows.items():
         style = "bold green" if result is summary["test"] else None
-        numbers = [percent(result["success_rate"]), interval(result)]
-        table.add_row(name, *numbers, str(result["num_problems"]), str(result["samples_per_problem"]), style=style)
+        numbers = [percent(result["success_rate"]), interval(result), str(result["num_problems"])]
+        table.add_row(name, *numbers, str(result["samples_per_problem"]), style=style)
     for name, result in summary.get("baselines", {}).items():
         numbers = [percent(result["success_rate"]), interval(result)]
         table.add_row(name.replace("_", " "), *numbers, str(result["num_problems"]), "no model", style="dim")
     return table
+
+
+def _more_tries(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The warm start with as many tries as cost the tokens of one episode of the best snapshot."""
+    found = summary.get("warm_start_best_of_k")
+    if found is None:
+        return {}
+    tries = f"{found['k']:.2g}"
+    return {f"warm start, best of {tries}": {**found, "samples_per_problem": tries}}
 
 
 def _frontier_table(frontier: dict[str, Any]) -> Table:

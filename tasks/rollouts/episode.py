@@ -12,7 +12,7 @@ where there is none. A thought that its budget cuts is closed by ids that are gi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Problem, StopReason, Turn
@@ -41,13 +41,14 @@ class EpisodeRun(Conversation):
         environment: Environment,
         chat: ChatFormat,
         prompt_ids: list[int],
+        tools: list[dict[str, Any]],
         sampling: SamplingSettings,
         seed: int,
         stage: str,
         attempt: int = 0,
     ):
         super().__init__(key, environment=environment, seed=seed, stage=stage, attempt=attempt)
-        self.handle, self.chat, self.sampling = handle, chat, sampling
+        self.handle, self.chat, self.tools, self.sampling = handle, chat, tools, sampling
         self.seed_key = (seed, stage, key.draw, key.problem.id, key.sample_index)
         self.token_limit = sampling.token_limit(len(prompt_ids))
         self._budget = sampling.max_thinking_tokens_per_turn if chat.thinking else None
@@ -104,7 +105,7 @@ class EpisodeRun(Conversation):
         self.turns.append(turn)
         is_ended = reply.token_ids[-1] in self.chat.end_ids
         self._begin_turn()
-        calls = self.chat.calls(turn.text)
+        calls = self.chat.calls(turn.text, self.tools)
         if turn.stop_reason == self._token_budget:
             yield from self._end(None, "overlong", self._token_budget)
             return
@@ -170,16 +171,18 @@ class EngineEpisodes:
         self.num_opened = self.num_turns = 0
         self.running: dict[EpisodeHandle, EpisodeRun] = {}
         self.held: dict[EpisodeHandle, list[int]] = {}  # what the engine has of each episode
-        self._prompt: tuple[Problem, list[int]] | None = None
+        self._opening: tuple[Problem, list[int], list[dict[str, Any]]] | None = None
 
     def open(self, key: EpisodeKey, environment: Environment, *, seed: int, stage: str, attempt: int) -> EpisodeRun:
         self.num_opened += 1
+        prompt_ids, tools = self._open_problem(key.problem, environment)
         run = EpisodeRun(
             key,
             self.num_opened,
             environment=environment,
             chat=self.chat,
-            prompt_ids=self._prompt_ids(key.problem, environment),
+            prompt_ids=prompt_ids,
+            tools=tools,
             sampling=self.sampling,
             seed=seed,
             stage=stage,
@@ -217,9 +220,11 @@ class EngineEpisodes:
     def counts(self) -> dict[str, float]:
         return self.engine.counts()
 
-    def _prompt_ids(self, problem: Problem, environment: Environment) -> list[int]:
-        """Cached for one problem's samples, which follow one another; those of all problems would fill the memory."""
-        if self._prompt is None or self._prompt[0] is not problem:
+    def _open_problem(self, problem: Problem, environment: Environment) -> tuple[list[int], list[dict[str, Any]]]:
+        """(prompt, schemas of the tools), cached for one problem's samples, which follow one another; those of all
+        problems would fill the memory.
+        """
+        if self._opening is None or self._opening[0] is not problem:
             tools = [tool.schema() for tool in environment.tools_for(problem)]
-            self._prompt = problem, self.chat.prompt_ids(problem.requests[0], tools)
-        return self._prompt[1]
+            self._opening = problem, self.chat.prompt_ids(problem.requests[0], tools), tools
+        return self._opening[1:]

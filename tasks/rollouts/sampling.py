@@ -32,9 +32,13 @@ def sample_tokens(logits_NV: Tensor, noise_N: Tensor, *, temperature: float, top
     """One token per row by inverse CDF: ids [N] and their log-probs [N] under the distribution actually sampled from.
 
     `noise_N` is uniform in [0, 1). The log-prob is after temperature and top-p (the smallest set of tokens whose
-    probability reaches `top_p`, renormalised), as importance ratios need it.
+    probability reaches `top_p`, renormalised), as importance ratios need it. Temperature 0 is greedy, with log-prob 0:
+    the likeliest token is certain.
     """
     logits_NV = logits_NV.float()
+    if temperature == 0:
+        likeliest_N = logits_NV.argmax(dim=-1)
+        return likeliest_N, torch.zeros_like(likeliest_N, dtype=torch.float32)
     logp_NV = torch.log_softmax(logits_NV if temperature == 1 else logits_NV / temperature, dim=-1)
     if top_p < 1:
         sorted_logp, order = logp_NV.sort(dim=-1, descending=True)

@@ -14,6 +14,7 @@ from tasks.core.files import read_json, write_json, write_jsonl
 from tasks.core.records import Trajectory, Turn
 from tasks.core.settings import Paths
 from tasks.measurement.statistics import paired_difference, summarise
+from tasks.measurement.tries import best_of_k
 
 # category: (warm start, best) chance of success; the base never succeeds.
 RATES = {
@@ -152,7 +153,9 @@ def _write_evaluation(paths: Paths, select: dict[str, list[Trajectory]], test: d
             "weights": {"base": "b0", "warm_start": "a1", "best": "c2"},
             "select": results,
             "test": {name: summarise(items, confidence=0.95) for name, items in test.items()},
+            "greedy": {name: summarise(items[::2], confidence=0.95) for name, items in test.items()},
             "gain_over_warm_start": paired_difference(test["best"], test["warm_start"], confidence=0.95),
+            "warm_start_best_of_k": best_of_k(test["warm_start"], test["best"], confidence=0.95),
         },
     )
     for name, items in test.items():

@@ -25,7 +25,9 @@ def printed(paths: Paths, *, width: int = 80) -> str:
 
 def test_the_summary_has_exactly_the_agreed_shape(finished_run: Paths):
     summary = build_summary(finished_run)
-    assert list(summary) == ["baseline", "warm_start", "select", "test", "champion", "seconds"]
+    assert list(summary) == [
+        "baseline", "warm_start", "select", "test", "greedy", "warm_start_best_of_k", "champion", "seconds",
+    ]  # fmt: skip
     assert set(summary["baseline"]) == set(summary["warm_start"]) == RATE_KEYS
     assert set(summary["select"]) == RATE_KEYS | {"snapshot"}
     assert set(summary["test"]) == RATE_KEYS | {"by_category"}

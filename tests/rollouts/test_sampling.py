@@ -47,3 +47,10 @@ def test_a_stream_is_the_same_on_every_machine() -> None:
 
 def test_a_longer_limit_only_extends_a_stream() -> None:
     assert uniforms(9, 40)[:8].tolist() == uniforms(9, 8).tolist()
+
+
+def test_temperature_0_takes_the_likeliest_token_and_calls_it_certain():
+    logits_NV = torch.tensor([[0.0, 2.0, 1.0], [3.0, 0.0, 2.9]])
+    tokens_N, logp_N = sample_tokens(logits_NV, torch.tensor([0.99, 0.99]), temperature=0, top_p=1)
+    assert tokens_N.tolist() == [1, 0]
+    assert logp_N.tolist() == [0.0, 0.0]

@@ -16,6 +16,7 @@ from tasks.rollouts.settings import PlaySettings
 if TYPE_CHECKING:
     from tasks.core.progress import Bar
     from tasks.rollouts.finished import FinishedEpisodes
+    from tasks.rollouts.load import Engines
     from tasks.tools.base import Environment
 
 Timings = dict[str, dict[str, dict[str, float]]]
@@ -30,7 +31,7 @@ class EpisodeRunner:
         from tasks.rollouts.load import Engines
 
         self.environment, self.plays, self.resume = environment, plays, resume
-        self.engines = Engines(next(iter(plays.values())))
+        self.engines, self.sampling = Engines(next(iter(plays.values()))), next(iter(plays.values())).sampling
         self.timings: Timings = {split: {} for split in plays}
         self._finished: dict[tuple[str, str], FinishedEpisodes] = {}
 
@@ -49,7 +50,7 @@ class EpisodeRunner:
             self.plays[split],
             stage=split,
             label=f"{split}: {name.replace('_', ' ')}",
-            engines=self.engines,
+            engines=self._engines(split),
             finished=finished,
             bar=bar,
         )
@@ -75,6 +76,15 @@ class EpisodeRunner:
 
     def close(self) -> None:
         self.engines.close()
+
+    def _engines(self, split: str) -> Engines:
+        """One engine at a time: another distribution starts another, since two might not fit on a device."""
+        from tasks.rollouts.load import Engines
+
+        if self.plays[split].sampling != self.sampling:
+            self.engines.close()
+            self.engines, self.sampling = Engines(self.plays[split]), self.plays[split].sampling
+        return self.engines
 
     def _episodes(self, problems: Sequence[Problem], split: str, name: str) -> list[tuple[str, int]]:
         finished = self.finished(split, name)

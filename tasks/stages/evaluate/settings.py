@@ -19,10 +19,12 @@ class RacingSettings(Settings):
 class EvaluateSettings(Settings):
     """Episodes per problem, racing (null: none), the confidence of every interval, the power of the smallest detectable
     difference, and the endpoint to compare with (frontier null: none). `sampling` is the distribution used here and
-    where promote measures a champion; null: as in training.
+    where promote measures a champion; null: as in training. `greedy` plays base, warm start and best once more, each
+    turn the likeliest one.
     """
 
     sampling: DistributionSettings | None
+    greedy: bool
     select_samples_per_problem: int = Field(ge=1)
     test_samples_per_problem: int = Field(ge=1)
     racing: RacingSettings | None
@@ -40,4 +42,5 @@ class EvaluateSections(PlaySections):
         return {
             "select": self.play(self.evaluate.select_samples_per_problem, drawn_from=self.evaluate.sampling),
             "test": self.play(self.evaluate.test_samples_per_problem, drawn_from=self.evaluate.sampling),
+            "greedy": self.play(1, drawn_from=DistributionSettings(temperature=0, top_p=1)),
         }

@@ -46,6 +46,7 @@ SETTINGS = EvaluateSections
 
 def run(settings: EvaluateSections, paths: Paths) -> None:
     from tasks.measurement.statistics import paired_difference, summarise
+    from tasks.measurement.tries import best_of_k
     from tasks.stages.evaluate.scripted_baselines import measure_baselines
 
     options, confidence = settings.evaluate, settings.evaluate.confidence
@@ -74,6 +75,7 @@ def run(settings: EvaluateSections, paths: Paths) -> None:
         }
         hashes = hash_folders(models)
         on_test = {name: runner.play(model, test, "test", name) for name, model in models.items()}
+        greedy = {name: runner.play(model, test, "greedy", name) for name, model in models.items() if options.greedy}
         refuse_altered(models, hashes)
         store_test(folder, {**on_test, **({"frontier": of_endpoint} if options.frontier else {})})
 
@@ -84,7 +86,9 @@ def run(settings: EvaluateSections, paths: Paths) -> None:
             "select": on_select,
             "racing": {"rounds": outcome.rounds, "dropped": outcome.dropped},
             "test": {name: summarise(played, confidence=confidence) for name, played in on_test.items()},
+            "greedy": {name: summarise(played, confidence=confidence) for name, played in greedy.items()},
             "gain_over_warm_start": paired_difference(on_test["best"], on_test["warm_start"], confidence=confidence),
+            "warm_start_best_of_k": best_of_k(on_test["warm_start"], on_test["best"], confidence=confidence),
             **identify_models(models, hashes, parts),
             "contents": hash_episodes(folder / "trajectories"),
             "environment": drift.to_row(),

@@ -54,6 +54,11 @@ class TrainSections(PlaySections):
     @model_validator(mode="after")
     def _samples_from_what_it_trains(self) -> TrainSections:
         """With top_p, weights of whole sequences had a mean of 0.006; without it, 1."""
+        if self.sampling.temperature == 0:
+            raise ValueError(
+                "sampling.temperature is 0, so the episodes of a group are all the same and nothing can be learnt from "
+                "comparing them. Set sampling.temperature to 1; to measure greedily, set evaluate.greedy"
+            )
         if self.sampling.top_p < 1:
             raise ValueError(
                 f"sampling.top_p is {self.sampling.top_p:g}, but training assumes samples from the whole "

@@ -45,7 +45,7 @@ def demonstration_row(
     sampled_mask = [False] * len(token_ids)
     texts = demonstration.assistant_texts
     for text, replies, thought in zip(texts, demonstration.replies, thoughts or [""] * len(texts), strict=True):
-        given, written = chat.written_ids(chat.call_format.rewritten(text), thought)
+        given, written = chat.written_ids(chat.call_format.rewrite(text), thought)
         written = [*written, chat.end_of_calls if replies else chat.end_of_turn]
         answered = chat.reply_ids(tuple(replies)) if replies else []
         token_ids += given + written + answered

@@ -135,7 +135,8 @@ def evaluated(
         "seed": 0, "compute": on_cpu(1), "environment": environment,
         "engine": engine_settings("transformers"), "sampling": tiny.SAMPLING,
         "evaluate": {
-            "select_samples_per_problem": 1, "test_samples_per_problem": 1, "confidence": 0.95, "power": 0.8,
+            "greedy": False, "select_samples_per_problem": 1, "test_samples_per_problem": 1, "confidence": 0.95,
+            "power": 0.8,
             "racing": None, "frontier": None, "sampling": None,
         },
     }  # fmt: skip

@@ -139,3 +139,13 @@ def test_the_settings_of_a_frontier_model_are_checked_like_all_others() -> None:
         params["evaluate"]["frontier"] = {**whole, **wrong}
         with pytest.raises(ValueError, match=says):
             load(EvaluateSections, params)
+
+
+@pytest.mark.slow
+def test_greedy_episodes_take_the_likeliest_token_and_change_no_other_result(paths: Paths) -> None:
+    """An untrained model solves nothing either way; the shape and the independence are what counts."""
+    without = evaluated(paths, None, greedy=False)
+    assert without["greedy"] == {}
+    found = evaluated(paths, None, greedy=True)
+    assert set(found.pop("greedy")) == {"base", "warm_start", "best"}
+    assert found == {name: value for name, value in without.items() if name != "greedy"}

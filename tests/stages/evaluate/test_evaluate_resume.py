@@ -117,8 +117,8 @@ def test_an_episode_that_is_damaged_while_the_stage_runs_stops_it_in_one_line(tm
 
 @pytest.mark.slow
 def test_evaluate_killed_twice_plays_only_what_is_missing(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    """12 episodes of the endpoint, 2 × 12 on select, 3 × 12 on test. The first kill hits the endpoint's 8th episode, so
-    that 5 of them are left, the second the 15th of 24 on select, so that 10 are.
+    """12 episodes of the endpoint, 2 × 12 on select, 3 × 12 on test and as many greedily. The first kill hits the
+    endpoint's 8th episode, so that 5 of them are left, the second the 15th of 24 on select, so that 10 are.
     """
     monkeypatch.setenv(VARIABLE, KEY)
     tiny.model_folder(paths.stage("train") / "snapshots" / "iteration-0002", seed=1)
@@ -144,7 +144,8 @@ def test_evaluate_killed_twice_plays_only_what_is_missing(paths: Paths, monkeypa
     assert again.pop("contents").keys() == whole.pop("contents").keys()
     assert again == whole
     counts = Counter(name for name, _, _ in seen)
-    assert counts == {"select_iteration-0002": 10, "test_base": 12, "test_warm_start": 12, "test_best": 12}
+    on_test = {f"{kind}_{name}": 12 for kind in ("test", "greedy") for name in ("base", "warm_start", "best")}
+    assert counts == {"select_iteration-0002": 10, **on_test}
     # One at a time, so only the endpoint's 8th episode was under way when the first kill came, and was paid for twice.
     eighth = len(PROBLEMS[7].reference[0].calls) + 1
     assert len(endpoint.asked) == num_asked + eighth
