@@ -166,7 +166,7 @@ class ChatFormat:
         """
         if self.thinking is None or self._closes_thought:
             return [], self.encode(text)
-        opening = "" if self.opens_thought else f"{self.thinking.opening}{self.thinking.before}"
+        opening = "" if self.opens_thought else f"{self.thinking.lead}{self.thinking.opening}{self.thinking.before}"
         whole = f"{opening}{thought}{self.thinking.closed}"
         return ([], self.encode(whole + text)) if thought else (self.encode(whole), self.encode(text))
 

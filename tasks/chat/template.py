@@ -21,7 +21,7 @@ from tasks.chat.formats.hermes import HERMES
 from tasks.chat.formats.recipe import RECIPE
 from tasks.chat.thinking import ThoughtMarks, find_marks
 from tasks.core.records import ToolCall
-from tasks.core.text import one_line
+from tasks.core.text import one_line, show_difference
 from tasks.models.folders import TOOLS_ARE_LEARNT
 from tasks.models.template import template_of
 
@@ -51,7 +51,6 @@ PROBE_TOOL: dict[str, Any] = {
         },
     },
 }
-SHOWN = 40  # characters of a difference
 # Some templates write today's date into the prompt; the same seed must give the same episode tomorrow.
 A_FIXED_DAY = datetime(2024, 7, 26)
 
@@ -127,7 +126,7 @@ class ChatTemplate:
         rendered = self._render_following(history, following)
         head, suffix = self._cut(rendered, history)
         prompt = self.render([USER], tools=self._probe_tools, continues=True)
-        if not head or not self._bare(head).startswith(self._bare(prompt)):
+        if not head or not self.without_thoughts(head).startswith(self.without_thoughts(prompt)):
             raise self.refusal(f"changes earlier text when {what} follows", prompt, rendered)
         for thoughtful in self._with_thoughts(history):
             shown = self._attempt([*thoughtful, *following], tools=self._probe_tools, continues=True)
@@ -163,13 +162,14 @@ class ChatTemplate:
     def _measure(self, marks: ThoughtMarks) -> ThoughtMarks:
         """The marks with the white space that this template writes around them, if it writes a thought at all."""
         told = {**ASSISTANT, "content": f"{marks.opening}\n{PROBE_THOUGHT}{marks.closed}{PROBE_ASSISTANT}"}
-        rendered = self._attempt([USER, told])
-        found = re.search(
-            rf"{re.escape(PROBE_THOUGHT)}(\s*){re.escape(marks.closing)}(\s*){re.escape(PROBE_ASSISTANT)}", rendered
-        )
-        return marks if found is None else replace(marks, before=found[1], after=found[2])
+        rendered = self._attempt([USER, told]).removeprefix(self._attempt([USER], continues=True))
+        opening, closing, gap = re.escape(marks.opening), re.escape(marks.closing), r"(\s*)"
+        pattern = rf"(?:\A{gap}{opening})?\s*{PROBE_THOUGHT}{gap}{closing}{gap}{re.escape(PROBE_ASSISTANT)}"
+        found = re.search(pattern, rendered)
+        return marks if found is None else replace(marks, lead=found[1] or "", before=found[2], after=found[3])
 
-    def _bare(self, text: str) -> str:
+    def without_thoughts(self, text: str) -> str:
+        """A rendered conversation as it would be without any thought."""
         return text if self.thinking is None else self.thinking.strip(text)
 
     def _render_following(self, history: list[Message], messages: list[Message]) -> str:
@@ -191,8 +191,8 @@ class ChatTemplate:
 
     def refuse_if_it_rewrites(self) -> None:
         """ValueError where what follows changes the prompt or earlier messages."""
-        prompt = self._bare(self.render([USER], tools=self._probe_tools, continues=True))
-        closed = self._bare(self._render_history(self._history()))
+        prompt = self.without_thoughts(self.render([USER], tools=self._probe_tools, continues=True))
+        closed = self.without_thoughts(self._render_history(self._history()))
         if not closed.startswith(prompt):
             raise self.refusal("changes the prompt when an answer follows", prompt, closed)
         self.continuation(self.replies((PROBE_REPLY,)), what="a tool reply", after_calls=True)
@@ -289,18 +289,6 @@ def _closest(formats: list[CallFormat], message: str) -> CallFormat:
     """The first that writes the probe's call exactly as the template does, with escapes if need be."""
     candidates = [*formats, *(format.escaping() for format in formats)]
     return next((format for format in candidates if format.text([PROBE_CALL]) in message), formats[0])
-
-
-def show_difference(one: str, other: str) -> str:
-    """The first place where two texts differ, with 40 characters of each from there, as one line."""
-    pairs = zip(one, other, strict=False)
-    place = next((at for at, (left, right) in enumerate(pairs) if left != right), min(len(one), len(other)))
-    before, left, right = (
-        one[max(0, place - SHOWN // 2) : place],
-        one[place : place + SHOWN],
-        other[place : place + SHOWN],
-    )
-    return f"After {before!r} it writes {left!r} in one place and {right!r} in the other"
 
 
 def _calling(calls: list[ToolCall]) -> Message:

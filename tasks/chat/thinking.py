@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ThoughtMarks:
-    """`before` is written between a thought and `closing`, `after` between that and the message. `ends_thoughts_only`:
-    `closing` ends nothing else, so what precedes it is a thought even where `opening` is missing.
+    """`lead` is written before `opening`, `before` between a thought and `closing`, `after` between that and the
+    message. `ends_thoughts_only`: `closing` ends nothing else, so what precedes it is a thought even where `opening` is
+    missing.
     """
 
     opening: str
@@ -22,6 +23,7 @@ class ThoughtMarks:
     before: str
     after: str
     ends_thoughts_only: bool
+    lead: str = ""
 
     @property
     def closed(self) -> str:
@@ -53,7 +55,9 @@ class ThoughtMarks:
     def strip(self, text: str) -> str:
         """A rendered conversation without its thoughts, closed or at its end."""
         opening, closing = re.escape(self.opening), re.escape(self.closing + self.after.rstrip("\n"))
-        return re.sub(rf"{opening}(?:(?!{opening}).)*?(?:{closing}\s*|\Z)", "", text, flags=re.DOTALL)
+        return re.sub(
+            rf"{re.escape(self.lead)}{opening}(?:(?!{opening}).)*?(?:{closing}\s*|\Z)", "", text, flags=re.DOTALL
+        )
 
 
 def in_tags(opening: str, closing: str) -> ThoughtMarks:

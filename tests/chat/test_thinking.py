@@ -121,7 +121,7 @@ def test_several_thoughts_of_harmony_are_one() -> None:
 # What is given and what is the model's own of a demonstrated message "Hi." without a thought, and with "T".
 DEMONSTRATED = {
     "QWEN3": (OFF, "Hi.", "<think>\nT\n</think>\n\nHi."), "QWQ": ("\n</think>\n\n", "Hi.", "T\n</think>\n\nHi."),
-    "GLM": ("<think></think>\n", "Hi.", "<think>T</think>\nHi."),
+    "GLM": ("\n<think></think>\n", "Hi.", "\n<think>T</think>\nHi."),
 }  # fmt: skip
 
 
