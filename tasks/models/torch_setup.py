@@ -79,6 +79,14 @@ def prepare_torch(compute: ComputeSettings) -> torch.device:
     return device
 
 
+def free_unused(device: torch.device) -> None:
+    """Give what torch keeps for reuse back to the GPU, where another process can take it; nothing on a CPU."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def use_threads(num_threads: int) -> None:
     """For this thread alone: torch's setting also sets MKL's for the whole process, unless a thread has its own."""
     import torch

@@ -19,6 +19,7 @@ ROOM, FOLDER = "tasks.engines", Path(__file__).parents[1] / "engines"
 class OwnEngineSettings(Settings):
     """Base of one engine's own settings; the defaults are those of an engine in this process."""
 
+    has_own_memory: ClassVar[bool] = False  # else it generates with the trainer's model itself
     packages: ClassVar[tuple[str, ...]] = ()  # their versions change its tokens, as those of torch and transformers do
 
     def device(self, compute: ComputeSettings) -> str:

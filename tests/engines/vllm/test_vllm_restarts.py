@@ -61,7 +61,7 @@ class Core:
         if self.is_dead.is_set():
             raise Death
 
-    def add_request(self, name: str, prompt: dict[str, Any], params: None) -> None:
+    def add_request(self, name: str, prompt: dict[str, Any], params: None, *, lora_request: None) -> None:
         self.live(f"add {len(self.asked)}")
         self.asked[name] = list(prompt["prompt_token_ids"])
 
