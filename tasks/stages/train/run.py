@@ -15,18 +15,19 @@ from tasks.core.records import Problem
 from tasks.environments.catalog import load_environment
 from tasks.learning.grpo.curriculum import ProblemSampler
 from tasks.learning.grpo.trainer import GRPOTrainer
-from tasks.learning.shared.agreement import check_engine
+from tasks.learning.shared.agreement import check_engine, trainer_logp
 from tasks.learning.shared.checkpoints import Checkpoints, seed_generators
-from tasks.learning.shared.lora import Adapter, frozen_copy
-from tasks.learning.shared.reference import unique_tensors
+from tasks.learning.shared.lora import POLICY, SERVED, Adapter, adapter_tensors, frozen_copy
+from tasks.learning.shared.reference import copy_tensors, unique_tensors, with_tied
+from tasks.models.differences import Tolerance
 from tasks.models.folders import load_model
 from tasks.models.policy_weights import PolicyWeights
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EngineEpisodes
 from tasks.rollouts.load import load_checked_chat, load_engine
-from tasks.rollouts.probe import CheckedRefresh, probe_sequences
+from tasks.rollouts.probe import CheckedRefresh, LogProbs, probe_sequences
 from tasks.stages.train.alarms import Alarm
-from tasks.stages.train.collect_ahead import Batch, Pipeline, Weights, measure_staleness, refuse_stale
+from tasks.stages.train.collect_ahead import Batch, Copy, Pipeline, measure_staleness, refuse_stale
 from tasks.stages.train.groups import group_collector
 from tasks.stages.train.sentinel import Sentinel
 from tasks.stages.train.snapshots import Snapshots, policy_weights
@@ -40,8 +41,9 @@ Metrics = dict[str, Any]
 class TrainingRun:
     """A run in the folder `resume`; it continues from the newest whole checkpoint there.
 
-    The engine generates with the model `served`: the trainer's own, or a copy where an adapter is merged into it or
-    where the pipeline's thread writes it (`train.max_staleness` above 0).
+    An engine in the same memory generates with the model `served`: the trainer's own, adapter included, or a copy of
+    what is trained where the pipeline's thread writes it (`train.max_staleness` above 0). One with its own memory gets
+    the trainer's tensors, and no copy of the model is kept for it.
     """
 
     def __init__(self, settings: TrainSections, *, start: Path, problems: Sequence[Problem], resume: Path):
@@ -66,8 +68,11 @@ class TrainingRun:
         self.chat = load_checked_chat(self.start, self.environment, self.problems, settings.sampling)
         model = load_model(self.start, compute=settings.compute, dtype=settings.compute.frozen if params.lora else None)
         seed_generators(settings.seed)
-        self.served = frozen_copy(model) if params.lora is not None or params.max_staleness else model
-        self.adapter = None if params.lora is None else Adapter(model, params.lora)
+        self.adapter = None if params.lora is None else Adapter(model, params.lora, weights=settings.compute.weights)
+        has_own_memory = settings.engine.own.has_own_memory
+        self.served = frozen_copy(model) if params.max_staleness and not has_own_memory else model
+        if self.adapter is not None and params.max_staleness and has_own_memory:
+            self.adapter.add_copy(SERVED)
         self.engine = load_engine(
             self.start,
             self.chat,
@@ -106,7 +111,14 @@ class TrainingRun:
             return None
         max_tokens = self.settings.sampling.max_tokens_per_episode
         probe = probe_sequences(self.chat, self.environment, self.problems, max_tokens=max_tokens)
-        return CheckedRefresh(self.engine, probe, tolerance=self.settings.engine.probe_tolerance)
+        return CheckedRefresh(self.engine, probe, tolerance=self._tolerance())
+
+    def _tolerance(self) -> Tolerance:
+        """Of the engine's log-probs, by its dtype and those that the trainer computes in."""
+        settings = self.settings
+        used = [settings.compute.weights, settings.compute.frozen] if self.params.lora else [settings.compute.weights]
+        autocast = [] if self.params.autocast == "none" else [self.params.autocast]
+        return settings.engine.tolerance(settings.engine.own.weights_dtype(settings.compute), *used, *autocast)
 
     def _build_pipeline(self) -> Pipeline:
         return Pipeline(
@@ -167,9 +179,9 @@ class TrainingRun:
         return place
 
     def _train_on_policy(self) -> Metrics:
-        if self.adapter is not None:
-            self.adapter.merge_into(self.served)
-        self._refresh(self.iteration)
+        model, adapter = self.trainer.model, self.adapter
+        weights = PolicyWeights.of(model) if adapter is None else adapter.weights(POLICY)
+        self._refresh(weights, self.iteration, self._probe_logp())
         row = self.trainer.iterate(self.collect, before_update=self._before_update)
         return {**row, **self._new_counts(), "success_by_category": dict(self.sampler.success)}
 
@@ -194,7 +206,7 @@ class TrainingRun:
                 self.params,
                 policy_version=self.iteration - 1,
                 temperature=self.settings.sampling.temperature,
-                tolerance=self.settings.engine.probe_tolerance,
+                tolerance=self._tolerance(),
             )
 
     def _collect_batch(self, iteration: int) -> Batch:
@@ -202,25 +214,46 @@ class TrainingRun:
         groups, _ = self.trainer.collect_with_signal(iteration, self.collect)
         return Batch(iteration, groups, self._new_counts(), self.sampler.state())
 
-    def _serve(self, weights: Weights, version: int) -> None:
-        served = self.served.state_dict()
-        for name, tensor in weights.items():
-            served[name].copy_(tensor)
-        self._refresh(version)
+    def _serve(self, given: Copy, version: int) -> None:
+        """In the collector's thread, while the trainer changes its own weights."""
+        if self.engine.has_own_memory:
+            weights = self._weights_of(given)
+        else:
+            served = unique_tensors(self.served) if self.adapter is None else adapter_tensors(self.served, POLICY)
+            copy_tensors(given.tensors, served)
+            weights = PolicyWeights.of(self.served)
+        self._refresh(weights, version, given.probe_logp)
 
-    def _refresh(self, version: int) -> None:
-        (self.checked_refresh or self.engine.refresh)(PolicyWeights.of(self.served), version)
+    def _weights_of(self, given: Copy) -> PolicyWeights:
+        if self.adapter is None:
+            return PolicyWeights(self.trainer.model, lambda: with_tied(self.trainer.model, given.tensors))
+        self.adapter.write(given.tensors, SERVED)
+        return self.adapter.weights(SERVED)
+
+    def _refresh(self, weights: PolicyWeights, version: int, probe_logp: LogProbs) -> None:
+        if self.checked_refresh is None:
+            self.engine.refresh(weights, version)
+        else:
+            self.checked_refresh(weights, version, probe_logp)
+
+    def _probe_logp(self) -> LogProbs:
+        """What the trainer's own forward says of the probe, where the engine is probed."""
+        if self.checked_refresh is None:
+            return []
+        return trainer_logp(self.trainer.model, self.checked_refresh.sequences, self.params)
 
     @torch.no_grad()
-    def _copy_weights(self) -> Weights:
-        """A copy of the policy in host memory: the whole model, or the weights that an adapter changes."""
-        tensors = unique_tensors(self.trainer.model).items() if self.adapter is None else self.adapter.merged()
-        return {name: tensor.to("cpu", copy=True) for name, tensor in tensors}
+    def _copy_weights(self) -> Copy:
+        """In host memory: what is trained, the whole model or its adapter."""
+        model, adapter = self.trainer.model, self.adapter
+        tensors = unique_tensors(model) if adapter is None else adapter.tensors(POLICY)
+        return Copy({name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}, self._probe_logp())
 
     def _new_counts(self) -> dict[str, float]:
         before = self.last_counts
         self.last_counts = self.collector.counts() | (self.checked_refresh.counts() if self.checked_refresh else {})
-        return add_hit_rate({name: count - before.get(name, 0) for name, count in self.last_counts.items()})
+        counts = add_hit_rate({name: count - before.get(name, 0) for name, count in self.last_counts.items()})
+        return counts | (self.checked_refresh.metrics() if self.checked_refresh else {})
 
     def _curriculum(self, ahead: Sequence[Batch]) -> dict[str, Any]:
         """The sampler's state after the batches of this iteration and those `ahead` of it."""
