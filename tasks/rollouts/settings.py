@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import platform
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -13,6 +12,7 @@ from tasks.core.settings import Settings, read_own_settings
 from tasks.environments.settings import EnvironmentSettings
 from tasks.models.differences import Tolerance, tolerance_of
 from tasks.models.settings import ComputeSettings
+from tasks.models.torch_setup import device_name
 
 ROOM, FOLDER = "tasks.engines", Path(__file__).parents[1] / "engines"
 
@@ -26,9 +26,9 @@ class OwnEngineSettings(Settings):
     def weights_dtype(self, compute: ComputeSettings) -> str:
         return compute.weights
 
-    def device(self) -> str:
+    def device(self, compute: ComputeSettings) -> str:
         """The hardware that affects the tokens: the kind of GPU, or the processor's architecture."""
-        return f"cpu, {platform.machine()}"
+        return device_name(compute)
 
 
 class EngineSettings(Settings):
