@@ -7,10 +7,9 @@ have their own bound (infra/decisions/0038 has the measurement).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-
-import numpy as np
 
 # Nats, of the mean over tokens; about five times what a trained model showed in bfloat16.
 MEAN_TOLERANCE = {"float32": 1e-4, "float16": 0.0125, "bfloat16": 0.1}
@@ -52,11 +51,12 @@ class Differences:
 
     @classmethod
     def of(cls, gaps: Iterable[float]) -> Differences:
-        values = np.nan_to_num(np.abs(np.fromiter(gaps, float)), nan=np.inf)
-        if not len(values):
+        values = sorted(abs(gap) if gap == gap else math.inf for gap in gaps)
+        last = len(values) - 1
+        if last < 0:
             return cls(0.0, 0.0, 0.0, 0.0, 0)
-        median, p99 = np.quantile(values, [0.5, 0.99], method="higher")
-        return cls(float(values.mean()), float(median), float(p99), float(values.max()), len(values))
+        median, p99 = (values[math.ceil(share * last)] for share in (0.5, 0.99))
+        return cls(math.fsum(values) / len(values), median, p99, values[-1], len(values))
 
     def is_within(self, tolerance: Tolerance) -> bool:
         return self.mean <= tolerance.mean and self.p99 <= tolerance.p99 and self.max <= tolerance.max

@@ -8,29 +8,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from tasks.core.files import number_of, write_json, write_jsonl
 from tasks.core.records import Problem
 from tasks.environments.catalog import load_environment
 from tasks.learning.grpo.curriculum import ProblemSampler
 from tasks.learning.grpo.trainer import GRPOTrainer
-from tasks.learning.shared.agreement import check_engine, trainer_logp
 from tasks.learning.shared.checkpoints import Checkpoints, seed_generators
-from tasks.learning.shared.lora import POLICY, SERVED, Adapter, adapter_tensors, frozen_copy
-from tasks.learning.shared.reference import copy_tensors, unique_tensors, with_tied
-from tasks.models.differences import Tolerance
+from tasks.learning.shared.lora import Adapter
 from tasks.models.folders import load_model
-from tasks.models.policy_weights import PolicyWeights
-from tasks.models.torch_setup import free_unused
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EngineEpisodes
 from tasks.rollouts.load import load_checked_chat, load_engine
-from tasks.rollouts.probe import CheckedRefresh, LogProbs, probe_sequences
+from tasks.rollouts.probe import probe_sequences
 from tasks.stages.train.alarms import Alarm
-from tasks.stages.train.collect_ahead import Batch, Copy, Pipeline, measure_staleness, refuse_stale
+from tasks.stages.train.collect_ahead import Batch, Pipeline, measure_staleness, refuse_stale
 from tasks.stages.train.groups import group_collector
 from tasks.stages.train.sentinel import Sentinel
+from tasks.stages.train.serving import Serving
 from tasks.stages.train.snapshots import Snapshots, policy_weights
 
 if TYPE_CHECKING:
@@ -42,17 +36,11 @@ Metrics = dict[str, Any]
 
 
 class TrainingRun:
-    """A run in the folder `resume`; it continues from the newest whole checkpoint there.
-
-    An engine in the same memory generates with the model `served`: the trainer's own, adapter included, or a copy of
-    what is trained where the pipeline's thread writes it (`train.max_staleness` above 0). One with its own memory gets
-    the trainer's tensors, and no copy of the model is kept for it.
-    """
+    """A run in the folder `resume`; it continues from the newest whole checkpoint there."""
 
     def __init__(self, settings: TrainSections, *, start: Path, problems: Sequence[Problem], resume: Path):
         self.settings, self.params, self.start, self.problems = settings, settings.train, start, problems
         self.sentinel = Sentinel(settings.sentinel)
-        self.is_engine_compared = False
         self.num_rollbacks = 0
         self.last_counts: dict[str, float] = {}
         self.metrics: list[Metrics] = []
@@ -61,7 +49,7 @@ class TrainingRun:
             self._build(resources)
             self.refused = self._restore()
             if self.pipeline is not None:
-                self.pipeline.start(self.iteration, self._copy_weights)
+                self.pipeline.start(self.iteration, self.serving.copy)
             self.resources = resources.pop_all()
 
     def _build(self, resources: ExitStack) -> None:
@@ -77,12 +65,10 @@ class TrainingRun:
         model = load_model(self.start, compute=settings.compute, dtype=settings.compute.frozen if params.lora else None)
         seed_generators(settings.seed)
         self.adapter = None if params.lora is None else Adapter(model, params.lora, weights=settings.compute.weights)
+        self.serving = Serving(settings, model, self.adapter)
         if not settings.engine.own.has_own_memory:
-            self.served = frozen_copy(model) if params.max_staleness else model
-            self._start_engine(resources, self.served)
-        elif self.adapter is not None and params.max_staleness:
-            self.adapter.add_copy(SERVED)
-        self.checked_refresh = self._build_checked_refresh()
+            self._start_engine(resources, self.serving.served)
+        self.serving.connect(self.engine, self._probe() if self.engine.has_own_memory else [])
         self.collector = Collector(
             EngineEpisodes(self.engine, self.chat, settings.sampling),
             self.environment,
@@ -119,24 +105,14 @@ class TrainingRun:
         )
         resources.callback(self.engine.close)
 
-    def _build_checked_refresh(self) -> CheckedRefresh | None:
-        if not self.engine.has_own_memory:
-            return None
+    def _probe(self) -> list[list[int]]:
         max_tokens = self.settings.sampling.max_tokens_per_episode
-        probe = probe_sequences(self.chat, self.environment, self.problems, max_tokens=max_tokens)
-        return CheckedRefresh(self.engine, probe, tolerance=self._tolerance())
-
-    def _tolerance(self) -> Tolerance:
-        """Of the engine's log-probs, by its dtype and those that the trainer computes in."""
-        settings = self.settings
-        used = [settings.compute.weights, settings.compute.frozen] if self.params.lora else [settings.compute.weights]
-        autocast = [] if self.params.autocast == "none" else [self.params.autocast]
-        return settings.engine.tolerance(settings.engine.own.weights_dtype(settings.compute), *used, *autocast)
+        return probe_sequences(self.chat, self.environment, self.problems, max_tokens=max_tokens)
 
     def _build_pipeline(self) -> Pipeline:
         return Pipeline(
             self._collect_batch,
-            serve=self._serve,
+            serve=self.serving.serve,
             abandon=self.collector.abandon,
             max_staleness=self.params.max_staleness,
             num_iterations=self.params.num_iterations,
@@ -192,9 +168,7 @@ class TrainingRun:
         return place
 
     def _train_on_policy(self) -> Metrics:
-        model, adapter = self.trainer.model, self.adapter
-        weights = PolicyWeights.of(model) if adapter is None else adapter.weights(POLICY)
-        self._refresh(weights, self.iteration, self._probe_logp())
+        self.serving.refresh(self.iteration)
         row = self.trainer.iterate(self.collect, before_update=self._before_update)
         return {**row, **self._new_counts(), "success_by_category": dict(self.sampler.success)}
 
@@ -211,64 +185,18 @@ class TrainingRun:
         self._compare_engine()
 
     def _compare_engine(self) -> None:
-        """Before this process's first step, on episodes that the trainer's own weights wrote."""
-        if not self.is_engine_compared:
-            self.is_engine_compared = check_engine(
-                self.trainer.model,
-                self.trainer.last_groups,
-                self.params,
-                policy_version=self.iteration - 1,
-                temperature=self.settings.sampling.temperature,
-                tolerance=self._tolerance(),
-            )
+        self.serving.compare(self.trainer.last_groups, version=self.iteration - 1)
 
     def _collect_batch(self, iteration: int) -> Batch:
         """In the collector's thread, the only one that uses sampler, collector and environment."""
         groups, _ = self.trainer.collect_with_signal(iteration, self.collect)
         return Batch(iteration, groups, self._new_counts(), self.sampler.state())
 
-    def _serve(self, given: Copy, version: int) -> None:
-        """In the collector's thread, while the trainer changes its own weights."""
-        if self.engine.has_own_memory:
-            weights = self._weights_of(given)
-        else:
-            served = unique_tensors(self.served) if self.adapter is None else adapter_tensors(self.served, POLICY)
-            copy_tensors(given.tensors, served)
-            weights = PolicyWeights.of(self.served)
-        self._refresh(weights, version, given.probe_logp)
-
-    def _weights_of(self, given: Copy) -> PolicyWeights:
-        if self.adapter is None:
-            return PolicyWeights(self.trainer.model, lambda: with_tied(self.trainer.model, given.tensors))
-        self.adapter.write(given.tensors, SERVED)
-        return self.adapter.weights(SERVED)
-
-    def _refresh(self, weights: PolicyWeights, version: int, probe_logp: LogProbs) -> None:
-        if self.pipeline is None and self.engine.has_own_memory:
-            free_unused(self.trainer.model.device)
-        if self.checked_refresh is None:
-            self.engine.refresh(weights, version)
-        else:
-            self.checked_refresh(weights, version, probe_logp)
-
-    def _probe_logp(self) -> LogProbs:
-        """What the trainer's own forward says of the probe, where the engine is probed."""
-        if self.checked_refresh is None:
-            return []
-        return trainer_logp(self.trainer.model, self.checked_refresh.sequences, self.params)
-
-    @torch.no_grad()
-    def _copy_weights(self) -> Copy:
-        """In host memory: what is trained, the whole model or its adapter."""
-        model, adapter = self.trainer.model, self.adapter
-        tensors = unique_tensors(model) if adapter is None else adapter.tensors(POLICY)
-        return Copy({name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}, self._probe_logp())
-
     def _new_counts(self) -> dict[str, float]:
         before = self.last_counts
-        self.last_counts = self.collector.counts() | (self.checked_refresh.counts() if self.checked_refresh else {})
+        self.last_counts = self.collector.counts() | self.serving.counts()
         counts = add_hit_rate({name: count - before.get(name, 0) for name, count in self.last_counts.items()})
-        return counts | (self.checked_refresh.metrics() if self.checked_refresh else {})
+        return counts | self.serving.metrics()
 
     def _curriculum(self, ahead: Sequence[Batch]) -> dict[str, Any]:
         """The sampler's state after the batches of this iteration and those `ahead` of it."""
@@ -279,7 +207,7 @@ class TrainingRun:
     def _finish_iteration(self, *, is_checkpoint_due: bool = False) -> None:
         """Let the pipeline generate with the new weights, and save where that is due."""
         if self.pipeline is not None:
-            self.pipeline.publish(self.iteration, self._copy_weights)
+            self.pipeline.publish(self.iteration, self.serving.copy)
         self._save_if_due(is_checkpoint_due=is_checkpoint_due)
 
     def _save_if_due(self, *, is_checkpoint_due: bool = False) -> None:
