@@ -61,14 +61,18 @@ def load_engine(
     sampling: SamplingSettings,
     compute: ComputeSettings,
     model: PreTrainedModel | None = None,
+    lora_rank: int | None = None,
 ) -> Engine:
     """The configured engine over the model in `folder`; the caller closes it.
 
     `model` is a trainer's: an engine in the same memory generates with it, one with its own memory starts from the
-    folder and gets the model's weights at each refresh.
+    folder and gets the model's weights at each refresh: where `lora_rank` says that they are an adapter of this rank
+    over those in `folder`, the adapter alone.
     """
     module = importlib.import_module(f"tasks.engines.{engine.name}.engine")
-    found: Engine = module.load_engine(folder, chat, engine=engine, sampling=sampling, compute=compute, model=model)
+    found: Engine = module.load_engine(
+        folder, chat, engine=engine, sampling=sampling, compute=compute, model=model, lora_rank=lora_rank
+    )
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import platform
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -12,6 +11,7 @@ from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
 from tasks.core.settings import Settings, read_own_settings
 from tasks.environments.settings import EnvironmentSettings
 from tasks.models.settings import ComputeSettings
+from tasks.models.torch_setup import device_name
 
 ROOM, FOLDER = "tasks.engines", Path(__file__).parents[1] / "engines"
 
@@ -19,11 +19,12 @@ ROOM, FOLDER = "tasks.engines", Path(__file__).parents[1] / "engines"
 class OwnEngineSettings(Settings):
     """Base of one engine's own settings; the defaults are those of an engine in this process."""
 
+    has_own_memory: ClassVar[bool] = False  # else it generates with the trainer's model itself
     packages: ClassVar[tuple[str, ...]] = ()  # their versions change its tokens, as those of torch and transformers do
 
-    def device(self) -> str:
+    def device(self, compute: ComputeSettings) -> str:
         """The hardware that affects the tokens: the kind of GPU, or the processor's architecture."""
-        return f"cpu, {platform.machine()}"
+        return device_name(compute)
 
 
 class EngineSettings(Settings):

@@ -24,7 +24,7 @@ from tests.benchmarks.made_up import random_group
 from tests.benchmarks.packing import GROUP_SIZE, PROMPT, SAMPLED
 from tests.learning.options import grpo
 
-ON_CUDA = ComputeSettings(device="cuda", num_threads=1, weights="float32", frozen="float32", offload="none")
+ON_CUDA = ComputeSettings(device="cuda", num_threads=1, weights="float32", frozen="float32", offload="none", tf32=False)
 VOCABULARY = 151_936
 WARM_UP, COUNTED = 2, 3  # steps; the first compiles
 MATRIX_SIZES = (4096, 8192)

@@ -9,17 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tasks.core import json_text
-from tasks.core.json_text import json_line
 from tasks.core.records import ToolCall
 from tasks.core.tool_calls import as_call
 
 EVERY_KIND = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 AS_PYTHON = {"True": True, "False": False, "None": None}  # some templates write these three as Python does
 MAX_ALTERNATIVES = 100  # schemas within one parameter's
-
-
-def bare_text(value: Any) -> str:
-    return value if isinstance(value, str) else json_line(value)
 
 
 def type_arguments(calls: Sequence[ToolCall | None], tools: Sequence[dict[str, Any]]) -> list[ToolCall | None]:

@@ -69,17 +69,3 @@ def decode_json(text: str, position: int = 0) -> tuple[Any, int] | None:
         return json.JSONDecoder().raw_decode(text, position)
     except (ValueError, RecursionError):
         return None
-
-
-def escape_tags(body: str, *tags: str) -> str:
-    """JSON in which each of the format's own tags begins with a code: a tag in JSON is within a string."""
-    for tag in tags:
-        body = body.replace(tag, f"\\u{ord(tag[0]):04x}{tag[1:]}")
-    return body
-
-
-def break_tags(text: str, *tags: str) -> str:
-    """Bare text with a space in each of the format's own tags: it has no escapes, and data must not end a call."""
-    for tag in tags:
-        text = text.replace(tag, f"{tag[0]} {tag[1:]}")
-    return text

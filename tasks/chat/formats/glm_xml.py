@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from tasks.chat.formats.bare_values import bare_text
-from tasks.chat.formats.base import CallFormat, Calls, break_tags
+from tasks.chat.formats.base import CallFormat, Calls
+from tasks.chat.formats.tags import bare_text
 from tasks.core.records import ToolCall
 from tasks.core.tool_calls import CLOSE, OPEN, between_tags
 
@@ -52,7 +52,7 @@ def _write(calls: Sequence[ToolCall], *, gap: str) -> str:
 
 def _write_call(call: ToolCall, gap: str) -> str:
     pairs = "".join(
-        f"{KEY}{name}{END_KEY}{gap}{VALUE}{break_tags(bare_text(value), OPEN, CLOSE, END_VALUE)}{END_VALUE}{gap}"
+        f"{KEY}{name}{END_KEY}{gap}{VALUE}{bare_text(value, OPEN, CLOSE, END_VALUE)}{END_VALUE}{gap}"
         for name, value in call.arguments.items()
     )
     return f"{OPEN}{call.name}{gap}{pairs}{CLOSE}"

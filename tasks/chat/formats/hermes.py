@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tasks.chat.formats.base import CallFormat, escape_tags
+from tasks.chat.formats.base import CallFormat
+from tasks.chat.formats.tags import escape_tags
 from tasks.core.records import ToolCall
 from tasks.core.tool_calls import CLOSE, OPEN, call_text, parse_calls
 

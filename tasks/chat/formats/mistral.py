@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tasks.chat.formats.base import CallFormat, Calls, decode_json, escape_tags
+from tasks.chat.formats.base import CallFormat, Calls, decode_json
+from tasks.chat.formats.tags import escape_tags
 from tasks.core.json_text import json_line
 from tasks.core.records import ToolCall
 from tasks.core.tool_calls import as_call

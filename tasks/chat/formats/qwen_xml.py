@@ -14,8 +14,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tasks.chat.formats.bare_values import bare_text
-from tasks.chat.formats.base import CallFormat, Calls, break_tags
+from tasks.chat.formats.base import CallFormat, Calls
+from tasks.chat.formats.tags import bare_text
 from tasks.core.records import ToolCall
 from tasks.core.tool_calls import CLOSE, OPEN, between_tags
 
@@ -56,7 +56,7 @@ def _write(calls: Sequence[ToolCall]) -> str:
 
 def _write_call(call: ToolCall) -> str:
     parameters = "".join(
-        f"<parameter={name}>\n{break_tags(bare_text(value), OPEN, CLOSE, END_PARAMETER)}\n{END_PARAMETER}\n"
+        f"<parameter={name}>\n{bare_text(value, OPEN, CLOSE, END_PARAMETER)}\n{END_PARAMETER}\n"
         for name, value in call.arguments.items()
     )
     return f"{OPEN}\n{FUNCTION}{call.name}>\n{parameters}{END_FUNCTION}\n{CLOSE}"

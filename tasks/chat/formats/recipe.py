@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tasks.chat.formats.base import CallFormat, Calls, escape_tags
+from tasks.chat.formats.base import CallFormat, Calls
+from tasks.chat.formats.tags import escape_tags
 from tasks.core import json_text
 from tasks.core.json_text import json_line
 from tasks.core.records import ToolCall

@@ -27,12 +27,12 @@ from tasks.environments.settings import EnvironmentSettings
 from tasks.learning.shared.settings import GRPOSettings
 from tasks.models.embedded import build_tokenizer, is_embedded
 from tasks.models.folders import (
-    check_model_path,
     load_fast_tokenizer,
     load_tokenizer,
     model_config,
     resolve_model,
 )
+from tasks.models.missing import check_model_path
 from tasks.models.settings import ComputeSettings, ModelSettings
 from tasks.models.template import state_template
 from tasks.planning.shapes import config_shape, count_parameters

@@ -21,6 +21,7 @@ from tasks.learning.shared.lora import Adapter, frozen_copy
 from tasks.learning.shared.reference import unique_tensors
 from tasks.models.folders import load_model
 from tasks.models.policy_weights import PolicyWeights
+from tasks.models.torch_setup import free_unused
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EngineEpisodes
 from tasks.rollouts.load import load_checked_chat, load_engine
@@ -32,6 +33,8 @@ from tasks.stages.train.sentinel import Sentinel
 from tasks.stages.train.snapshots import Snapshots, policy_weights
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from tasks.stages.train.settings import TrainSections
 
 Metrics = dict[str, Any]
@@ -60,23 +63,21 @@ class TrainingRun:
             self.resources = resources.pop_all()
 
     def _build(self, resources: ExitStack) -> None:
-        """The order matters: the generators are seeded between the model and the adapter, which draws from them."""
+        """The order matters: the generators are seeded between the model and the adapter, which draws from them. An
+        engine with its own memory starts and sleeps before the trainer's model takes any of the device's.
+        """
         settings, params = self.settings, self.params
         self.environment = resources.enter_context(closing(load_environment(settings.environment)))
         self.chat = load_checked_chat(self.start, self.environment, self.problems, settings.sampling)
+        if settings.engine.own.has_own_memory:
+            self._start_engine(resources)
+            self.engine.sleep()
         model = load_model(self.start, compute=settings.compute, dtype=settings.compute.frozen if params.lora else None)
         seed_generators(settings.seed)
         self.served = frozen_copy(model) if params.lora is not None or params.max_staleness else model
         self.adapter = None if params.lora is None else Adapter(model, params.lora)
-        self.engine = load_engine(
-            self.start,
-            self.chat,
-            engine=settings.engine,
-            sampling=settings.sampling,
-            compute=settings.compute,
-            model=self.served,
-        )
-        resources.callback(self.engine.close)
+        if not settings.engine.own.has_own_memory:
+            self._start_engine(resources, self.served)
         self.checked_refresh = self._build_checked_refresh()
         self.collector = Collector(
             EngineEpisodes(self.engine, self.chat, settings.sampling),
@@ -100,6 +101,19 @@ class TrainingRun:
         self.pipeline = self._build_pipeline() if params.max_staleness else None
         if self.pipeline is not None:
             resources.callback(self.pipeline.close)
+
+    def _start_engine(self, resources: ExitStack, model: PreTrainedModel | None = None) -> None:
+        settings, lora = self.settings, self.params.lora
+        self.engine = load_engine(
+            self.start,
+            self.chat,
+            engine=settings.engine,
+            sampling=settings.sampling,
+            compute=settings.compute,
+            model=model,
+            lora_rank=None if lora is None else lora.rank,
+        )
+        resources.callback(self.engine.close)
 
     def _build_checked_refresh(self) -> CheckedRefresh | None:
         if not self.engine.has_own_memory:
@@ -209,6 +223,8 @@ class TrainingRun:
         self._refresh(version)
 
     def _refresh(self, version: int) -> None:
+        if self.pipeline is None and self.engine.has_own_memory:
+            free_unused(self.trainer.model.device)
         (self.checked_refresh or self.engine.refresh)(PolicyWeights.of(self.served), version)
 
     @torch.no_grad()

@@ -42,7 +42,7 @@ def fine_tune(settings: WarmStartSections, paths: Paths, base: Path, output: Pat
     from tasks.core.progress import progress_bar
     from tasks.learning.sft.trainer import SupervisedTrainer
     from tasks.learning.shared.checkpoints import Checkpoints, seed_generators
-    from tasks.models.folders import load_model, save_snapshot
+    from tasks.models.folders import load_model, save_snapshot, stored_dtype
     from tasks.stages.warm_start.rows import demonstration_rows
 
     params, chat = settings.warm_start, load_chat(base)
@@ -65,7 +65,7 @@ def fine_tune(settings: WarmStartSections, paths: Paths, base: Path, output: Pat
             if len(metrics) % params.checkpoint_interval == 0:
                 state = {"trainer": trainer.state(), "metrics": metrics}
                 checkpoints.save(len(metrics), trainer.tensors(), state)
-    save_snapshot(output, trainer.model, chat.tokenizer)
+    save_snapshot(output, trainer.model, chat.tokenizer, dtype=stored_dtype(base))
     return metrics
 
 

@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def weights(folder: Path, tmp_path: Path) -> WeightsFolder:
-    return WeightsFolder(tmp_path / "weights", load_tokenizer(folder))
+    return WeightsFolder(tmp_path / "weights", load_tokenizer(folder), dtype="float32")
 
 
 def test_the_copy_has_an_output_head_of_its_own_and_computes_the_same(folder: Path, weights: WeightsFolder) -> None:
@@ -57,7 +57,7 @@ def test_weights_lie_where_no_other_user_can_look_and_never_in_another_users_fol
 ) -> None:
     """A name such as /dev/shm/turnwise can be foreseen: whoever makes it first could swap what is served from it."""
     (tmp_path / "weights").mkdir(mode=0o777)
-    made = WeightsFolder(tmp_path / "weights", load_tokenizer(folder)).folder
+    made = WeightsFolder(tmp_path / "weights", load_tokenizer(folder), dtype="float32").folder
     assert [place.stat().st_mode & 0o777 for place in (made, made.parent)] == [0o700, 0o700]
 
     theirs, link = tmp_path / "theirs", tmp_path / "link"
@@ -69,7 +69,7 @@ def test_weights_lie_where_no_other_user_can_look_and_never_in_another_users_fol
         monkeypatch.setattr(os, "geteuid", lambda: 4321)
     for place in (theirs, link):
         with pytest.raises(ValueError, match=r"belongs to another user of this machine .* Name a folder of your own"):
-            WeightsFolder(place, load_tokenizer(folder))
+            WeightsFolder(place, load_tokenizer(folder), dtype="float32")
     assert not list(theirs.iterdir())
 
 
@@ -146,7 +146,7 @@ def test_what_a_killed_process_left_is_removed_and_what_a_live_one_has_is_not(fo
     gone, kept = ("4194999-1", "logs-4194999"), ("1-1", "logs-1", "4194999-11-20")
     for name in (*gone, *kept):  # 4,194,999 is above the largest process number Linux gives
         (tmp_path / name).mkdir()
-    weights = WeightsFolder(tmp_path, load_tokenizer(folder))
+    weights = WeightsFolder(tmp_path, load_tokenizer(folder), dtype="float32")
     assert {item.name for item in tmp_path.iterdir()} == {*kept, weights.folder.name}
 
 
@@ -155,7 +155,7 @@ def test_a_torn_copy_is_told_by_its_record(folder: Path, weights: WeightsFolder)
     record = read_record(copy)
     assert (record.policy_version, record.num_tensors) == (5, 25)  # 2 layers of 11, embedding, norm, head
     small = tiny.model_folder(weights.folder / "other", "llama") / "model.safetensors"
-    (copy / "model.safetensors").write_bytes(small.read_bytes())
+    (copy / "model-00001.safetensors").write_bytes(small.read_bytes())
     with pytest.raises(ValueError, match=r"contains 20 tensors in .* says 25"):
         read_record(copy)
 
