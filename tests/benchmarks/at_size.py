@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 PROMPT, REPLY, SAMPLED, TURNS = 2800, 200, 16, 2  # tokens, and turns of an episode
 GROUPS, GROUP_SIZE = 2, 4
-MAX_TOKENS, NUM_WORDS = 4096, 1000
+NUM_WORDS = 1000  # of which prompts and replies are
 LORA = {"rank": 16, "alpha": 32, "target_modules": "all-linear"}
 
 
@@ -42,6 +42,7 @@ class Variant:
     model: str
     dtype: str
     has_lora: bool
+    prompt: int = PROMPT
     device: str = "cpu"
     num_threads: int = 2
 
@@ -57,10 +58,11 @@ def variant_params(variant: Variant) -> dict[str, Any]:
     params["compute"] |= {"weights": variant.dtype, "frozen": variant.dtype}
     params["model"]["path"] = variant.model
     params["engine"] |= {"max_concurrent_episodes": GROUPS * GROUP_SIZE, "probe_tolerance": 1.0}
-    params["sampling"] |= {"max_tokens_per_turn": SAMPLED, "max_tokens_per_episode": MAX_TOKENS}
+    longest = variant.prompt + GROUP_SIZE * (TURNS * SAMPLED + REPLY)  # a group is one packed row
+    params["sampling"] |= {"max_tokens_per_turn": SAMPLED, "max_tokens_per_episode": longest}
     params["train"] |= {
         "lora": LORA if variant.has_lora else None, "problems_per_iteration": GROUPS, "group_size": GROUP_SIZE,
-        "updates_per_batch": 2, "micro_batch_tokens": MAX_TOKENS, "checkpoint_interval": 1, "snapshot_interval": 1,
+        "updates_per_batch": 1, "micro_batch_tokens": longest, "checkpoint_interval": 1, "snapshot_interval": 1,
     }  # fmt: skip
     return params
 
@@ -129,10 +131,11 @@ def iterate(folder: Path, variant: Variant) -> dict[str, Any]:
     """Rollout, update, checkpoint and snapshot, each with its peak; the run is closed."""
     peaks = Peaks()
     run = start_run(folder, variant)
+    take_empty_step(run)
     peaks.mark("load")
 
     def collect(iteration: int, round_number: int, num_problems: int) -> list[Group]:
-        groups = play(run.engine, num_problems)
+        groups = play(run.engine, num_problems, prompt=variant.prompt)
         run.engine.sleep()
         peaks.mark("rollout")
         return groups
@@ -161,6 +164,16 @@ def resume(folder: Path, variant: Variant) -> dict[str, Any]:
     return {**asdict(peaks), "iteration": run.iteration, "sum": policy_sum(run)}
 
 
+def take_empty_step(run: TrainingRun) -> None:
+    """Gradients of zero: afterwards the optimizer has its averages, as in every iteration but the first."""
+    import torch
+
+    optimizer = run.trainer.optimizer
+    for master in optimizer.masters:
+        master.grad = torch.zeros_like(master)
+    optimizer.step(position=0)
+
+
 def policy_sum(run: TrainingRun) -> float:
     """Of all trained weights, in float64: equal where the policy is."""
     return float(sum(tensor.double().sum().item() for tensor in run.trainer.tensors()["policy"].values()))
@@ -181,7 +194,7 @@ class Episode:
         self.sampler_logp += [0.0] * len(ids) if logp is None else logp
 
 
-def play(engine: Engine, num_groups: int) -> list[Group]:
+def play(engine: Engine, num_groups: int, *, prompt: int) -> list[Group]:
     """Groups of one prompt each, all at once: `TURNS` turns of random tokens, and a reply before all but the first."""
     from tasks.rollouts.engine import TurnRequest
 
@@ -189,7 +202,7 @@ def play(engine: Engine, num_groups: int) -> list[Group]:
     for turn in range(TURNS):
         for handle, episode in enumerate(episodes):
             seed = handle // GROUP_SIZE if turn == 0 else 1000 * turn + handle
-            reply = random_ids(REPLY if turn else PROMPT, NUM_WORDS, seed=seed)
+            reply = random_ids(REPLY if turn else prompt, NUM_WORDS, seed=seed)
             episode.add(reply)
             engine.submit(TurnRequest(handle, reply, SAMPLED, seed=1000 * turn + handle))
         num_waiting = len(episodes)
@@ -235,7 +248,7 @@ def planned(variant: Variant) -> dict[str, float]:
     settings = load(PlanSections, variant_params(variant))
     machine = this_machine(settings.compute) if variant.device == "cpu" else GPUS["h100-80gb"]
     memory = plan_memory(Setup(known_shape(variant.model), settings, machine))
-    return {"rollout": memory.rollout, "update": memory.update, "peak": memory.peak}
+    return {**memory.phases, "peak": memory.peak}
 
 
 def main(arguments: Sequence[str]) -> None:
