@@ -46,6 +46,7 @@ class TrainingRun:
         self.metrics: list[Metrics] = []
         self.checkpoints = Checkpoints(resume)
         with ExitStack() as resources:  # closed again if anything below fails
+            resources.callback(self.checkpoints.close)
             self._build(resources)
             self.refused = self._restore()
             if self.pipeline is not None:
