@@ -17,8 +17,9 @@ from tasks.core.text import one_line
 from tasks.learning.shared.batching import MicroBatch, Packing, Row, micro_batches
 from tasks.learning.shared.policy import prepare_for_gradients, token_logp
 from tasks.learning.shared.settings import OptimizerSettings
-from tasks.models.architecture import TOLERANCE, check_positions, example_ids, limited_attention, own_logp
+from tasks.models.architecture import TOLERANCE, example_ids, own_logp
 from tasks.models.attention import UnknownAttention
+from tasks.models.limits import check_trainable
 
 NUM_COMPARED = 4  # episodes of the engine
 SHARED, LENGTHS = 8, (20, 14)  # tokens of the sequences compared: the first branches off the second
@@ -33,13 +34,7 @@ def prepare_model(model: PreTrainedModel, settings: OptimizerSettings, *, max_to
 
 def check_trainer(model: PreTrainedModel, *, packing: Packing, max_tokens: int) -> None:
     name = model.config.model_type
-    check_positions(model.config, max_tokens=max_tokens)
-    reason = limited_attention(model.config, max_tokens=max_tokens) if packing == "tree" else None
-    if reason is not None:
-        raise ValueError(
-            f"packing: tree needs every token to attend to all before it, and this {name} model does not: {reason}; "
-            f"tokens of one trajectory would leak into others or be lost. Set packing: none."
-        )
+    check_trainable(model.config, packing=packing, max_tokens=max_tokens)
     try:
         difference = _difference_from_own_forward(model, packing)
     except (UnknownAttention, torch.OutOfMemoryError):
