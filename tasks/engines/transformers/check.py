@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 
 from tasks.engines.transformers.decode_step import Decoder, is_traceable
 from tasks.engines.transformers.shard import LONG_APPEND, EngineShard
-from tasks.models.architecture import check_own_forward, check_positions, example_ids, limited_attention, own_logp
+from tasks.models.architecture import check_own_forward, example_ids, own_logp
+from tasks.models.limits import check_playable
 from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
 
 PROMPTS, APPENDS = (9, 5), (3, LONG_APPEND + 4)  # tokens of either episode; a long append has a forward of its own
@@ -21,13 +22,7 @@ WRITTEN = 2  # tokens of a turn
 
 def check_architecture(model: PreTrainedModel, *, max_tokens: int) -> None:
     """ValueError for a model whose episodes of up to `max_tokens` the engine would play with another distribution."""
-    name = model.config.model_type
-    check_positions(model.config, max_tokens=max_tokens)
-    if reason := limited_attention(model.config, max_tokens=max_tokens):
-        raise ValueError(
-            f"engine.name: transformers lets every token attend to all before it, and this {name} model does not: "
-            f"{reason}; another policy would be played. Set engine.name: vllm."
-        )
+    check_playable(model.config, max_tokens=max_tokens)
     if is_traceable(model):  # the engine's tests cover these families
         return
     check_own_forward(
