@@ -22,6 +22,7 @@ from tasks.chat.format import ChatFormat
 from tasks.engines.transformers.check import check_architecture
 from tasks.engines.transformers.decode_step import Decoder
 from tasks.engines.transformers.shard import EngineShard
+from tasks.learning.shared.settings import LoRASettings
 from tasks.models.architecture import model_logp
 from tasks.models.folders import load_model
 from tasks.models.policy_weights import PolicyWeights
@@ -153,7 +154,7 @@ def load_engine(
     sampling: SamplingSettings,
     compute: ComputeSettings,
     model: PreTrainedModel | None,
-    lora_rank: int | None,
+    lora: LoRASettings | None,
 ) -> TransformersEngine:
     return TransformersEngine(
         model if model is not None else load_model(folder, compute=compute),
