@@ -18,7 +18,7 @@ from tasks.models.folders import load_model, model_config
 from tasks.models.policy_weights import PolicyWeights
 from tasks.models.settings import ComputeSettings
 from tasks.rollouts.engine import Engine, FixedWeights
-from tasks.rollouts.probe import greatest_difference, probe_sequences
+from tasks.rollouts.probe import compare_logp, probe_sequences
 from tasks.rollouts.settings import EngineSettings, PlaySettings, SamplingSettings
 from tasks.tools.base import Environment
 
@@ -104,12 +104,13 @@ class Engines:
 
     def _check(self, folder: Path, model: PreTrainedModel, probe: list[list[int]], *, remedy: str) -> None:
         assert self._live is not None
-        computed, tolerance = self._live.token_logp(probe), self.settings.probe_tolerance
-        found = greatest_difference(computed, model_logp(model, probe))
-        if found.nats > tolerance:
+        computed = self._live.token_logp(probe)
+        tolerance = self.settings.tolerance(self.settings.own.weights_dtype(self.compute), self.compute.weights)
+        found = compare_logp(computed, model_logp(model, probe))
+        if not found.differences.is_within(tolerance):
             raise ValueError(
-                f"{folder}: the engine computes with other weights than these: {found.shown()} with "
-                f"engine.probe_tolerance at {tolerance:g}, so another model would be measured. {remedy}."
+                f"{folder}: the engine computes with other weights than these. Their log-probs differ (nats): {found}; "
+                f"engine.probe_tolerance allows {tolerance}. Another model would be measured. {remedy}."
             )
         self._probed = probe, computed
 
@@ -118,8 +119,9 @@ class Engines:
         if self._live is None or self._probed is None:
             return
         probe, before = self._probed
-        found = greatest_difference(self._live.token_logp(probe), before)
-        if found.nats > self.settings.probe_tolerance:
+        found = compare_logp(self._live.token_logp(probe), before)
+        dtype = self.settings.own.weights_dtype(self.compute)
+        if not found.differences.is_within(self.settings.tolerance(dtype)):
             raise ValueError(
                 f"{folder}: the engine's weights changed while it was measured (a log-prob of the probe was "
                 f"{found.trainer_logp:.5f} before and is {found.engine_logp:.5f} now), so its episodes mix two "

@@ -6,6 +6,7 @@ base, so that the graph keeps one shape) and metrics, one line per optimizer ste
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def fine_tune(settings: WarmStartSections, paths: Paths, base: Path, output: Pat
         trainer.load(found.tensors, found.state["trainer"])
         metrics = found.state["metrics"]
         warn(f"continuing after step {len(metrics)}, from {checkpoints.folder}")
-    with progress_bar("warm start", total=params.num_steps, done=len(metrics)) as bar:
+    with closing(checkpoints), progress_bar("warm start", total=params.num_steps, done=len(metrics)) as bar:
         while len(metrics) < params.num_steps:
             metrics.append(trainer.step())
             bar.advance(f"loss {metrics[-1]['loss']:.3f}")
