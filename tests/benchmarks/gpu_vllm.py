@@ -161,13 +161,13 @@ def _whole_weights(model: PreTrainedModel) -> Change:
 
 
 def _adapters(model: PreTrainedModel, lora: LoRASettings) -> Change:
-    adapter = Adapter(model, lora)
+    adapter = Adapter(model, lora, weights="float32")
 
     @torch.no_grad()
     def change() -> PolicyWeights:
         for tensor in adapter.tensors(POLICY).values():
             tensor.add_(0.02 * torch.randn_like(tensor))
-        return PolicyWeights(model, lambda: iter(()), save_adapter=adapter.save)
+        return adapter.weights(POLICY)
 
     return change
 
