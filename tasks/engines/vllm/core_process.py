@@ -1,8 +1,7 @@
 """vLLM's engine core, the process its model runs in: started, asked, given weights, and always ended.
 
 Each call that waits for the core is watched: a core that dies or falls silent ends the wait with `core_death()`. A core
-survives the kill of its parent; then the guardian ends it (`core/child_processes.py`). The GPU-only parts (IPC, sleep
-and wake) are written from vLLM 0.32's sources and have never run. `in_process.py` restarts it.
+survives the kill of its parent; then the guardian ends it (`core/child_processes.py`). `in_process.py` restarts it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A turn's prompt is the whole conversation as ids, which vLLM's prefix cache mostly has. The model runs in vLLM's engine
 core, another process: on CPU a worker binds its threads to cores and replaces `torch.set_num_threads`. A core that dies
 or falls silent is started again, and its turns are repeated with the same seeds. Weights arrive by folder, or by IPC on
-a shared GPU, which has never run; a probe follows each refresh.
+a shared GPU; a probe follows each refresh.
 """
 
 from __future__ import annotations
