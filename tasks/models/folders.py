@@ -41,6 +41,7 @@ ADAPTER_BASE = "base.json"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # safetensors' names: torch's
 # A key of tokenizer_config.json: the model learnt its tools from demonstrations; prompts do not describe them.
 TOOLS_ARE_LEARNT = "tools_are_learnt"
+THOUGHTS_ARE_LEARNT = "thoughts_are_learnt"  # another: its demonstrations contain the environment's thoughts
 
 
 def write_pointer(folder: Path, target: str, *, template: TemplateSettings = PLAIN_TEMPLATE) -> None:
@@ -105,6 +106,14 @@ def is_adapter(folder: Path) -> bool:
 def model_config(folder: Path) -> dict[str, Any]:
     folder = resolve_model(folder)
     return dict(read_json((_read_target(folder, ADAPTER_BASE) if is_adapter(folder) else folder) / "config.json"))
+
+
+def generation_end_ids(folder: Path) -> list[int]:
+    """The ids that end a text of the model, from its generation_config.json; none where there is no such file."""
+    folder = resolve_model(folder)
+    file = (_read_target(folder, ADAPTER_BASE) if is_adapter(folder) else folder) / "generation_config.json"
+    found = read_json(file).get("eos_token_id") if file.exists() else None
+    return [token for token in (found if isinstance(found, list) else [found]) if isinstance(token, int)]
 
 
 def load_config(folder: Path) -> PretrainedConfig:
