@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.chat.format import ChatFormat, load_chat
 from tasks.core.records import Problem
-from tasks.learning.shared.settings import LoRASettings
 from tasks.models.architecture import model_logp
 from tasks.models.folders import load_model, model_config
-from tasks.models.policy_weights import PolicyWeights
+from tasks.models.policy_weights import AdapterShape, PolicyWeights
 from tasks.models.settings import ComputeSettings
 from tasks.rollouts.engine import Engine, FixedWeights
 from tasks.rollouts.probe import compare_logp, probe_sequences
@@ -80,7 +79,7 @@ def load_engine(
     sampling: SamplingSettings,
     compute: ComputeSettings,
     model: PreTrainedModel | None = None,
-    lora: LoRASettings | None = None,
+    lora: AdapterShape | None = None,
 ) -> Engine:
     """The configured engine over the model in `folder`; the caller closes it.
 

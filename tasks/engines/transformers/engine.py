@@ -22,10 +22,9 @@ from tasks.chat.format import ChatFormat
 from tasks.engines.transformers.check import check_architecture
 from tasks.engines.transformers.decode_step import Decoder
 from tasks.engines.transformers.shard import EngineShard
-from tasks.learning.shared.settings import LoRASettings
 from tasks.models.architecture import model_logp
 from tasks.models.folders import load_model
-from tasks.models.policy_weights import PolicyWeights
+from tasks.models.policy_weights import AdapterShape, PolicyWeights
 from tasks.models.settings import ComputeSettings
 from tasks.models.torch_setup import use_threads
 from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest, never
@@ -154,7 +153,7 @@ def load_engine(
     sampling: SamplingSettings,
     compute: ComputeSettings,
     model: PreTrainedModel | None,
-    lora: LoRASettings | None,
+    lora: AdapterShape | None,
 ) -> TransformersEngine:
     return TransformersEngine(
         model if model is not None else load_model(folder, compute=compute),

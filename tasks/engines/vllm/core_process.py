@@ -21,8 +21,7 @@ from tasks.core.text import one_line
 from tasks.engines.vllm import shared as vllm_shared
 from tasks.engines.vllm.ipc import check_transfer, send_by_ipc, transfer_arguments
 from tasks.engines.vllm.settings import VLLMSettings, settings_of
-from tasks.learning.shared.settings import LoRASettings
-from tasks.models.policy_weights import PolicyWeights
+from tasks.models.policy_weights import AdapterShape, PolicyWeights
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 
 if TYPE_CHECKING:
@@ -145,7 +144,7 @@ class VLLMCore:
 
 
 def start_core(
-    folder: Path, settings: EngineSettings, sampling: SamplingSettings, *, lora: LoRASettings | None
+    folder: Path, settings: EngineSettings, sampling: SamplingSettings, *, lora: AdapterShape | None
 ) -> VLLMCore:
     options = settings_of(settings)
     os.environ |= ENVIRONMENT | {"VLLM_ENGINE_READY_TIMEOUT_S": str(int(options.start_timeout_seconds))}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tasks.chat.format import ChatFormat
 from tasks.engines.vllm.settings import settings_of
-from tasks.learning.shared.settings import LoRASettings
+from tasks.models.policy_weights import AdapterShape
 from tasks.models.settings import ComputeSettings
 from tasks.rollouts.engine import Engine
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
@@ -24,7 +24,7 @@ def load_engine(
     sampling: SamplingSettings,
     compute: ComputeSettings,
     model: PreTrainedModel | None,
-    lora: LoRASettings | None,
+    lora: AdapterShape | None,
 ) -> Engine:
     if settings_of(engine).mode == "server":
         from tasks.engines.vllm.server_engine import ServerEngine

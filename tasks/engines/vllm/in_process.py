@@ -17,8 +17,7 @@ from tasks.engines.vllm import shared as vllm_shared
 from tasks.engines.vllm.core_process import NotStarted, VLLMCore, core_death, start_core
 from tasks.engines.vllm.settings import WRONG_DTYPE, settings_of
 from tasks.engines.vllm.weights_folder import WeightsFolder
-from tasks.learning.shared.settings import LoRASettings
-from tasks.models.policy_weights import PolicyWeights
+from tasks.models.policy_weights import AdapterShape, PolicyWeights
 from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest, never
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 
@@ -42,7 +41,7 @@ class VLLMEngine:
         chat: ChatFormat,
         sampling: SamplingSettings,
         settings: EngineSettings,
-        lora: LoRASettings | None = None,
+        lora: AdapterShape | None = None,
     ):
         self.options, self.settings, self.lora = settings_of(settings), settings, lora
         self.chat, self.sampling, self.policy_version = chat, sampling, 0

@@ -28,8 +28,7 @@ from tasks.engines.vllm.settings import WRONG_DTYPE, settings_of
 from tasks.engines.vllm.shared import max_model_len, vocabulary_size
 from tasks.engines.vllm.turns import ask_turn, score_on_all
 from tasks.engines.vllm.weights_folder import WeightsFolder
-from tasks.learning.shared.settings import LoRASettings
-from tasks.models.policy_weights import PolicyWeights
+from tasks.models.policy_weights import AdapterShape, PolicyWeights
 from tasks.rollouts.engine import EpisodeHandle, FixedWeights, TurnReply, TurnRequest, never
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 
@@ -54,7 +53,7 @@ class ServerEngine:
         chat: ChatFormat,
         sampling: SamplingSettings,
         settings: EngineSettings,
-        lora: LoRASettings | None = None,
+        lora: AdapterShape | None = None,
     ):
         options = settings_of(settings)
         self.knows_its_weights = not options.urls

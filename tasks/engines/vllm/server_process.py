@@ -19,7 +19,7 @@ from typing import Any
 from tasks.core.child_processes import ChildProcess
 from tasks.engines.vllm import shared as vllm_shared
 from tasks.engines.vllm.settings import VLLMSettings
-from tasks.learning.shared.settings import LoRASettings
+from tasks.models.policy_weights import AdapterShape
 
 MODEL_NAME = "policy"
 LOOK_AGAIN_SECONDS = 0.25
@@ -43,7 +43,7 @@ class ServerProcess(ChildProcess):
         max_model_len: int,
         max_num_seqs: int,
         log_folder: Path,
-        lora: LoRASettings | None,
+        lora: AdapterShape | None,
     ):
         sockets = vllm_shared.private_folder()
         self.settings, self.socket = settings, sockets / "server"
@@ -96,7 +96,7 @@ def serve_command(
     max_model_len: int,
     max_num_seqs: int,
     on_gpu: bool,
-    lora: LoRASettings | None = None,
+    lora: AdapterShape | None = None,
 ) -> list[str]:
     """Log-probs are of the distribution sampled from; only requests set the sampling."""
     command = [

@@ -12,9 +12,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.learning.shared.settings import LoRASettings
 from tasks.models.files import read_header, weight_files
 from tasks.models.folders import model_config
+from tasks.models.policy_weights import AdapterShape
 from tasks.rollouts.settings import SamplingSettings
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def vocabulary_size(model_folder: Path, tokenizer: PreTrainedTokenizerBase) -> i
     return max(len(tokenizer), config.get("text_config", config).get("vocab_size") or 0)
 
 
-def lora_arguments(lora: LoRASettings | None, folder: Path) -> dict[str, Any]:
+def lora_arguments(lora: AdapterShape | None, folder: Path) -> dict[str, Any]:
     """What vLLM must be started with to take a `lora` adapter over the weights in `folder`: room for one.
 
     The output head is named by no adapter of ours and must not be by default: with a head made for adapters vLLM
@@ -93,7 +93,7 @@ def lora_arguments(lora: LoRASettings | None, folder: Path) -> dict[str, Any]:
             f"train.lora.rank is {lora.rank} and vLLM takes adapters of rank {MAX_LORA_RANKS[-1]} at most, so it could "
             f"not generate with the policy. Lower the rank, or set engine.name: transformers."
         )
-    targets = matrices_of_layers(folder) if lora.target_modules == "all-linear" else lora.target_modules
+    targets = lora.target_modules if isinstance(lora.target_modules, list) else matrices_of_layers(folder)
     return {
         "enable_lora": True,
         "max_lora_rank": fitting[0],
