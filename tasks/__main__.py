@@ -154,6 +154,22 @@ def doctor(accept_drift: AcceptDrift = False, debug: Debug = False) -> Any:
 
 
 @command(app)
+def plan(
+    model: Annotated[str | None, Option(metavar="NAME", help="A folder, or a known name such as Qwen2.5-7B.")] = None,
+    gpu: Annotated[str | None, Option(metavar="NAME", help="Such as h100-80gb, 4090-24gb or cpu.")] = None,
+    profile: Annotated[list[str] | None, Option(metavar="NAME", help="Instead of params.yaml; more than one.")] = None,
+    dollars_per_hour: Annotated[float | None, Option(min=0, help="What the machine costs.")] = None,
+    tokens: Annotated[tuple[int, int, int] | None, Option(help="A mean episode: prompt, sampled, replies.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Everything, for a program.")] = False,
+) -> Any:
+    """Memory, time and dollars of a run, before it starts."""
+    from tasks.commands.plan import plan as verb
+
+    found = verb.make_plan(model, gpu, profile or [], dollars_per_hour, tokens)
+    return verb.as_json(found) if as_json else verb.print_plan(found)
+
+
+@command(app)
 def report(
     compare: Annotated[
         tuple[str, str] | None,
@@ -172,10 +188,7 @@ def report(
 @command(app)
 def ablate(
     iterations: Annotated[
-        int | None,
-        Option(
-            "--iterations", min=1, metavar="N", help="Training iterations of each run. Default: those of params.yaml."
-        ),
+        int | None, Option("--iterations", min=1, metavar="N", help="Of each run. Default: those of params.yaml.")
     ] = None,
     seeds: Annotated[int, Option("--seeds", min=1, metavar="N", help="Training seeds per variant.")] = 1,
     only: Annotated[list[str] | None, Option("--only", metavar="NAME", help="A variant; repeat for more.")] = None,
@@ -217,14 +230,12 @@ def export(
 
 @command(app)
 def profile(
-    name: Annotated[
-        str, Argument(metavar="NAME", help="A file of infra/profiles, without .yaml; see infra/profiles/README.md.")
-    ],
+    names: Annotated[list[str], Argument(metavar="NAME...", help="Of infra/profiles; the later over the earlier.")],
 ) -> list[str]:
     """Rewrite params.yaml from infra/profiles; shows what changes."""
-    from tasks.commands.profile import apply_profile
+    from tasks.commands.profile import apply_profiles
 
-    return apply_profile(name)
+    return apply_profiles(names)
 
 
 @command(cache)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tasks.commands.profile import read_profile
+from tasks.commands.profile import read_profiles
 from tasks.core.settings import parse_params
 
 FOLDER = Path(__file__).resolve().parent.parent / "infra" / "profiles"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
-def profile_text(name: str) -> str:
-    return read_profile(name, FOLDER)
+def profile_text(*names: str) -> str:
+    return read_profiles(names, FOLDER)
 
 
-def profile_params(name: str) -> dict[str, Any]:
-    return parse_params(profile_text(name), FOLDER / f"{name}.yaml")
+def profile_params(*names: str) -> dict[str, Any]:
+    return parse_params(profile_text(*names), FOLDER / f"{names[-1]}.yaml")

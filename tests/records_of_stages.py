@@ -41,5 +41,6 @@ def write_records(paths: Paths, params: Mapping[str, Any]) -> None:
             "platform": "Linux x86_64",
             "cpu": "a processor",
             "num_threads": 2,
+            "device": "cpu, x86_64",
         }
         write_provenance(record, paths)

@@ -1,12 +1,13 @@
 """Profiles: `infra/profiles/demo.yaml` is a whole `params.yaml`, and every other profile contains only what differs.
 
-Applying one merges it over demo.yaml and writes the result to `params.yaml`, which is always complete.
+Applying one merges it over demo.yaml and writes the result to `params.yaml`, which is always complete. Several are
+merged in order: a model and its hardware, then an environment.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -24,22 +25,23 @@ COMMENT_COLUMN = 46
 Edit = tuple[int, int, list[str]]  # the lines from the first number up to the second become these
 
 
-def apply_profile(name: str) -> list[str]:
-    """Write the profile to `params.yaml`, with its comments. ValueError where it is invalid, or while a run is using
-    the file.
+def apply_profiles(names: Sequence[str]) -> list[str]:
+    """Write the profiles to `params.yaml`, the later over the earlier, with their comments. ValueError where the result
+    is invalid, or while a run is using the file.
     """
-    text = read_profile(name)
+    text = read_profiles(names)
     params = parse_params(text, PARAMS_FILE)
-    check_params(params, source=PROFILES / f"{name}.yaml")
+    check_params(params, source=PROFILES / f"{names[-1]}.yaml")
     with only_run(load_paths(params).artifacts):
         changed = _changed(params)
         write_text(PARAMS_FILE, text)
-    return [f"{PARAMS_FILE} is now the profile {name}", *changed]
+    return [f"{PARAMS_FILE} is now the profile {' with '.join(names)}", *changed]
 
 
-def read_profile(name: str, folder: Path = PROFILES) -> str:
+def read_profiles(chosen: Sequence[str], folder: Path = PROFILES) -> str:
+    """The text of a whole `params.yaml`: the profiles merged over demo.yaml in this order."""
     names = sorted(path.stem for path in folder.glob("*.yaml"))
-    for needed in (name, WHOLE):
+    for needed in (*chosen, WHOLE):
         if needed not in names:
             stem = Path(needed).name.removesuffix(".yaml")
             hint = f" Write {stem}." if stem in names else ""
@@ -47,8 +49,10 @@ def read_profile(name: str, folder: Path = PROFILES) -> str:
                 f"{needed!r} is not a profile, so {PARAMS_FILE} stays as it is. Profiles are the files of {PROFILES}: "
                 f"{', '.join(names) or 'there is none; run from the project root'}.{hint}"
             )
-    whole = _read(folder / f"{WHOLE}.yaml")
-    return whole if name == WHOLE else merge(whole, _read(folder / f"{name}.yaml"), source=folder / f"{name}.yaml")
+    text = _read(folder / f"{WHOLE}.yaml")
+    for file in (folder / f"{name}.yaml" for name in chosen if name != WHOLE):
+        text = merge(text, _read(file), source=file)
+    return text
 
 
 def merge(whole: str, overlay: str, *, source: Path) -> str:

@@ -168,12 +168,13 @@ def compare(row: Mapping[str, Any], version: Version) -> Iterator[Compared]:
 def _model(paths: Paths, snapshot: str, params: dict[str, Any]) -> Path | None:
     from tasks.models.folders import merged_snapshot
     from tasks.models.settings import ComputeSettings
+    from tasks.stages.promote.challenger import merged_folder
 
     folder = paths.stage("train") / "snapshots" / snapshot
     if not folder.exists():
         return None
     prepare_process(params)
-    return merged_snapshot(folder, paths.stage("promote") / "merged", compute=ComputeSettings(**params["compute"]))
+    return merged_snapshot(folder, merged_folder(paths), compute=ComputeSettings(**params["compute"]))
 
 
 def _print(compared: list[Compared], row: Mapping[str, Any], project: Path, console: SafeConsole) -> None:

@@ -80,9 +80,14 @@ def repository_and_prefix() -> tuple[str, str]:
 
 def _notes(row: Mapping[str, Any], uri: str, records: Records) -> list[str]:
     commit, dirty, drift = row["code"]["git_commit"], row["code"]["git_dirty"], row["environment"]["environment_drift"]
+    device = (records.get(LAST_STAGE) or {}).get("device") or "cpu"  # of older versions nothing is recorded
+    promise = (
+        "Bitwise the same weights on the same machine with the same packages and number of threads."
+        if device.startswith("cpu")
+        else f"Trained on {device}: there the same seeds and draws give weights that differ by rounding."
+    )
     notes = [
-        f"Bitwise the same weights on the same machine with the same packages and number of threads. "
-        f"`python -m tasks lineage {shlex.quote(uri)} --verify DIR` runs these commands and compares.",
+        f"{promise} `python -m tasks lineage {shlex.quote(uri)} --verify DIR` runs these commands and compares.",
         *_describe_differences(records.get(LAST_STAGE)),
     ]
     if row["params"] is None:

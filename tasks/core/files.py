@@ -33,7 +33,6 @@ SETTLED_NANOSECONDS = 2_000_000_000
 class _Version(NamedTuple):
     size: int
     modified: int
-    inode: int
 
 
 class _Hash(NamedTuple):
@@ -41,7 +40,7 @@ class _Hash(NamedTuple):
     digest: str
 
 
-_hashes: dict[str, _Hash] = {}  # by absolute path
+_hashes: dict[tuple[int, int], _Hash] = {}  # by device and inode: a file keeps its hash when it is renamed or linked
 
 
 @contextmanager
@@ -212,20 +211,20 @@ def is_page_of_code(file: Path) -> bool:
 
 def file_hash(file: Path) -> str:
     """SHA-256 of a file's bytes, cached while it is unchanged: weights of many GB are hashed at each step."""
-    place, version = os.path.abspath(file), _version_of(require(file))
+    place, version = _version_of(require(file))
     known = _hashes.get(place)
     if known is not None and known.version == version:
         return known.digest
     with file.open("rb") as stream:
         found = _Hash(version, hashlib.file_digest(stream, "sha256").hexdigest())  # in chunks
-    if time.time_ns() - version.modified > SETTLED_NANOSECONDS and _version_of(file) == version:
+    if time.time_ns() - version.modified > SETTLED_NANOSECONDS and _version_of(file) == (place, version):
         _hashes[place] = found
     return found.digest
 
 
-def _version_of(file: Path) -> _Version:
+def _version_of(file: Path) -> tuple[tuple[int, int], _Version]:
     found = file.stat()
-    return _Version(found.st_size, found.st_mtime_ns, found.st_ino)
+    return (found.st_dev, found.st_ino), _Version(found.st_size, found.st_mtime_ns)
 
 
 def dvc_md5(file: Path) -> str:

@@ -34,7 +34,9 @@ def provenance_file(stage: str, paths: Paths) -> Path:
     return paths.artifacts / "provenance" / f"{stage}.json"
 
 
-def provenance(stage: str, sections: Mapping[str, Any], paths: Paths, *, num_threads: int) -> dict[str, Any]:
+def provenance(
+    stage: str, sections: Mapping[str, Any], paths: Paths, *, num_threads: int, device: str
+) -> dict[str, Any]:
     """What a stage that starts now runs with. `sections`: the sections of params.yaml that it reads. Without times and
     paths, so equal runs have equal records. A missing dep has the hash ABSENT; the stage itself reports it.
     """
@@ -52,6 +54,7 @@ def provenance(stage: str, sections: Mapping[str, Any], paths: Paths, *, num_thr
         "platform": f"{platform.system()} {platform.machine()}",
         "cpu": cpu_model(),
         "num_threads": num_threads,
+        "device": device,
     }
 
 

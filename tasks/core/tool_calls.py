@@ -45,15 +45,16 @@ def _parse_call(body: str) -> ToolCall | None:
 
 
 def as_call(value: object, *, keys: tuple[str, ...] = ("arguments",)) -> ToolCall | None:
-    """The call in a JSON value, its arguments under the first of `keys` that exists; None if it is not a call, or
-    contains what no file can: NaN, half a surrogate pair, too deep nesting.
+    """The call in a JSON value, its arguments (an object, or JSON of one as text) under the first of `keys` that
+    exists; None if it is not a call, or contains what no file can: NaN, half a surrogate pair, too deep nesting.
     """
-    try:
-        json_text.check_depth(value)
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except ValueError:
-        return None
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         return None
     arguments: object = next((value[key] for key in keys if key in value), {})
+    try:
+        arguments = json_text.parse(arguments) if isinstance(arguments, str) else arguments
+        json_text.check_depth([arguments])
+        json.dumps([value["name"], arguments], ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        return None
     return ToolCall.model_construct(name=value["name"], arguments=arguments) if isinstance(arguments, dict) else None

@@ -9,14 +9,17 @@ the model's own forward.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-TOLERANCE = 1e-3  # nats, float32: a wrong distribution differs by whole nats, another order of sums by 1e-5
+from tasks.core.text import one_line
+from tasks.models.attention import UnknownAttention
+from tasks.models.differences import Differences, tolerance_of
+
 OWN_ATTENTION = "eager"  # transformers' reference, with soft caps and sinks
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
@@ -60,6 +63,28 @@ def check_positions(config: PreTrainedConfig, *, max_tokens: int) -> None:
                 f"tokens, so a log-prob would depend on what shares its forward. Set sampling.max_tokens_per_episode "
                 f"to at most {original}, or train another model."
             )
+
+
+def check_own_forward(
+    model: PreTrainedModel, gaps: Callable[[], Iterable[float]], *, who: str, harm: str, remedy: str
+) -> None:
+    """ValueError where `gaps`, of the log-probs of `who` from those of the model's own forward (nats), cannot be
+    computed or are more than its dtype explains.
+    """
+    name, dtype = model.config.model_type, str(model.dtype).removeprefix("torch.")
+    try:
+        found = Differences.of(gaps())
+    except (UnknownAttention, torch.OutOfMemoryError):
+        raise
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name}: {who} cannot run this architecture ({type(error).__name__}: {one_line(error)}). {remedy}"
+        ) from error
+    if not found.is_within(tolerance_of(dtype)):
+        raise ValueError(
+            f"{name}: the log-probs of {who} differ from those of the model's own forward (nats: {found}; {dtype} "
+            f"allows {tolerance_of(dtype)}), so {harm}. {remedy}"
+        )
 
 
 @torch.no_grad()

@@ -18,6 +18,8 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from tasks.models.scored_attention import FUSED, Kernel, attend_in_blocks, choose_kernel
+
 ATTENTION = "turnwise"
 # No effect here: a window is in transformers' mask (plans are for models without, see architecture.py), and the rest
 # concerns the model around the attention.
@@ -75,12 +77,12 @@ class TreePlan:
             self.calls.append(_Call(torch.from_numpy(query).to(device), torch.from_numpy(key).to(device), mask))
         self.output = torch.from_numpy(output).to(device)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, kernel: Kernel = FUSED) -> Tensor:
         """query [1, K·G, T, D], key and value [1, K, T, D] of the packed row; returns [1, T, K·G, D]."""
         query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         outputs = []
         for call in self.calls:
-            result = torch.nn.functional.scaled_dot_product_attention(
+            result = kernel(
                 query[call.query].transpose(1, 2),
                 key[call.key].transpose(1, 2),
                 value[call.key].transpose(1, 2),
@@ -142,21 +144,21 @@ class StepPlan:
         self.last_bias = None if place_N is None else _hidden_beyond(place_N[:, None], span_T, dtype)[:, None]
         self.append_bias = None if place_AW is None else _hidden_beyond(place_AW, span_T, dtype)[:, None]
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, kernel: Kernel = FUSED) -> Tensor:
         """query [1, K·G, P, D], key and value [N, K, T, D] of the cache's rows; returns [1, P, K·G, D]."""
         query = query[0].transpose(0, 1)
         if self.append_bias is None:
-            return self._last(query, key, value, scaling)[None]
+            return self._last(query, key, value, scaling, kernel)[None]
         num_appends, _, width, _ = self.append_bias.shape
         end = num_appends * width
-        output = self._appends(query[:end].view(num_appends, width, *query.shape[1:]), key, value, scaling)
+        output = self._appends(query[:end].view(num_appends, width, *query.shape[1:]), key, value, scaling, kernel)
         if self.last_bias is not None:
-            output = torch.cat([output, self._last(query[end:], key, value, scaling)])
+            output = torch.cat([output, self._last(query[end:], key, value, scaling, kernel)])
         return output[None]
 
-    def _appends(self, query_AWHD: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def _appends(self, query_AWHD: Tensor, key: Tensor, value: Tensor, scaling: float, kernel: Kernel) -> Tensor:
         assert self.append_A is not None
-        result = torch.nn.functional.scaled_dot_product_attention(
+        result = kernel(
             query_AWHD.transpose(1, 2),
             key.index_select(0, self.append_A),
             value.index_select(0, self.append_A),
@@ -166,7 +168,10 @@ class StepPlan:
         )
         return result.transpose(1, 2).flatten(0, 1)
 
-    def _last(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def _last(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, kernel: Kernel) -> Tensor:
+        if kernel is not FUSED:
+            mask, positions = self.last_bias, query[:, :, None]
+            return kernel(positions, key, value, attn_mask=mask, scale=scaling, enable_gqa=True)[:, :, 0]
         grouped = query.unflatten(1, (key.shape[1], -1))
         scores = torch.matmul(grouped, key.transpose(-1, -2)).mul_(scaling).add_(self.last_bias)
         return torch.matmul(scores.softmax(-1), value).flatten(1, 2)
@@ -175,11 +180,9 @@ class StepPlan:
 class PromptPlan:
     """Causal attention of prompts side by side. Without a mask it can be traced; transformers would make one."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, kernel: Kernel = FUSED) -> Tensor:
         """query [N, K·G, T, D], key and value [N, K, T, D]; returns [N, T, K·G, D]."""
-        output = torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
-        )
+        output = kernel(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
         return output.transpose(1, 2)
 
 
@@ -197,22 +200,27 @@ def grouped_attention(
     attention_mask: Any,
     scaling: float | None = None,
     plan: TreePlan | StepPlan | PromptPlan | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention over grouped heads without repeating keys and values; query [N, K·G, Q, D], key and value [N, K, T, D].
 
     A plan, where given, computes it; packed trees on CUDA have a BlockMask. All else is torch's own kernel, causal
-    where there is no mask ([N, 1, Q, T]). UnknownAttention for a keyword such as a soft cap: ignored, it would be
-    another model.
+    where there is no mask ([N, 1, Q, T]). A soft cap and sinks (`s_aux`) have a kernel of our own. UnknownAttention for
+    any other keyword: ignored, it would be another model.
     """
     _refuse_unknown(module, kwargs)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     if plan is not None:
-        return plan.attend(query, key, value, scaling), None
+        return plan.attend(query, key, value, scaling, choose_kernel(softcap=softcap, sinks_H=s_aux)), None
     if attention_mask is not None and not isinstance(attention_mask, Tensor):
-        output = _flex_attention()(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=True)
+        output = attend_in_blocks(
+            _flex_attention(), query, key, value, block_mask=attention_mask, scale=scaling, softcap=softcap,
+            sinks_H=s_aux,
+        )  # fmt: skip
         return output.transpose(1, 2), None
-    output = torch.nn.functional.scaled_dot_product_attention(
+    output = choose_kernel(softcap=softcap, sinks_H=s_aux)(
         query,
         key,
         value,

@@ -8,64 +8,40 @@ unpickled, and no code of a model's author runs. Every `from_pretrained` of turn
 
 from __future__ import annotations
 
-import re
+import math
 import shutil
-import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tasks.core.files import atomic_folder, content_hash, json_hash, read_json, require, write_json
 from tasks.core.text import one_line
+from tasks.models.adapters import LoRAUpdate, merge_files, merge_into, read_update
 from tasks.models.files import (
-    ADAPTER,
     POINTER,
     TRAINED_ON,
     asks_to_run_code,
     files_hash,
     loading,
+    read_header,
     refuse_other_tensors,
     weight_files,
 )
+from tasks.models.saving import save_model
 from tasks.models.settings import PLAIN_TEMPLATE, ComputeSettings, Dtype, TemplateSettings
 from tasks.models.template import TEMPLATE, copy_stating, pointed_template, state_template, template_of
 from tasks.models.torch_setup import prepare_torch
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 ADAPTER_BASE = "base.json"
-MODELS_FOLDER = "models"  # for downloaded models; git ignores it
-# `Qwen/Qwen2.5-1.5B-Instruct`, or the address of its page.
-HUB_NAME = re.compile(
-    r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)/)?(?P<owner>[\w-][\w.-]*)/(?P<name>[\w-][\w.-]*)/?"
-)
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # safetensors' names: torch's
 # A key of tokenizer_config.json: the model learnt its tools from demonstrations; prompts do not describe them.
 TOOLS_ARE_LEARNT = "tools_are_learnt"
-
-
-def check_model_path(path: str) -> None:
-    """ValueError with the way to get the model where `model.path` does not exist: no stage downloads."""
-    place = Path(path)
-    if place.exists():
-        return
-    if place.expanduser().exists():
-        raise ValueError(
-            f"model.path = {path!r} does not exist: `~` is not expanded there. Set model.path: {place.expanduser()}"
-        )
-    found = HUB_NAME.fullmatch(path)
-    if found is None or found["owner"] == MODELS_FOLDER:
-        raise ValueError(
-            f"model.path = {path!r} does not exist, so the pipeline has nothing to work on. Correct the path: a "
-            f"Hugging Face model folder, or tasks/models/embedded.py. A model of the hub gets there by "
-            f"`.venv/bin/hf download OWNER/NAME --local-dir {path}`."
-        )
-    folder = f"{MODELS_FOLDER}/{found['name']}"
-    raise ValueError(
-        f"model.path = {path!r} does not exist here; it looks like a name on the Hugging Face hub, and no stage "
-        f"downloads a model, so that a run always trains what is on disk. Run `.venv/bin/hf download "
-        f"{found['owner']}/{found['name']} --local-dir {folder}`, then set model.path: {folder}"
-    )
+THOUGHTS_ARE_LEARNT = "thoughts_are_learnt"  # another: its demonstrations contain the environment's thoughts
 
 
 def write_pointer(folder: Path, target: str, *, template: TemplateSettings = PLAIN_TEMPLATE) -> None:
@@ -132,6 +108,14 @@ def model_config(folder: Path) -> dict[str, Any]:
     return dict(read_json((_read_target(folder, ADAPTER_BASE) if is_adapter(folder) else folder) / "config.json"))
 
 
+def generation_end_ids(folder: Path) -> list[int]:
+    """The ids that end a text of the model, from its generation_config.json; none where there is no such file."""
+    folder = resolve_model(folder)
+    file = (_read_target(folder, ADAPTER_BASE) if is_adapter(folder) else folder) / "generation_config.json"
+    found = read_json(file).get("eos_token_id") if file.exists() else None
+    return [token for token in (found if isinstance(found, list) else [found]) if isinstance(token, int)]
+
+
 def load_config(folder: Path) -> PretrainedConfig:
     from transformers import AutoConfig
 
@@ -142,6 +126,8 @@ def load_config(folder: Path) -> PretrainedConfig:
 def load_model(folder: Path, *, compute: ComputeSettings, dtype: Dtype | None = None) -> PreTrainedModel:
     """On `compute.device`, in `dtype` (None: `compute.weights`), its adapter merged in. ValueError where the weights
     are not exactly the architecture's tensors.
+
+    Each tensor goes from its mapped file to its device and dtype by itself: no other copy of the model is made.
     """
     device = prepare_torch(compute)
     import torch
@@ -165,6 +151,7 @@ def load_model(folder: Path, *, compute: ComputeSettings, dtype: Dtype | None = 
                 use_safetensors=True,
                 ignore_mismatched_sizes=True,  # reported below, with names
                 output_loading_info=True,
+                device_map=None if device.type == "cpu" else {"": device},  # a map needs the package accelerate
             )
     except KeyError as error:
         if error.args != (ATTENTION,):
@@ -174,28 +161,45 @@ def load_model(folder: Path, *, compute: ComputeSettings, dtype: Dtype | None = 
             f"turnwise can neither play nor train one. Use a model of another architecture."
         ) from None
     refuse_other_tensors(folder, found)
-    return model.to(device).eval()
+    return model.eval()
 
 
 def _load_merged(folder: Path, *, compute: ComputeSettings, dtype: Dtype | None) -> PreTrainedModel:
-    """PEFT takes adapter_model.safetensors if there is one, which `weights_hash` ensures."""
-    from peft import PeftModel, get_peft_model_state_dict
-    from safetensors import safe_open
+    base, updates = _read_updates(folder)
+    model, stored = load_model(base, compute=compute, dtype=dtype), stored_dtype(base)
+    for update in updates:
+        merge_into(model, update, dtype=stored)
+    return model
 
-    base = load_model(_read_target(folder, ADAPTER_BASE), compute=compute, dtype=dtype)
-    with loading(folder, "its LoRA adapter"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Found missing adapter keys")  # reported below
-        model = PeftModel.from_pretrained(base, str(folder), local_files_only=True)
-        expected = set(get_peft_model_state_dict(model, save_embedding_layers=False))
-        with safe_open(folder / ADAPTER, framework="pt") as tensors:
-            names = set(tensors.keys())
-    found = {"missing_keys": expected - names, "mismatched_keys": [], "unexpected_keys": names - expected}
-    refuse_other_tensors(folder, found)
-    return model.merge_and_unload().eval()
+
+def _read_updates(folder: Path) -> tuple[Path, list[LoRAUpdate]]:
+    """The whole model below an adapter, and what adapters add to it, the innermost first."""
+    updates: list[LoRAUpdate] = []
+    while is_adapter(folder):
+        updates.insert(0, read_update(folder))
+        folder = resolve_model(_read_target(folder, ADAPTER_BASE))
+    return folder, updates
+
+
+def stored_dtype(folder: Path) -> torch.dtype:
+    """The dtype of most bytes in the model's files, of its base's for an adapter; float32 if training knows no such."""
+    import torch
+
+    folder = resolve_model(folder)
+    if is_adapter(folder):
+        return stored_dtype(_read_target(folder, ADAPTER_BASE))
+    sizes: Counter[str] = Counter()
+    for file in weight_files(folder, is_adapter=False):
+        for _, dtype, shape in read_header(file):
+            sizes[dtype] += math.prod(shape)
+    (most, _), *_ = sizes.most_common(1)
+    return cast("torch.dtype", getattr(torch, DTYPES.get(most, "float32")))
 
 
 def merged_snapshot(snapshot: Path, folder: Path, *, compute: ComputeSettings) -> Path:
-    """The whole model of a snapshot: its own folder, a pointer's target, or `folder` with the adapter merged in."""
+    """The whole model of a snapshot: its own folder, a pointer's target, or `folder` with the adapter merged in, shard
+    by shard and in the dtype of its base.
+    """
     found = resolve_model(snapshot)
     if not is_adapter(found):
         if pointed_template(snapshot) == PLAIN_TEMPLATE:
@@ -203,10 +207,22 @@ def merged_snapshot(snapshot: Path, folder: Path, *, compute: ComputeSettings) -
         with atomic_folder(folder) as temporary:
             copy_stating(found, temporary, template_of(load_tokenizer(snapshot)))
         return folder
-    save_snapshot(folder, load_model(snapshot, compute=compute), load_tokenizer(snapshot))
-    if (found / TRAINED_ON).exists():
-        shutil.copyfile(found / TRAINED_ON, folder / TRAINED_ON)
+    weights_hash(found)  # refuses other files than those on record
+    base, updates = _read_updates(found)
+    with _silence(), atomic_folder(folder) as temporary:
+        if merge_files(base, updates, temporary):
+            _copy_files(base, temporary, ("config.json", "generation_config.json"))
+        else:
+            save_model(temporary, load_model(found, compute=compute), stored_dtype(base))
+        load_tokenizer(snapshot).save_pretrained(temporary)
+        _copy_files(found, temporary, (TRAINED_ON,))
     return folder
+
+
+def _copy_files(source: Path, target: Path, names: Iterable[str]) -> None:
+    for name in names:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -239,9 +255,12 @@ def load_fast_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
-def save_snapshot(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def save_snapshot(
+    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, dtype: torch.dtype | None = None
+) -> None:
+    """`dtype` is that of the files; None is the model's own."""
     with _silence(), atomic_folder(folder) as temporary:
-        model.save_pretrained(temporary)
+        save_model(temporary, model, dtype or model.dtype)
         tokenizer.save_pretrained(temporary)
 
 

@@ -8,6 +8,7 @@ demo's model took 1.2 s instead of 0.1 s), so large blocks are kept for reuse.
 from __future__ import annotations
 
 import ctypes
+import platform
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,16 +22,40 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 
 def find_device(compute: ComputeSettings) -> torch.device:
-    """ValueError where the device is not there."""
+    """ValueError where the device is not there, or has no units for a dtype of `compute`."""
     import torch
 
-    there = torch.cuda.is_available()
+    there = compute.device != "cpu" and torch.cuda.is_available()
     if compute.device == "cuda" and not there:
         raise ValueError(
             "compute.device is cuda, and torch finds no CUDA device, so nothing could be loaded. Set compute.device: "
             "cpu or auto, or start on a machine with a GPU and a CUDA build of torch."
         )
-    return torch.device("cuda" if there and compute.device != "cpu" else "cpu")
+    if there:
+        _refuse_missing_dtype(compute)
+    return torch.device("cuda" if there else "cpu")
+
+
+def _refuse_missing_dtype(compute: ComputeSettings) -> None:
+    """Cards before Ampere emulate bfloat16, many times slower than float32."""
+    import torch
+
+    asked = [name for name in ("weights", "frozen") if getattr(compute, name) == "bfloat16"]
+    if asked and not torch.cuda.is_bf16_supported(including_emulation=False):
+        keys = " and ".join(f"compute.{name}" for name in asked)
+        raise ValueError(
+            f"{keys}: bfloat16, which {torch.cuda.get_device_name()} cannot compute with, so nothing was loaded. Set "
+            f"{keys} to float32, or use a card of compute capability 8.0 or higher."
+        )
+
+
+def device_name(compute: ComputeSettings) -> str:
+    """What a record says of the device: the name of the GPU, or the processor's architecture."""
+    if compute.device == "cpu" or find_device(compute).type == "cpu":  # for a CPU without importing torch
+        return f"cpu, {platform.machine()}"
+    import torch
+
+    return str(torch.cuda.get_device_name())
 
 
 def prepare_torch(compute: ComputeSettings) -> torch.device:
@@ -43,6 +68,8 @@ def prepare_torch(compute: ComputeSettings) -> torch.device:
     device = find_device(compute)
     torch.set_num_threads(compute.num_threads)
     torch.use_deterministic_algorithms(mode=device.type == "cpu", warn_only=True)
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if compute.tf32 else "highest")
     torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs 2% of a training step
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
@@ -50,6 +77,14 @@ def prepare_torch(compute: ComputeSettings) -> torch.device:
             libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
             libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
     return device
+
+
+def free_unused(device: torch.device) -> None:
+    """Give what torch keeps for reuse back to the GPU, where another process can take it; nothing on a CPU."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def use_threads(num_threads: int) -> None:

@@ -18,7 +18,9 @@ from tasks.core.files import remove_leftovers
 from tasks.core.provenance import RECORDED, provenance, provenance_file, write_provenance
 from tasks.core.settings import PARAMS_FILE, Paths, Settings, check_section_names, load, load_paths, read_params
 from tasks.models.settings import ComputeSettings
+from tasks.models.torch_setup import device_name
 from tasks.pipeline.run_lock import only_run
+from tasks.planning.nearest import check_size
 
 STAGES = ("curate", "assess", "warm_start", "train", "evaluate", "promote")
 # Libraries that compute in threads read one of these when they are loaded.
@@ -66,10 +68,13 @@ def check_params(params: dict[str, Any] | None = None, *, source: Path = PARAMS_
         raise ValueError("\n".join(dict.fromkeys(mistakes)))
 
 
-def check_sources(params: Mapping[str, Any]) -> None:
-    """Refuse a missing model or data file before any stage starts: DVC's own message is obscure."""
-    from tasks.models.folders import check_model_path
+def check_sources(params: dict[str, Any]) -> None:
+    """Refuse a model that cannot fit, and a missing model or data file, before any stage starts: DVC's own message is
+    obscure.
+    """
+    from tasks.models.missing import check_model_path
 
+    check_size(params)
     check_model_path(params["model"]["path"])
     for name, path, what in (
         ("curate.source", params["curate"]["source"], "a JSONL file of problems, or tasks/environments/<name>"),
@@ -89,21 +94,24 @@ def run_stage(name: str, **asked: Any) -> Path:
     """Run one stage with `params.yaml`; returns the folder with its results. `asked` are options beyond params.yaml."""
     params = read_params()
     check_params(params)
-    stage, paths = stage_module(name), load_paths(params)
+    stage, paths, compute = stage_module(name), load_paths(params), ComputeSettings(**params["compute"])
     prepare_process(params)
+    device = device_name(compute)  # refuses one that is not there
+    if name == "train":
+        check_size(params)
     with only_run(paths.artifacts):
         for folder in (paths.artifacts, provenance_file(name, paths).parent):
             remove_leftovers(folder)
-        record = _record(stage, name, params, paths) if name in RECORDED else None
+        record = _record(stage, name, params, paths, device=device) if name in RECORDED else None
         stage.run(load(stage.SETTINGS, params), paths, **asked)
         if record is not None:
             write_provenance(record, paths)
     return paths.stage(name)
 
 
-def _record(stage: StageModule, name: str, params: Mapping[str, Any], paths: Paths) -> dict[str, Any]:
+def _record(stage: StageModule, name: str, params: Mapping[str, Any], paths: Paths, *, device: str) -> dict[str, Any]:
     sections = {section: params[section] for section in stage.SETTINGS.model_fields}
-    return provenance(name, sections, paths, num_threads=params["compute"]["num_threads"])
+    return provenance(name, sections, paths, num_threads=params["compute"]["num_threads"], device=device)
 
 
 def prepare_process(params: Mapping[str, Any]) -> None:

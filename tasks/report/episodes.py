@@ -17,8 +17,14 @@ from tasks.rewards.stored import turn_spans
 
 HEAD_CHARACTERS, TAIL_CHARACTERS = 8000, 2000  # of one text or reply on the page: errors are often at the end
 MAX_NAME_CHARACTERS = 80  # of a tool: a model may make one up
-# Calls in any model family's format (chat/call_formats.py): between tags, or JSON that is the rest of the message.
-TOOL_CALL = re.compile(r"<(tool_call|tool)>.*?(</\1>|\Z)|(<\|python_tag\|>|\A\s*(?:\[\s*)?\{).*", re.DOTALL)
+# Calls in any format of chat/formats: between tags, or the rest of the message after a mark, or all of the message.
+TOOL_CALL = re.compile(
+    r"<(tool_call|tool)>.*?(</\1>|\Z)"
+    r"|(<\|python_tag\|>|<\|python_start\|>|<\|tool_call_start\|>|\[TOOL_CALLS\]"
+    r"|(<\|start\|>assistant)?(<\|channel\|>commentary)? to=functions\."
+    r"|\A\s*(\[\s*)?\{|\A\s*\[\s*[^\W\d][\w.-]*\().*",
+    re.DOTALL,
+)
 MALFORMED = "malformed call"
 
 Pairs = list[tuple[str, Any]]

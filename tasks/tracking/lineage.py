@@ -47,7 +47,7 @@ def lineage_tags(
         "dvc_lock_hash": origin.lock_hash,
         "params_hash": json_hash(origin.params),
         "seed": str(origin.params["seed"]),
-        **{name: str(trained[name]) for name in ("python", "platform", "cpu", "num_threads")},
+        **{name: str(trained[name]) for name in ("python", "platform", "cpu", "num_threads", "device")},
         "packages_hash": json_hash(trained["packages"]),
         "environment": str(card["environment"]),
         "environment_fingerprint": str(card["fingerprint"]),

@@ -1,5 +1,8 @@
 """A model's files in MLflow's store: uploaded once in MLflow's transformers flavour, and compared with their hashes.
 
+A store that is a folder of the same file system gets links to weights that nobody may write, as DVC's cache and a
+merged adapter have them: such a version takes no room of its own. Any other file is copied.
+
 The stored files are compared, which finds an edit during the upload and a store that changed a byte. Every downloaded
 file is under a hash: the model's under `folder_hash`, the lineage's under tags. The flavour (`MLmodel` and a copy of
 the tokenizer) follows from the model and is compared with what it should be.
@@ -7,12 +10,17 @@ the tokenizer) follows from the model and is compared with what it should be.
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -25,6 +33,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 MLMODEL = "MLmodel"
+MAY_WRITE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 TOKENIZER_FOLDER = "components/tokenizer"
 TOKENIZER_SUFFIXES = (".json", ".jinja", ".model", ".txt")  # of any tokenizer's files
 FLAVOUR = {
@@ -68,7 +77,9 @@ class Uploads:
     def _store(self, model: Any, snapshot: Path) -> None:
         with only_the_model(snapshot) as folder, TemporaryDirectory() as beside:
             write_flavour(folder, Path(beside))
-            self.client.log_model_artifacts(model.model_id, str(folder))
+            linked = link_weights(folder, store_folder(model))
+            with _without(folder, linked) as rest:
+                self.client.log_model_artifacts(model.model_id, str(rest))
             self.client.log_model_artifacts(model.model_id, beside)
 
     def _has_stored(self, model: Any, folder_hash: str) -> bool:
@@ -80,10 +91,10 @@ class Uploads:
 
         if model.model_id in self._verified:
             return True
-        is_folder_here = Path(model.artifact_location.removeprefix("file://")).is_dir()
+        here = store_folder(model)
         try:
             with TemporaryDirectory() as folder:
-                target = None if is_folder_here else folder
+                target = None if here and here.is_dir() else folder
                 stored = Path(download_artifacts(artifact_uri=model.artifact_location, dst_path=target))
                 is_the_same = files_hash(stored) == folder_hash and has_flavour(stored)
         except (MlflowException, OSError):  # nothing there yet, or no longer
@@ -104,6 +115,51 @@ class Uploads:
             f"{model.artifact_location}: contains other files than {snapshot}, also after a second upload. "
             f"Nothing was registered. Remove that folder from the store, then run `python -m tasks promote` again."
         )
+
+
+def store_folder(model: Any) -> Path | None:
+    """Where a logged model's files are, in a store that is a folder of this machine."""
+    from mlflow.utils.file_utils import local_file_uri_to_path
+
+    location = str(model.artifact_location)
+    is_here = urlsplit(location).scheme in ("", "file")
+    return Path(local_file_uri_to_path(location)) if is_here else None
+
+
+def link_weights(folder: Path, store: Path | None) -> set[str]:
+    """The names of the weight files that `store` has as links now. Those that somebody may write are left out: an edit
+    would change the version too. So is every one where the file system has no links.
+    """
+    linked: set[str] = set()
+    for file in sorted(folder.glob("*.safetensors")) if store else ():
+        assert store is not None
+        with suppress(OSError):
+            if file.stat().st_mode & MAY_WRITE:
+                continue
+            store.mkdir(parents=True, exist_ok=True)
+            (store / file.name).unlink(missing_ok=True)  # of a killed call
+            os.link(os.path.realpath(file), store / file.name)
+            linked.add(file.name)
+    return linked
+
+
+@contextmanager
+def _without(folder: Path, names: set[str]) -> Iterator[Path]:
+    """The folder, or where there are `names` a copy of it that lacks them."""
+    if not names:
+        yield folder
+        return
+    with TemporaryDirectory() as temporary:
+        rest = Path(temporary) / "rest"
+        shutil.copytree(folder, rest, ignore=lambda place, _: names if Path(place) == folder else ())
+        yield rest
+
+
+def protect_weights(folder: Path) -> None:
+    """Make the weights that only this folder has read-only, so that a store may have links to them."""
+    for file in folder.glob("*.safetensors"):
+        if file.stat().st_nlink == 1:
+            file.chmod(file.stat().st_mode & ~MAY_WRITE)
 
 
 def write_flavour(model: Path, folder: Path) -> None:

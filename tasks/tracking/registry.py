@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import stat
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +29,7 @@ from tasks.tracking.model_files import (
     refuse_altered_lineage,
     refuse_altered_model,
     remove_what_is_under_no_hash,
+    store_folder,
 )
 from tasks.tracking.model_page import describe_model, link_version
 from tasks.tracking.settings import TrackingSettings
@@ -170,9 +172,8 @@ class Registry:
     def verify(self, version: Version) -> None:
         """ValueError where a version's files are not the registered ones; a local store is read in place."""
         with mlflow_errors(self.settings), TemporaryDirectory() as temporary:
-            location = str(self.client.get_logged_model(self._source(version)).artifact_location)
-            folder = Path(location.removeprefix("file://"))
-            if not folder.is_dir():
+            folder = store_folder(self.client.get_logged_model(self._source(version)))
+            if folder is None or not folder.is_dir():
                 folder = Path(temporary)
                 self._download(version, folder)
             refuse_altered_model(version, folder, store=self.settings.artifact_location)
@@ -232,6 +233,8 @@ class Registry:
             raise self._cannot_fetch(version, "its folder is missing or empty")
         for item in () if source.samefile(folder) else source.iterdir():
             shutil.move(item, folder / item.name)
+        for file in folder.glob("*.safetensors"):  # the store's may be read-only
+            file.chmod(file.stat().st_mode | stat.S_IWUSR)
 
     def _fetched(self, version: Version, path: str, folder: Path) -> Path:
         from mlflow.artifacts import download_artifacts

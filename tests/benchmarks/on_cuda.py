@@ -18,11 +18,13 @@ from tasks.core.records import Group
 from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.batching import Packing, Row
 from tasks.models.attention import ATTENTION, register_attention
+from tasks.models.settings import ComputeSettings
 from tests.benchmarks.floor import matrix_rate, train_operations, tree_work
 from tests.benchmarks.made_up import random_group
 from tests.benchmarks.packing import GROUP_SIZE, PROMPT, SAMPLED
 from tests.learning.options import grpo
 
+ON_CUDA = ComputeSettings(device="cuda", num_threads=1, weights="float32", frozen="float32", offload="none", tf32=False)
 VOCABULARY = 151_936
 WARM_UP, COUNTED = 2, 3  # steps; the first compiles
 MATRIX_SIZES = (4096, 8192)
@@ -86,7 +88,7 @@ def timed(model: PreTrainedModel, group: Group, packing: Packing, max_tokens: in
         learning_rate=0.0,
         num_iterations=WARM_UP + COUNTED,
     )
-    trainer = GRPOTrainer(model, options, temperature=1.0, max_tokens=PROMPT + SAMPLED)
+    trainer = GRPOTrainer(model, options, compute=ON_CUDA, temperature=1.0, max_tokens=PROMPT + SAMPLED)
     seconds = []
     for _ in range(WARM_UP + COUNTED):
         torch.cuda.reset_peak_memory_stats()

@@ -82,7 +82,7 @@ class Step:
             kl_weight=0.0,
             learning_rate=0.0,
         )
-        self.trainer = GRPOTrainer(model, options, temperature=1.0, max_tokens=PROMPT + SAMPLED)
+        self.trainer = GRPOTrainer(model, options, compute=on_cpu(1), temperature=1.0, max_tokens=PROMPT + SAMPLED)
 
     def seconds(self, group: Group) -> float:
         hook = self.model.base_model.register_forward_pre_hook(with_mask, with_kwargs=True)

@@ -64,7 +64,7 @@ class Point:
             num_threads=torch.get_num_threads(),
         )
         settings = GRPOSettings(**{**params["train"], "learning_rate": 0.0})
-        self.trainer = GRPOTrainer(model, settings, temperature=1.0, max_tokens=PROMPT + sampled)
+        self.trainer = GRPOTrainer(model, settings, compute=on_cpu(1), temperature=1.0, max_tokens=PROMPT + sampled)
 
     def iterate(self) -> Seconds:
         rollout = 0.0

@@ -167,7 +167,13 @@ def our_batches(
     )
     rewards = RewardSettings(**params["reward"])
     collect = group_collector(collector, sampler, group_size=settings.group_size, rewards=rewards)
-    trainer = GRPOTrainer(model, settings, temperature=sampling.temperature, max_tokens=sampling.max_tokens_per_episode)
+    trainer = GRPOTrainer(
+        model,
+        settings,
+        compute=on_cpu(num_threads),
+        temperature=sampling.temperature,
+        max_tokens=sampling.max_tokens_per_episode,
+    )
     for _ in drawn:
         torch.use_deterministic_algorithms(mode=True, warn_only=True)
         start = time.perf_counter()

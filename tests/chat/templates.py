@@ -36,12 +36,6 @@ QWEN = (
     + HERMES_CALLS + "{% elif not (loop.first and m.role == 'system') %}" + CHATML_MESSAGE + "{% endif %}{% endfor %}"
     + CHATML_HEADER
 )  # fmt: skip
-# Reasoning stays in the last message alone, where it is added even if there was none.
-QWEN_THINKING = QWEN.replace(
-    CHATML_MESSAGE,
-    "<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}"
-    "{{ m.content.split('</think>')[-1] }}<|im_end|>\n",
-)
 # A reply may follow calls alone, and those have a field of their own.
 HERMES_STRICT = QWEN.replace(
     "{% if m.role == 'tool' %}",
@@ -49,10 +43,29 @@ HERMES_STRICT = QWEN.replace(
     "and not messages[loop.index0 - 1].tool_calls %}{{ raise_exception('a reply follows a call') }}"
     "{% elif m.role == 'tool' %}",
 )
-XML_CALLS = QWEN.replace(
-    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}',
-    "<function={{ c.function.name }}></function>",
+HERMES_CALL = (
+    '<tool_call>\n{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>'
 )
+XML_CALLS = QWEN.replace(
+    HERMES_CALL,
+    "<tool_call>\n<function={{ c.function.name }}>\n{% for key, value in c.function.arguments | items %}"
+    "<parameter={{ key }}>\n{{ value if value is string else value | tojson }}\n</parameter>\n{% endfor %}"
+    "</function>\n</tool_call>",
+)
+GLM_CALLS = QWEN.replace(
+    HERMES_CALL,
+    "<tool_call>{{ c.function.name }}{{ '\n' }}{% for key, value in c.function.arguments | items %}"
+    "<arg_key>{{ key }}</arg_key>\n<arg_value>{{ value if value is string else value | tojson }}</arg_value>\n"
+    "{% endfor %}</tool_call>",
+)
+GLM_ONE_LINE = (
+    GLM_CALLS.replace("{{ '\n' }}{% for key", "{% for key")
+    .replace("</arg_key>\n", "</arg_key>")
+    .replace("</arg_value>\n", "</arg_value>")
+)
+# Arguments as escapes, as some tools that rewrite templates have it.
+ESCAPED = QWEN.replace("c.function.arguments | tojson", "c.function.arguments | tojson(ensure_ascii=True)")
+UNKNOWN_CALLS = QWEN.replace(HERMES_CALL, "!{{ c.function.name }}!").replace("<tool_call>", "<call>")
 LLAMA_HEAD = "<|start_header_id|>{} <|end_header_id|>\n\n".replace(" ", "")
 LLAMA = (
     "{{ bos_token }}{% set day = strftime_now('%d %b %Y') %}"
@@ -90,6 +103,23 @@ MISTRAL = (
     '[TOOL_RESULTS] {"content": {{ m.content }}, "call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]'
     "{% elif m.role == 'assistant' %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
 )
+# Since 2025: tools come first, replies carry no id, every call has a mark of its own.
+MINISTRAL = (
+    "{{ bos_token }}{% if messages[0].role == 'system' %}[SYSTEM_PROMPT]{{ messages[0].content }}[/SYSTEM_PROMPT]"
+    "{% endif %}{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
+    "{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]"
+    "{% elif m.role == 'assistant' %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}{% endfor %}{{ eos_token }}"
+    "{% elif m.role == 'tool' %}[TOOL_RESULTS]{{ m.content }}[/TOOL_RESULTS]{% endif %}{% endfor %}"
+)
+# Llama's Python calls: shown without quotes, but described.
+PYTHONIC = LLAMA.replace(
+    'Respond as {"name": function, "parameters": its arguments}.', "Respond as [func_name1(params_name1=value, ...)]."
+).replace(
+    '{"name": "{{ c.name }}", "parameters": {{ c.arguments | tojson }}}',
+    "[{{ c.name }}({% for key, value in c.arguments | items %}{{ key }}={{ value }}{{ ', ' if not loop.last }}"
+    "{% endfor %})]",
+)
 # Roles other than these three are dropped without a word, and a finished text ends with one token more.
 PHI = (
     "{% for m in messages %}{% if m.role in ('system', 'user', 'assistant') %}"
@@ -106,7 +136,8 @@ GEMMA = (
 SPECIAL = (
     "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
     "<|python_tag|>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]",
-    "[/TOOL_RESULTS]", "<|user|>", "<|system|>", "<|assistant|>", "<|end|>", "<start_of_turn>", "<end_of_turn>",
+    "[/TOOL_RESULTS]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[ARGS]", "[CALL_ID]", "<|user|>", "<|system|>",
+    "<|assistant|>", "<|end|>", "<start_of_turn>", "<end_of_turn>",
 )  # fmt: skip
 ADDED = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 

@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
-from tasks.chat.call_formats import HERMES, LLAMA, RECIPE, CallFormat
 from tasks.chat.format import ChatFormat
+from tasks.chat.formats.base import CallFormat
+from tasks.chat.formats.glm_xml import GLM_XML, GLM_XML_ONE_LINE
+from tasks.chat.formats.hermes import HERMES
+from tasks.chat.formats.llama import LLAMA
+from tasks.chat.formats.mistral import MISTRAL
+from tasks.chat.formats.pythonic import PYTHONIC
+from tasks.chat.formats.qwen_xml import QWEN_XML
+from tasks.chat.formats.recipe import RECIPE
 from tasks.core.records import Demonstration, Problem, ToolCall, Trajectory
 from tasks.core.tool_calls import call_text
 from tasks.engines.scripted.scripts import ScriptedEngine
@@ -28,7 +35,13 @@ FAMILIES: dict[str, tuple[str, CallFormat, str]] = {
     "qwen": (templates.QWEN, HERMES, "tool"),
     "strict": (templates.HERMES_STRICT, HERMES, "tool after calls"),
     "llama": (templates.LLAMA, LLAMA, "tool"),
-    "xml": (templates.XML_CALLS, RECIPE, "tool"),
+    "qwen xml": (templates.XML_CALLS, QWEN_XML, "tool"),
+    "glm": (templates.GLM_CALLS, GLM_XML, "tool"),
+    "glm on one line": (templates.GLM_ONE_LINE, GLM_XML_ONE_LINE, "tool"),
+    "pythonic": (templates.PYTHONIC, PYTHONIC, "tool"),
+    "ministral": (templates.MINISTRAL, MISTRAL, "tool"),
+    "escaped": (templates.ESCAPED, HERMES.escaping(), "tool"),
+    "unknown": (templates.UNKNOWN_CALLS, RECIPE, "tool"),
     "mistral": (templates.MISTRAL, RECIPE, "user"),
     "phi": (templates.PHI, RECIPE, "user"),
     "gemma": (templates.GEMMA, RECIPE, "user"),
@@ -36,7 +49,7 @@ FAMILIES: dict[str, tuple[str, CallFormat, str]] = {
 PUBLISHED = {
     "qwen2_5": (HERMES, "tool"), "qwen3_instruct_2507": (HERMES, "tool"), "llama3_1": (LLAMA, "tool"),
     "llama3_2": (LLAMA, "tool"), "phi3": (RECIPE, "user"), "phi3_5": (RECIPE, "user"), "gemma": (RECIPE, "user"),
-    "gemma3": (RECIPE, "user"),
+    "gemma3": (RECIPE, "user"), "qwen3_vl": (HERMES, "tool"),
 }  # fmt: skip
 TOOLS = [tool.schema() for tool in TravelDesk().tools]
 NAMES = [tool["function"]["name"] for tool in TOOLS]
@@ -143,11 +156,6 @@ def test_a_template_that_writes_the_date_writes_the_same_one_every_day() -> None
 
 TEXT = "{{ m.content }}"
 REFUSED = {
-    "thinks": (templates.QWEN_THINKING, "strips or adds reasoning", "variant of the model that does not think"),
-    "drops thoughts": (
-        templates.PHI.replace(TEXT, "{{ m.content.split('</think>')[-1] }}"),
-        "strips or adds reasoning", "keeps `<think>` blocks",
-    ),
     "forgets": (
         templates.QWEN.replace("{% for m in", "{% set messages = messages[-2:] %}{% for m in"),
         "changes earlier text when a tool reply follows", "a prefix of its continuation",
@@ -169,19 +177,6 @@ def test_a_template_that_cannot_be_appended_to_is_refused_in_one_line(name: str)
     assert found in str(error.value) and remedy in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_template_that_thinks_within_a_request_only_is_refused_where_there_are_several() -> None:
-    forgets = "{{ m.content.split('</think>')[-1] if not loop.last and messages[-1].role == 'user' else m.content }}"
-    chat = chat_of(templates.QWEN.replace(TEXT + "<|im_end|>\n{% endif", forgets + "<|im_end|>\n{% endif"))
-    assert chat.reply_ids(("sunny",))
-    with pytest.raises(ValueError, match="strips or adds reasoning"):
-        chat.request_ids("And back?")
-
-
-def test_the_published_template_of_a_thinking_model_is_refused() -> None:
-    with pytest.raises(ValueError, match="strips or adds reasoning"):
-        chat_of(templates.published("qwen3"))
-
-
 # ---- episodes
 
 
@@ -200,10 +195,10 @@ def play(chat: ChatFormat, problem: Problem, texts: list[str]) -> Trajectory:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_episode_recovers_from_a_malformed_call_and_succeeds_in_every_format(name: str) -> None:
-    """The broken call opens as a call of the format does, and says no more."""
+    """The broken call opens as a call of the format does, and is cut."""
     chat = chat_of(FAMILIES[name][0])
     form, problem = chat.call_format, tiny.problems(4)[3]
-    broken = form.text([CALL])[:-3] if form is LLAMA else form.text([CALL]).replace('"look_up"', "look_up")
+    broken = form.text([CALL])[:-3]
     turn = problem.reference[0]
     played = play(chat, problem, [broken, form.text(turn.calls), form.closing(turn.answer)])
     assert played.outcome == "success"
@@ -239,8 +234,8 @@ def test_a_demonstrated_call_is_the_text_that_the_template_writes_for_it(
     row = demonstration_row(shown, chat, TOOLS)
     sampled = [token for token, is_sampled in zip(row.token_ids, row.sampled_mask, strict=True) if is_sampled]
     text = chat.decode(sampled[:-1])
-    assert "Zürich" in text
-    if call_format is not RECIPE:
+    assert ("Zürich" in text) == (not call_format.escapes)
+    if call_format not in (RECIPE, PYTHONIC):  # Llama's Python templates show values without quotes
         asked = {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         messages: list[dict[str, Any]] = [
             {"role": "user", "content": "To Zürich."},
@@ -266,7 +261,7 @@ def test_the_embedded_model_is_shown_no_tools_since_it_learns_them(tmp_path: Pat
 
 
 def test_with_tools_in_the_prompt_its_template_describes_them() -> None:
-    words = build_tokenizer(["Cancel B42."], [], tools_in_prompt=True)
+    words = build_tokenizer(["Cancel B42."], [], tiny.EMBEDDED.model_copy(update={"tools_in_prompt": True}))
     chat = ChatFormat(words, source="test")
     prompt = chat.decode(chat.prompt_ids("Cancel B42.", TOOLS))
     assert chat.call_format is HERMES

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tasks.commands.profile import difference, merge, read_profile
+from tasks.commands.profile import difference, merge, read_profiles
 from tasks.core.settings import parse_params, read_params
 from tasks.pipeline.order import check_params
 from tests.conftest import ROOT
@@ -177,4 +177,4 @@ def test_a_difference_is_in_the_words_of_yaml() -> None:
 
 def test_a_profile_given_as_a_path_names_what_to_write() -> None:
     with pytest.raises(ValueError, match=r"Write memory\."):
-        read_profile("infra/profiles/memory.yaml", FOLDER)
+        read_profiles(["infra/profiles/memory.yaml"], FOLDER)

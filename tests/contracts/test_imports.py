@@ -24,7 +24,7 @@ RANKS: list[list[str]] = [
     ["commands"],
     ["pipeline"],
     ["stages"],
-    ["report"],
+    ["planning", "report"],
     ["engines", "tracking"],
     ["rollouts", "learning/grpo", "learning/sft"],
     ["learning", "learning/shared", "measurement", "drift"],

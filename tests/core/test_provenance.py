@@ -67,7 +67,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def record() -> dict[str, Any]:
-    return provenance("train", {"train": PARAMS["train"]}, Paths("results"), num_threads=2)
+    return provenance("train", {"train": PARAMS["train"]}, Paths("results"), num_threads=2, device="cpu")
 
 
 def test_a_record_says_what_the_stage_ran_with(repository: Path):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.commands.profile import apply_profile
+from tasks.commands.profile import apply_profiles
 from tasks.core.settings import read_params
 from tasks.pipeline.order import check_params
 from tests.conftest import ROOT
@@ -140,5 +140,5 @@ def test_neither_broken_yaml_nor_a_profile_shows_a_secret(tmp_path: Path, monkey
         assert SECRET not in str(caught.value)
     shutil.copytree(ROOT / "infra" / "profiles", tmp_path / "infra" / "profiles")
     params.write_text(yaml.safe_dump(params_with("evaluate.frontier.api_key_variable", SECRET)), encoding="utf-8")
-    told = "\n".join(apply_profile("test"))
+    told = "\n".join(apply_profiles(["test"]))
     assert SECRET not in told and "not compared" in told

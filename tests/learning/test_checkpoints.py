@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import errno
 import random
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
+from tasks.core.files import content_hash
+from tasks.learning.shared import checkpoints as checkpointing
 from tasks.learning.shared.checkpoints import Checkpoints
+from tasks.learning.shared.tensor_files import HostCopies, Tensors, read_tensors, write_tensors
 
 
 def saved(folder: Path, *steps: int) -> Checkpoints:
     checkpoints = Checkpoints(folder)
     for step in steps:
         checkpoints.save(step, {"policy": {"w": torch.full((3,), float(step))}}, {"count": step})
+    written(checkpoints)
     return checkpoints
+
+
+def written(checkpoints: Checkpoints) -> None:
+    """Once the write under way has ended."""
+    checkpoints.current_snapshots()
 
 
 def test_the_newest_checkpoint_is_loaded_as_it_was_written(tmp_path: Path) -> None:
@@ -57,6 +69,7 @@ def test_a_damaged_snapshot_spoils_the_checkpoints_that_go_with_it(tmp_path: Pat
     snapshot.mkdir(parents=True)
     (snapshot / "model.safetensors").write_bytes(b"weights")
     checkpoints.save(10, {}, {})
+    written(checkpoints)
     (snapshot / "model.safetensors").write_bytes(b"weighty")
     found, refused = Checkpoints(tmp_path).load()
     assert found is not None
@@ -89,12 +102,14 @@ def test_a_snapshot_given_up_is_kept_until_no_checkpoint_goes_with_it(tmp_path: 
     checkpoints.save(10, {}, {})
     checkpoints.give_up_snapshot("iteration-0010")
     checkpoints.save(12, {}, {})
+    written(checkpoints)
     assert checkpoints.current_snapshots() == []
     again = Checkpoints(tmp_path)
     assert again.load()[1] == []
     assert again.current_snapshots() == []
     assert snapshot.exists()  # what iteration-000010 would need, were iteration-000012 torn
     again.save(15, {}, {})
+    written(again)
     assert not snapshot.exists()
 
 
@@ -104,6 +119,7 @@ def test_numbered_folders_sort_by_number(tmp_path: Path) -> None:
     found, _ = checkpoints.load()
     assert (found and found.step) == 1_000_000
     checkpoints.save(1_000_001, {}, {})
+    written(checkpoints)
     assert {item.name for item in tmp_path.iterdir()} == {"iteration-1000000", "iteration-1000001"}
 
 
@@ -119,6 +135,124 @@ def test_every_random_generator_goes_on_where_it_was(tmp_path: Path) -> None:
     expected = (random.random(), np.random.rand(), torch.rand(2).tolist())
     checkpoints.load()
     assert (random.random(), np.random.rand(), torch.rand(2).tolist()) == expected
+
+
+class SlowWriter:
+    """Writes as the real one does, once it may."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.may_write, self.is_writing = threading.Event(), threading.Event()
+        monkeypatch.setattr(checkpointing, "write_tensors", self)
+
+    def __call__(self, folder: Path, tensors: Tensors) -> None:
+        self.is_writing.set()
+        assert self.may_write.wait(30)
+        write_tensors(folder, tensors)
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`save` returns before a byte is written; tensors, metrics and random numbers are those at the time of `save`."""
+    writer, checkpoints = SlowWriter(monkeypatch), Checkpoints(tmp_path)
+    weights, transposed, metrics = torch.ones(3), torch.arange(6.0).reshape(2, 3).t(), [1]
+    checkpoints.save(5, {"policy": {"w": weights, "t": transposed}, "optimizer": {"step": weights[0]}}, {"m": metrics})
+    assert writer.is_writing.wait(30)
+    expected = torch.rand(2).tolist()
+    weights.add_(1.0)
+    metrics.append(2)
+    assert [item.name for item in tmp_path.iterdir() if not item.name.startswith(".")] == []
+    writer.may_write.set()
+    found, _ = checkpoints.load()
+    assert found is not None
+    assert found.state == {"m": [1]}
+    assert found.tensors["policy"]["w"].tolist() == [1.0] * 3
+    assert found.tensors["policy"]["t"].tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+    assert found.tensors["optimizer"]["step"].item() == 1.0
+    assert torch.rand(2).tolist() == expected
+
+
+def test_the_next_checkpoint_waits_for_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, checkpoints = SlowWriter(monkeypatch), Checkpoints(tmp_path)
+    checkpoints.save(5, {}, {})
+    threading.Timer(0.3, writer.may_write.set).start()
+    checkpoints.save(10, {}, {})
+    assert (tmp_path / "iteration-000005" / "manifest.json").exists()
+    checkpoints.close()
+    assert (tmp_path / "iteration-000010" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("then", ["save", "close"])
+def test_a_write_that_failed_is_told_by_the_next_save_or_by_close_and_the_one_before_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    checkpoints = saved(tmp_path, 5)
+
+    def fail(folder: Path, tensors: Tensors) -> None:
+        (folder / "half.safetensors").write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpointing, "write_tensors", fail)
+        checkpoints.save(10, {}, {})
+        with pytest.raises(
+            ValueError, match=r"could not be written .*No space left.*run the same command again"
+        ) as told:
+            checkpoints.save(15, {}, {}) if then == "save" else checkpoints.close()
+    assert "\n" not in str(told.value)
+    assert isinstance(told.value.__cause__, OSError)  # from which the command line knows a full disk
+    assert [item.name for item in tmp_path.iterdir()] == ["iteration-000005"]
+    found, refused = Checkpoints(tmp_path).load()
+    assert (found and found.step, refused) == (5, [])
+
+
+def test_what_cannot_be_written_names_the_cause_and_not_the_library(tmp_path: Path) -> None:
+    """What torch.distributed raises has many lines and is no Exception."""
+    weights = torch.ones(2)
+    with pytest.raises(RuntimeError, match="share memory"):
+        write_tensors(tmp_path, {"policy": {"one": weights, "other": weights}})
+
+
+def test_every_dtype_of_weights_and_optimizers_comes_back_bitwise_and_a_part_without_tensors_too(
+    tmp_path: Path,
+) -> None:
+    bits = torch.arange(-8, 8)
+    named = {str(dtype): bits.to(dtype) / 3 for dtype in (torch.float32, torch.bfloat16, torch.float64)}
+    named |= {"whole": bits, "empty": torch.zeros(0, 3), "flag": bits > 0, "number": torch.tensor(7.0)}
+    write_tensors(tmp_path, {"policy": named, "optimizer": {}})
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["optimizer.safetensors", "policy.safetensors"]
+    read = read_tensors(tmp_path)
+    assert read["optimizer"] == {}
+    assert read["policy"].keys() == named.keys()
+    assert all(read["policy"][name].dtype == tensor.dtype for name, tensor in named.items())
+    assert all(torch.equal(read["policy"][name], tensor) for name, tensor in named.items())
+
+
+def test_equal_states_are_equal_bytes_in_whatever_order_they_come(tmp_path: Path) -> None:
+    one, other = torch.ones(3), torch.zeros(2)
+    for place, named in (("a", {"one": one, "other": other}), ("b", {"other": other, "one": one})):
+        (tmp_path / place).mkdir()
+        write_tensors(tmp_path / place, {"policy": named})
+    assert content_hash(tmp_path / "a") == content_hash(tmp_path / "b")
+
+
+class OnCuda(torch.Tensor):
+    is_cuda = True
+
+
+def test_what_is_on_cuda_is_staged_into_memory_that_is_kept() -> None:
+    """The stager is torch's own, here without pinning; it copies into the same memory each time."""
+    copies = HostCopies()
+    copies.stager = DefaultStager(StagingOptions(False, False, False, False))
+    weights, step = torch.ones(4, dtype=torch.bfloat16).as_subclass(OnCuda), torch.tensor(1.0).as_subclass(OnCuda)
+    state = {"policy": {"w": weights}, "optimizer": {"step": step}, "empty": {}}
+    first = copies.of(state)
+    weights.mul_(3)
+    assert first["policy"]["w"].tolist() == [1.0] * 4
+    second = copies.of(state)
+    assert second["policy"]["w"].tolist() == [3.0] * 4
+    assert (second["optimizer"]["step"].item(), second["empty"]) == (1.0, {})
+    assert second["policy"]["w"].data_ptr() == first["policy"]["w"].data_ptr() != weights.data_ptr()
 
 
 def test_nothing_is_pickled(tmp_path: Path) -> None:

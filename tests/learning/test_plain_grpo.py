@@ -43,7 +43,9 @@ def by_the_trainer(folder: Path, groups: list[Group], **changed: Any) -> tuple[f
     options = grpo(
         steps_per_batch=1, kl_weight=0.1, learning_rate=0.0, packing="tree", micro_batch_tokens=100, **changed
     )
-    trainer = GRPOTrainer(load_model(folder, compute=on_cpu(1)), options, temperature=1.0, max_tokens=200)
+    trainer = GRPOTrainer(
+        load_model(folder, compute=on_cpu(1)), options, compute=on_cpu(1), temperature=1.0, max_tokens=200
+    )
     move(trainer.model, seed=1, size=0.01)  # away from the reference
     seen: list[Tensor] = []
     take_step = trainer.optimizer.step

@@ -15,7 +15,7 @@ from tasks.core.records import Group
 from tasks.learning.grpo.trainer import Collect, GRPOTrainer
 from tasks.learning.shared.batching import Row, micro_batches
 from tasks.learning.shared.checkpoints import seed_generators
-from tasks.learning.shared.lora import Adapter, frozen_copy
+from tasks.learning.shared.lora import POLICY, Adapter
 from tasks.learning.shared.optimizer import Step
 from tasks.learning.shared.policy import token_logp
 from tasks.learning.shared.settings import LoRASettings
@@ -39,8 +39,8 @@ def a_trainer(folder: Path, **changed: Any) -> GRPOTrainer:
     model = load_model(folder, compute=on_cpu(1))
     options = grpo(**changed)
     seed_generators(0)
-    adapter = Adapter(model, options.lora) if options.lora else None
-    return GRPOTrainer(model, options, temperature=1.0, max_tokens=200, adapter=adapter)
+    adapter = Adapter(model, options.lora, weights="float32") if options.lora else None
+    return GRPOTrainer(model, options, compute=on_cpu(1), temperature=1.0, max_tokens=200, adapter=adapter)
 
 
 def reference(trainer: GRPOTrainer) -> torch.Tensor:
@@ -387,6 +387,27 @@ def test_dynamic_sampling_is_bounded(folder: Path) -> None:
     assert row["optimizer_steps"] == 0
 
 
+def test_the_optimizers_state_comes_before_the_steps_and_goes_after_them_and_no_gradient_stays(folder: Path) -> None:
+    trainer = a_trainer(folder, problems_per_iteration=2, steps_per_batch=2, updates_per_batch=1)
+    calls: list[str] = []
+
+    def noted(name: str) -> Any:
+        call = getattr(trainer.optimizer, name)
+
+        def note_and_call(**arguments: Any) -> Any:
+            calls.append(name)
+            return call(**arguments)
+
+        return note_and_call
+
+    for name in ("load_to_device", "step", "offload"):
+        setattr(trainer.optimizer, name, noted(name))
+    trainer.iterate(always([a_group(1, SIGNAL), a_group(2, SIGNAL)]))
+    trainer.iterate(always([a_group(1, SILENT)]))  # nothing to update, nothing to move
+    assert calls == ["load_to_device", "step", "step", "offload"]
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+
+
 def test_a_gradient_that_is_not_finite_changes_no_weight_and_is_reported(folder: Path) -> None:
     trainer = a_trainer(folder)
     before = weights(trainer.model)
@@ -416,7 +437,7 @@ def test_gradient_checkpointing_changes_no_gradient(folder: Path) -> None:
 
 def test_a_model_that_would_be_trained_on_another_distribution_is_refused_before_any_step() -> None:
     with pytest.raises(ValueError, match="dynamic"):
-        GRPOTrainer(FAMILIES["llama, dynamic"].model(), grpo(), temperature=1.0, max_tokens=LENGTH)
+        GRPOTrainer(FAMILIES["llama, dynamic"].model(), grpo(), compute=on_cpu(1), temperature=1.0, max_tokens=LENGTH)
 
 
 @pytest.mark.parametrize("is_recomputed", [False, True])
@@ -424,7 +445,7 @@ def test_no_dropout_of_the_model_enters_a_ratio(is_recomputed: bool) -> None:
     """With a rate of 0 the second step finds every ratio at 1. Its dropout is by function, which no module switches."""
     model = FAMILIES["starcoder2, dropout"].model()
     options = grpo(updates_per_batch=2, learning_rate=0.0, gradient_checkpointing=is_recomputed)
-    trainer = GRPOTrainer(model, options, temperature=1.0, max_tokens=200)
+    trainer = GRPOTrainer(model, options, compute=on_cpu(1), temperature=1.0, max_tokens=200)
     forwards: list[int] = []
     model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: forwards.append(1))
     row = trainer.iterate(always([small_ids(a_group(1, [1.0, 0.0, 0.0, 1.0]))]))
@@ -459,12 +480,12 @@ class TestLoRA:
         assert all(torch.equal(base[name], p) for name, p in trainer.model.named_parameters() if name in base)
 
     def test_merged_weights_give_the_log_probs_of_the_adapter(self, folder: Path) -> None:
-        served = frozen_copy(load_model(folder, compute=on_cpu(1)))
+        served = load_model(folder, compute=on_cpu(1))
         trainer = a_trainer(folder, lora=LORA.model_dump())
         for _ in range(2):
             trainer.iterate(fresh([1.0, 0.0, 0.0, 0.0]))
         assert trainer.adapter is not None
-        trainer.adapter.merge_into(served)
+        served.load_state_dict(dict(trainer.adapter.merged(POLICY)))
         rows = [[Row.of(item, 1.0)] for item in a_group(7, [1.0, 0.0]).trajectories]
         (batch,) = micro_batches(rows, packing="tree", max_tokens=100, device=served.device)
         with torch.no_grad():

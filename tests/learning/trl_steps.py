@@ -105,6 +105,7 @@ def our_steps(settings: dict[str, Any], stage: Stage, groups: Sequence[Group]) -
     trainer = GRPOTrainer(
         model,
         GRPOSettings.model_validate(settings),
+        compute=on_cpu(1),
         temperature=TEMPERATURE,
         max_tokens=tiny.EMBEDDED.max_position_embeddings,
     )

@@ -14,7 +14,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tasks.commands.doctor.model import num_parameters
 from tasks.engines.vllm.server_process import serve_command
 from tasks.engines.vllm.settings import VLLMSettings
 from tasks.learning.shared.lora import Adapter
@@ -32,6 +31,7 @@ from tasks.models.folders import (
 )
 from tasks.models.settings import PLAIN_TEMPLATE, TemplateSettings, on_cpu
 from tasks.models.template import template_of
+from tasks.planning.shapes import count_parameters
 from tests import tiny
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -52,7 +52,7 @@ def folder(whole: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def adapter(whole: Path, tmp_path: Path) -> Path:
     settings = LoRASettings(rank=2, alpha=4, target_modules=["q_proj", "v_proj"])
-    trained = Adapter(load_model(whole, compute=on_cpu(1)), settings)
+    trained = Adapter(load_model(whole, compute=on_cpu(1)), settings, weights="float32")
     save_adapter(tmp_path / "adapter", trained.save, load_tokenizer(whole), base=whole)
     return tmp_path / "adapter"
 
@@ -235,7 +235,7 @@ def test_half_an_adapter_is_one_line(adapter: Path) -> None:
 def test_the_hash_and_the_size_of_a_damaged_folder_are_one_line_too(folder: Path) -> None:
     cut_to(100)(folder)
     with pytest.raises(ValueError, match=r"model\.safetensors could not be loaded"):
-        num_parameters(folder)
+        count_parameters(folder)
     (folder / SINGLE).rename(folder / "decoy.safetensors")
     with pytest.raises(ValueError, match="no such file"):
         weights_hash(folder)

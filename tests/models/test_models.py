@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.models.folders import check_model_path
+from tasks.models.missing import check_model_path
 
 
 def refusal(path: str) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import yaml
 
-from tasks.commands.profile import read_profile
+from tasks.commands.profile import read_profiles
 from tasks.core.files import read_json
 from tasks.models.folders import weights_hash
 
@@ -159,7 +159,7 @@ def make_project(folder: Path, profile: str | None = "test") -> Project:
             (folder / compiled.relative_to(ROOT)).parent.mkdir(exist_ok=True)
             shutil.copy2(compiled, folder / compiled.relative_to(ROOT))
     if profile is not None:
-        text = read_profile(profile, folder / "infra" / "profiles")
+        text = read_profiles([profile], folder / "infra" / "profiles")
         (folder / "params.yaml").write_text(text, encoding="utf-8")
     _git(folder, "init", "--quiet")
     _git(folder, "add", "--all")

@@ -182,7 +182,7 @@ def main(stage: str) -> None:
     sections = {
         name: value for name, value in read_params().items() if name in {item.split(".")[0] for item in watched}
     }
-    record = provenance(stage, sections, paths, num_threads=1)
+    record = provenance(stage, sections, paths, num_threads=1, device="cpu")
     {"curate": curate, "assess": assess, "warm_start": warm_start, "train": train, "evaluate": evaluate}[stage](
         paths.stage(stage)
     )

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from tasks.chat.formats.base import CallFormat
+from tasks.chat.formats.catalog import FORMATS
+from tasks.chat.formats.recipe import RECIPE
 from tasks.core.files import write_json, write_jsonl
-from tasks.core.records import Turn
+from tasks.core.records import ToolCall, Turn
 from tasks.report.browser import PAGE, Policy, build_browser, write_browser
-from tasks.report.episodes import HEAD_CHARACTERS, TAIL_CHARACTERS, shorten, shown_episode
+from tasks.report.episodes import HEAD_CHARACTERS, TAIL_CHARACTERS, TOOL_CALL, shorten, shown_episode
 from tasks.report.script_files import CHUNK_CHARACTERS, ChunkWriter, script_json
 from tasks.report.token_heat import MOST, Numbers, TokenReader, load_tokenizer
 from tasks.report.word_index import WordIndex
@@ -190,6 +193,15 @@ def test_a_turn_of_calls_shows_its_words_apart_and_what_was_written_whole():
         {"name": "malformed call", "malformed": True, "arguments": [], "reply": "?", "error": "invalid"}
     ]
     assert (turn["num_tokens"], turn["stopped_by"]) == (None, "max_tokens_per_turn")
+
+
+@pytest.mark.parametrize("call_format", [*FORMATS, RECIPE], ids=lambda item: item.name)
+def test_the_prose_of_a_turn_is_without_its_calls_in_every_format(call_format: CallFormat):
+    text = call_format.text([ToolCall(name="look_up", arguments={"city": "Zürich"})])
+    assert TOOL_CALL.sub("", text) == ""
+    if not text.startswith(("{", "[look_up")):  # those are calls as whole messages alone
+        assert TOOL_CALL.sub("", f"I look. {text}").strip() == "I look."
+    assert TOOL_CALL.sub("", "[1] says so.") == "[1] says so."
 
 
 def test_an_episode_lost_to_a_fault_has_no_reward_parts():

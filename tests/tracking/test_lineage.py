@@ -24,7 +24,7 @@ DESCRIPTION = {"data": "d1", "tools": TOOLS}
 
 RECORD = {
     "git_commit": "c0de", "git_dirty": "false", "python": "3.11.9", "platform": "Linux x86_64", "cpu": "a processor",
-    "num_threads": 2, "packages": {"torch": "2.13.0"},
+    "num_threads": 2, "device": "a card", "packages": {"torch": "2.13.0"},
 }  # fmt: skip
 EVALUATED = {**RECORD, "git_commit": "d1ff", "git_dirty": "true"}
 
@@ -57,6 +57,7 @@ def test_every_tag_is_text_and_names_data_world_settings_and_results():
         "evaluation.git_dirty": "true",
         "dvc_lock_hash": "f11e",
         "num_threads": "2",
+        "device": "a card",
     }
     assert expected.items() <= tags.items()
     assert {"params_hash", "packages_hash"} <= tags.keys()

@@ -13,10 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tasks.chat.call_formats import HERMES, CallFormat
 from tasks.chat.format import ChatFormat
+from tasks.chat.formats.base import CallFormat
+from tasks.chat.formats.hermes import HERMES
 from tasks.commands.doctor.findings import NotCheckable, Skipped
-from tasks.commands.doctor.model import Model, dense_parameters, num_parameters, trained_folder
+from tasks.commands.doctor.model import Model, trained_folder
 from tasks.core.records import Problem, Trajectory
 from tasks.core.settings import Paths, Settings
 from tasks.core.splits import read_split
@@ -26,14 +27,15 @@ from tasks.environments.settings import EnvironmentSettings
 from tasks.learning.shared.settings import GRPOSettings
 from tasks.models.embedded import build_tokenizer, is_embedded
 from tasks.models.folders import (
-    check_model_path,
     load_fast_tokenizer,
     load_tokenizer,
     model_config,
     resolve_model,
 )
+from tasks.models.missing import check_model_path
 from tasks.models.settings import ComputeSettings, ModelSettings
 from tasks.models.template import state_template
+from tasks.planning.shapes import config_shape, count_parameters
 from tasks.rewards.settings import RewardSettings
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
@@ -125,14 +127,16 @@ class DoctorContext:
         tokenizer = load_fast_tokenizer(folder) if embedded else load_tokenizer(folder)
         state_template(tokenizer, self.settings.model.template)
         config = model_config(folder)
-        return Model(str(folder), tokenizer, config.get("text_config", config), num_parameters(folder))
+        return Model(str(folder), tokenizer, config.get("text_config", config), count_parameters(folder))
 
     def _unbuilt_model(self) -> Model:
         embedded, environment = self.settings.model.embedded, self.environment
         texts = embedded_texts(embedded, self.paths, environment)
-        tokenizer = build_tokenizer(texts, environment.vocabulary(), tools_in_prompt=embedded.tools_in_prompt)
-        config = {**embedded.model_dump(), "vocab_size": len(tokenizer)}
-        return Model("the embedded model, not built yet", tokenizer, config, dense_parameters(config))
+        tokenizer = build_tokenizer(texts, environment.vocabulary(), embedded)
+        state_template(tokenizer, self.settings.model.template)
+        config = {**embedded.model_dump(), "vocab_size": len(tokenizer), "tie_word_embeddings": True}
+        name = "the embedded model, not built yet"
+        return Model(name, tokenizer, config, config_shape(name, config).num_parameters)
 
     @cached_property
     def chat(self) -> ChatFormat:
@@ -177,7 +181,7 @@ class DoctorContext:
     def play(self, scripts: Sequence[tuple[Problem, list[str]]], *, concurrency: int = BATCH) -> list[Trajectory]:
         """Trajectories in which the model writes exactly these texts; the same key and seed each time."""
         chat = self.chat
-        ids = [[chat.encode(text) for text in texts] for _, texts in scripts]
+        ids = [[[*given, *written] for given, written in map(chat.written_ids, texts)] for _, texts in scripts]
         collector = Collector(
             EngineEpisodes(ScriptedEngine(ids, end_of_turn=chat.end_of_turn), chat, NO_LIMITS),
             self.environment,

@@ -61,8 +61,9 @@ def mask_fault(context: DoctorContext, reference: PlayedReference) -> str:
     sampled, given = split_by_mask(played)
     end = chat.decode([chat.end_of_turn])
     for written, text in zip([chat.decode(ids) for ids in sampled], reference.texts, strict=False):
-        if written != text + end:
-            return f"the model wrote {one_line(repr(text + end))}, and its tokens read {one_line(repr(written))}"
+        asked = empty_thought(chat) + text + end
+        if written != asked:
+            return f"the model wrote {one_line(repr(asked))}, and its tokens read {one_line(repr(written))}"
     if len(sampled) != len(reference.texts):
         return f"{len(reference.texts)} messages were written, and {len(sampled)} runs of tokens are in the mask"
     expected = [[reference.problem.requests[0]], *filter(None, map(given_after, played.turns))]
@@ -71,6 +72,11 @@ def mask_fault(context: DoctorContext, reference: PlayedReference) -> str:
         if missing:
             return f"{one_line(repr(missing[0]))} was given to the model, but is not between its turns"
     return "" if len(given) == len(expected) else "a tool reply is in the mask, or a message of the model is not"
+
+
+def empty_thought(chat: ChatFormat) -> str:
+    """What a scripted model writes before its message, if the model thinks."""
+    return chat.decode(chat.written_ids("")[0])
 
 
 def given_after(turn: Turn) -> list[str]:
@@ -86,7 +92,8 @@ def rendering_fault(context: DoctorContext, reference: PlayedReference) -> str:
         messages.append(chat.template.written(text))
         messages += chat.replies(tuple(turn.replies)) if turn.replies else []
         messages += [chat.asking(turn.follow_up)] if turn.follow_up is not None else []
-    rendered, whole = chat.template.render(messages, tools=rendered_tools), chat.decode(played.token_ids)
+    rendered = chat.template.without_thoughts(chat.template.render(messages, tools=rendered_tools))
+    whole = chat.template.without_thoughts(chat.decode(played.token_ids))
     if rendered.startswith(whole) or chat.decode(chat.encode(rendered)).startswith(whole):
         return ""
     start = next((place for place, (a, b) in enumerate(zip(whole, rendered, strict=False)) if a != b), len(rendered))

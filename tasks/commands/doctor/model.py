@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from tasks.core.files import read_json
 from tasks.core.settings import Paths
 from tasks.models.embedded import is_embedded
-from tasks.models.files import POINTER, loading
+from tasks.models.files import POINTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +30,3 @@ def trained_folder(paths: Paths, model_path: str) -> Path | None:
     if not is_current:
         return None
     return warm if warm.exists() else base
-
-
-def num_parameters(folder: Path) -> int:
-    from safetensors import safe_open
-
-    total = 0
-    for file in sorted(folder.glob("*.safetensors")):
-        with loading(folder, file.name), safe_open(file, framework="np") as tensors:
-            total += sum(math.prod(tensors.get_slice(name).get_shape()) for name in list(tensors.keys()))
-    return total
-
-
-def dense_parameters(config: dict[str, Any]) -> int:
-    """The same for a model that is not built yet, with tied embeddings; norms are not counted."""
-    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
-    key_values = hidden * config["num_key_value_heads"] // config["num_attention_heads"]
-    a_layer = 2 * hidden * hidden + 2 * hidden * key_values + 3 * hidden * config["intermediate_size"]
-    return int(config["vocab_size"] * hidden + layers * a_layer)

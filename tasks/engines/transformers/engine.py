@@ -181,6 +181,7 @@ def load_engine(
     sampling: SamplingSettings,
     compute: ComputeSettings,
     model: PreTrainedModel | None,
+    lora_rank: int | None,
 ) -> TransformersEngine:
     return TransformersEngine(
         model if model is not None else load_model(folder, compute=compute),

@@ -34,6 +34,7 @@ CERTAIN_NATS = 0.05
 NOTHING_ELSE: dict[str, float] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 MAX_ANSWER_BYTES = 64 << 20  # log-probs of a given token take 100 bytes
 UNIX = "unix:"
+ADAPTER = "adapter"  # the policy's, to the server
 KEEP_ALIVE_SECONDS = 2.0  # the server closes idle ones after 5, which looks like a crash
 
 
@@ -64,10 +65,13 @@ class VLLMClient:
         timeout_seconds: float,
     ):
         self.model, self.sampling, self.end_ids = model, sampling, tuple(end_ids)
+        self.adapter: str | None = None  # the name of the one to compute with
         self.vocabulary_size, self.timeout_seconds = vocabulary_size, timeout_seconds
         self.url, self._http = url.rstrip("/"), _connection(url)
 
     async def move(self, url: str) -> None:
+        """To a server that was started again, and has no adapter yet."""
+        self.adapter = None
         await self._http.aclose()
         self.url, self._http = url.rstrip("/"), _connection(url)
 
@@ -82,7 +86,7 @@ class VLLMClient:
     ) -> Answer:
         end_ids = [*self.end_ids, *more_end_ids]
         body = {
-            "model": self.model,
+            "model": self.adapter or self.model,
             "prompt": prompt,
             "max_tokens": max_new_tokens,
             "temperature": self.sampling.temperature,
@@ -104,7 +108,7 @@ class VLLMClient:
     async def token_logp(self, token_ids: list[int]) -> list[float]:
         """Log-prob (nats, temperature 1, no top-p) of every token but the first."""
         body = {
-            "model": self.model,
+            "model": self.adapter or self.model,
             "prompt": token_ids,
             "max_tokens": 1,
             "temperature": 1.0,
@@ -120,6 +124,14 @@ class VLLMClient:
 
     async def load_weights(self, folder: Path, label: str) -> None:
         await self.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+        self.adapter = None
+        await self.serve_loaded(label)
+
+    async def load_adapter(self, folder: Path, label: str) -> None:
+        """Put a LoRA adapter in the place of the one before; requests then name it."""
+        body = {"lora_name": ADAPTER, "lora_path": str(folder), "load_inplace": True}
+        self._refuse_status(await self._ask("POST", "/v1/load_lora_adapter", body))
+        self.adapter = ADAPTER
         await self.serve_loaded(label)
 
     async def serve_loaded(self, label: str) -> None:
@@ -206,7 +218,7 @@ class VLLMClient:
         except httpx2.TransportError as error:
             raise ConnectionLost(f"{type(error).__name__} at {route}: {one_line(error)}") from None
 
-    def _read(self, response: httpx2.Response) -> dict[str, Any]:
+    def _refuse_status(self, response: httpx2.Response) -> None:
         status, route = response.status_code, response.request.url.path
         if status >= 500 or status in BUSY or 300 <= status < 400:
             raise ServerDown(f"status {status} at {route}: {one_line(response.text)}")
@@ -215,6 +227,10 @@ class VLLMClient:
                 f"{self.url}{route}: the server refuses the request (status {status}: {one_line(response.text)}), and "
                 f"would refuse it again. It may serve another model or a shorter context than sampling asks for."
             )
+
+    def _read(self, response: httpx2.Response) -> dict[str, Any]:
+        self._refuse_status(response)
+        route = response.request.url.path
         try:
             answer = json_text.parse(response.content)
         except ValueError:

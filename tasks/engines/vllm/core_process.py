@@ -15,7 +15,7 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tasks.core.child_processes import own_guardian
 from tasks.core.text import one_line
@@ -26,9 +26,14 @@ from tasks.models.policy_weights import PolicyWeights
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 
 if TYPE_CHECKING:
+    import torch
     from vllm import LLM, RequestOutput, SamplingParams
+    from vllm.lora.request import LoRARequest
 
 GIB = 1 << 30
+ADAPTER = "adapter"  # vLLM's name for the policy's LoRA adapter
+SleepLevel = Literal[1, 2]
+SleepingPart = Literal["weights", "kv_cache"]
 TICK_SECONDS = 1.0
 # Read by vLLM when it is imported and by the processes it starts.
 ENVIRONMENT = {
@@ -80,10 +85,12 @@ class CoreWatch:
 class VLLMCore:
     def __init__(self, llm: LLM, watch: CoreWatch, sockets: Path):
         self.llm, self.watch, self.sockets = llm, watch, sockets
+        self.adapter: LoRARequest | None = None
 
     def add(self, name: str, token_ids: list[int], params: SamplingParams, *, salt: str) -> None:
         """Queue a request. The salt keeps one policy's cache from being read under another."""
-        self.llm.llm_engine.add_request(name, {"prompt_token_ids": list(token_ids), "cache_salt": salt}, params)
+        prompt: Any = {"prompt_token_ids": list(token_ids), "cache_salt": salt}
+        self.llm.llm_engine.add_request(name, prompt, params, lora_request=self.adapter)
 
     def step(self) -> list[RequestOutput]:
         with self.watch.awaited():
@@ -96,33 +103,50 @@ class VLLMCore:
     def load(self, folder: Path) -> None:
         with self.watch.awaited():
             self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+        self.adapter = None
 
-    def take_by_ipc(self, weights: PolicyWeights) -> None:
+    def take_by_ipc(self, weights: PolicyWeights, dtype: torch.dtype | None) -> None:
         with self.watch.awaited():
-            send_by_ipc(self.llm, weights)
+            send_by_ipc(self.llm, weights, dtype)
+        self.adapter = None
+
+    def load_adapter(self, folder: Path) -> None:
+        """Put the adapter in the place of the one before; from now on every request is computed with it."""
+        from vllm.lora.request import LoRARequest
+
+        with self.watch.awaited():
+            is_loaded = self.llm.llm_engine.add_lora(LoRARequest(ADAPTER, 1, str(folder), load_inplace=True))
+        if not is_loaded:
+            raise ValueError(
+                f"vLLM did not load the LoRA adapter in {folder}, so turns would be written by an older policy. Start "
+                f"the run again; it continues from its checkpoint."
+            )
+        self.adapter = LoRARequest(ADAPTER, 1, str(folder))
 
     def empty_prefix_cache(self) -> bool:
         with self.watch.awaited():
             return bool(self.llm.reset_prefix_cache())
 
-    def sleep(self) -> bool:
-        """Free the GPU's memory, weights included; False on CPU, where vLLM has no such mode."""
+    def sleep(self, level: SleepLevel) -> bool:
+        """Free the GPU's memory; level 1 keeps weights in host memory. False on CPU, where vLLM has no such mode."""
         if not _on_gpu():
             return False
         with self.watch.awaited():
-            self.llm.sleep(level=2)
+            self.llm.sleep(level=level)
         return True
 
-    def wake(self) -> None:
+    def wake(self, part: SleepingPart) -> None:
         with self.watch.awaited():
-            self.llm.wake_up()
+            self.llm.wake_up(tags=[part])
 
     def stop(self) -> None:
         self.llm.llm_engine.engine_core.shutdown()
         shutil.rmtree(self.sockets, ignore_errors=True)
 
 
-def start_core(folder: Path, settings: EngineSettings, sampling: SamplingSettings) -> VLLMCore:
+def start_core(
+    folder: Path, settings: EngineSettings, sampling: SamplingSettings, *, lora_rank: int | None
+) -> VLLMCore:
     options = settings_of(settings)
     os.environ |= ENVIRONMENT | {"VLLM_ENGINE_READY_TIMEOUT_S": str(int(options.start_timeout_seconds))}
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # else each refresh warns of rotations without weights
@@ -142,7 +166,7 @@ def start_core(folder: Path, settings: EngineSettings, sampling: SamplingSetting
     guardian.remove(sockets)
     try:
         with _set_variables(vllm_shared.private_sockets(sockets) | ({} if _on_gpu() else _cpu_environment())):
-            llm = LLM(str(folder), **_arguments(options, max_model_len, settings.max_concurrent_episodes))
+            llm = LLM(str(folder), **_arguments(options, max_model_len, settings.max_concurrent_episodes, lora_rank))
     except (RuntimeError, TimeoutError, ValueError, core_death()) as error:
         shutil.rmtree(sockets, ignore_errors=True)
         raise NotStarted(
@@ -158,7 +182,7 @@ def start_core(folder: Path, settings: EngineSettings, sampling: SamplingSetting
     return VLLMCore(llm, watch, sockets)
 
 
-def _arguments(options: VLLMSettings, max_model_len: int, max_num_seqs: int) -> dict[str, Any]:
+def _arguments(options: VLLMSettings, max_model_len: int, max_num_seqs: int, lora_rank: int | None) -> dict[str, Any]:
     on_gpu_alone = {"gpu_memory_utilization": options.gpu_memory_utilization, "enable_sleep_mode": True}
     on_cpu_alone = {
         "kv_cache_memory_bytes": options.kv_cache_gib * GIB,
@@ -182,6 +206,7 @@ def _arguments(options: VLLMSettings, max_model_len: int, max_num_seqs: int) -> 
         "use_tqdm_on_load": False,
         **(on_gpu_alone if _on_gpu() else on_cpu_alone),
         **transfer_arguments(options.transfer),
+        **vllm_shared.lora_arguments(lora_rank),
     }
 
 

@@ -23,11 +23,12 @@ def load_engine(
     sampling: SamplingSettings,
     compute: ComputeSettings,
     model: PreTrainedModel | None,
+    lora_rank: int | None,
 ) -> Engine:
     if settings_of(engine).mode == "server":
         from tasks.engines.vllm.server_engine import ServerEngine
 
-        return ServerEngine(folder=folder, chat=chat, sampling=sampling, settings=engine)
+        return ServerEngine(folder=folder, chat=chat, sampling=sampling, settings=engine, lora_rank=lora_rank)
     from tasks.engines.vllm.in_process import VLLMEngine
 
-    return VLLMEngine(folder=folder, chat=chat, sampling=sampling, settings=engine)
+    return VLLMEngine(folder=folder, chat=chat, sampling=sampling, settings=engine, lora_rank=lora_rank)

@@ -29,18 +29,30 @@ HALF_APPLIED = "half applied"  # what vLLM calls its weights while a refresh is 
 
 
 class VLLMEngine:
+    """`lora_rank` is of a policy that is an adapter over the weights in `folder`; a refresh then sends it alone."""
+
     has_own_memory = knows_its_weights = True
     remedy = WRONG_DTYPE
 
-    def __init__(self, *, folder: Path, chat: ChatFormat, sampling: SamplingSettings, settings: EngineSettings):
-        self.options, self.settings = settings_of(settings), settings
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        chat: ChatFormat,
+        sampling: SamplingSettings,
+        settings: EngineSettings,
+        lora_rank: int | None = None,
+    ):
+        self.options, self.settings, self.lora_rank = settings_of(settings), settings, lora_rank
         self.chat, self.sampling, self.policy_version = chat, sampling, 0
         self.conversation: dict[EpisodeHandle, list[int]] = {}
         self.under_way: dict[str, TurnRequest] = {}
         self.num_requests = self.num_restarts = self.num_retried_turns = 0
         self.num_prompt_tokens = self.num_cached_tokens = 0
         self.is_asleep = self.is_closed = False
-        self.weights = WeightsFolder(Path(self.options.folder), chat.tokenizer)
+        self.has_first_weights = True
+        self.adapter: Path | None = None
+        self.weights = WeightsFolder(Path(self.options.folder), chat.tokenizer, dtype=self.options.dtype)
         try:
             self.served = self.weights.open_model(folder)
             self.core = self._start()
@@ -92,16 +104,18 @@ class VLLMEngine:
         return True
 
     def _apply(self, weights: PolicyWeights, policy_version: int) -> None:
-        """Each call to vLLM is awaited separately: the time of an export does not count as vLLM's silence."""
+        """Each call to vLLM is awaited separately: the time of an export does not count as vLLM's silence.
+
+        A sleeping vLLM gets memory for its weights first, and for its KV cache when they have arrived, by which time
+        the trainer has freed what it needed to send them.
+        """
         if self.is_asleep:
-            self.core.wake()
-            self.is_asleep = False
+            self.core.wake("weights")
         self.core.label(HALF_APPLIED)
-        if self.options.transfer == "ipc":
-            self.core.take_by_ipc(weights)
-        else:
-            self.served = self.weights.export(weights, policy_version)
-            self.core.load(self.served)
+        self._send(weights, policy_version)
+        if self.is_asleep:
+            self.core.wake("kv_cache")
+            self.is_asleep = False
         if not self.core.empty_prefix_cache():
             raise ValueError(
                 f"vLLM would not empty its prefix cache after the refresh to policy version {policy_version}, so new "
@@ -109,6 +123,23 @@ class VLLMEngine:
             )
         self.core.label(str(policy_version))
         self.policy_version = policy_version
+
+    def _send(self, weights: PolicyWeights, policy_version: int) -> None:
+        """The adapter alone where vLLM has the weights it belongs to, else all tensors."""
+        if self._takes_adapters and weights.save_adapter is not None:
+            self.adapter = self.weights.export_adapter(weights.save_adapter, policy_version)
+            self.core.load_adapter(self.adapter)
+            return
+        self.has_first_weights, self.adapter = False, None
+        if self.options.transfer == "ipc":
+            self.core.take_by_ipc(weights, self.weights.dtype)
+        else:
+            self.served = self.weights.export(weights, policy_version)
+            self.core.load(self.served)
+
+    @property
+    def _takes_adapters(self) -> bool:
+        return self.lora_rank is not None and self.has_first_weights
 
     def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
         """Prompt log-probs, which vLLM gives before temperature and top-p and never takes from the prefix cache."""
@@ -126,8 +157,11 @@ class VLLMEngine:
         return [_prompt_logp(outputs[str(number)]) for number in range(len(sequences))]
 
     def sleep(self) -> None:
-        """Free the GPU's memory until the next refresh; nothing on CPU. Never run on a GPU."""
-        self.is_asleep = self.core.sleep()
+        """Free the GPU's memory until the next refresh; nothing on CPU.
+
+        Level 2 drops the weights, since a refresh brings all of them. One that brings an adapter needs those below it.
+        """
+        self.is_asleep = self.core.sleep(1 if self._takes_adapters else 2)
 
     def counts(self) -> dict[str, float]:
         return {
@@ -211,7 +245,7 @@ class VLLMEngine:
         return "stop_string" if reason == "stop" else "length"
 
     def _start(self) -> VLLMCore:
-        return start_core(self.served, self.settings, self.sampling)
+        return start_core(self.served, self.settings, self.sampling, lora_rank=self.lora_rank)
 
     def _restart(self, death: Exception) -> None:
         """Start a new core with the current weights and repeat the turns under way, until one survives."""
@@ -229,6 +263,8 @@ class VLLMEngine:
                 self.core.stop()
                 raise ValueError(CLOSED)
             self.is_asleep = False
+            if self.adapter is not None:
+                self.core.load_adapter(self.adapter)
             self.core.label(str(self.policy_version))
             for name, request in self.under_way.items():
                 self._ask(name, request)
@@ -246,7 +282,7 @@ class VLLMEngine:
                 f"{what} engine.settings.max_restarts ({self.options.max_restarts}) is used up, so the run stops here. "
                 f"See vLLM's log above for the cause, then run again: it continues from the last checkpoint."
             ) from failure
-        if self.options.transfer == "ipc":
+        if self.options.transfer == "ipc" and not self.has_first_weights:
             raise ValueError(
                 "vLLM's process died, and with it the only copy of the weights sent by IPC. "
                 "See vLLM's log above for the cause, then run again: it continues from the last checkpoint."

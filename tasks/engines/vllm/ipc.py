@@ -9,13 +9,14 @@ from __future__ import annotations
 import base64
 import os
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from tasks.engines.vllm.weights_folder import tensors_with_own_head
+from tasks.engines.vllm.served_tensors import served_tensors
 from tasks.models.policy_weights import PolicyWeights
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
     from vllm import LLM
     from vllm.distributed.weight_transfer.base import WeightSource
@@ -47,8 +48,11 @@ def transfer_arguments(transfer: Transfer) -> dict[str, Any]:
     return {"weight_transfer_config": {"backend": transfer}}
 
 
-def send_by_ipc(llm: LLM, weights: PolicyWeights) -> None:
-    """Give vLLM's worker handles of copies in GPU memory, chunk by chunk, and wait until it has read them."""
+def send_by_ipc(llm: LLM, weights: PolicyWeights, dtype: torch.dtype | None) -> None:
+    """Give vLLM's worker handles of copies in GPU memory, chunk by chunk, and wait until it has read them.
+
+    vLLM packs tensors into one buffer of bounded size, each cast to `dtype` on its way, so nothing else is copied.
+    """
     from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo, IPCTrainerWeightTransferEngine
 
     if weights.model.device.type != "cuda":
@@ -59,12 +63,14 @@ def send_by_ipc(llm: LLM, weights: PolicyWeights) -> None:
     IPCTrainerWeightTransferEngine.trainer_init(
         IPCTrainerInitInfo(rank=0, packed=True),
         client=_Client(llm),
-        source=weight_source(tensors_with_own_head(weights)),
+        source=weight_source(lambda: served_tensors(weights, dtype)),
     ).send_weights()
 
 
-def weight_source(tensors: Mapping[str, Tensor]) -> WeightSource:
-    """Tensors by name for vLLM's senders. vLLM's own source walks parameters and misses a tied head."""
+def weight_source(tensors: Callable[[], Iterator[tuple[str, Tensor]]]) -> WeightSource:
+    """The stream that `tensors` begins anew, for vLLM's senders; their own source walks parameters and misses a tied
+    head.
+    """
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
     class Tensors(WeightSource):
@@ -72,7 +78,7 @@ def weight_source(tensors: Mapping[str, Tensor]) -> WeightSource:
             return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self]
 
         def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-            return iter(tensors.items())
+            return tensors()
 
     return Tensors()
 

@@ -1,9 +1,9 @@
 """Weights from the trainer's GPU to those of one vLLM server by NCCL, with vLLM's own trainer-side sender.
 
 Each server has its own group with the trainer as rank 0, so a dying server takes no other with it. A copy is sent,
-which costs one more model in GPU memory: a late server loads it while the trainer changes its weights. Written from
-vLLM 0.32's sources and tested against its classes and routes; never run, for want of a GPU. While a group meets and
-sends, its ports accept anybody (NCCL has no secrets), so the network must be private. One trainer process only.
+which costs one more model of the engine's dtype in GPU memory: a late server loads it while the trainer changes its
+weights. Written from vLLM 0.32's sources and tested against its classes and routes. While a group meets and sends, its
+ports accept anybody (NCCL has no secrets), so the network must be private. One trainer process only.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from tasks.core.background import run
 from tasks.core.text import one_line
 from tasks.engines.vllm.client import UNIX, VLLMClient
 from tasks.engines.vllm.ipc import weight_source
+from tasks.engines.vllm.served_tensors import served_tensors
 from tasks.engines.vllm.server_process import ServerDown
-from tasks.engines.vllm.weights_folder import tensors_with_own_head
 from tasks.models.policy_weights import PolicyWeights
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLTrainerWeightTransferEngine
 
@@ -63,9 +64,9 @@ class NCCLSender:
             if self.engine is None:
                 group = trainer_group(self.client.url, num_workers)
                 self.engine = NCCLTrainerWeightTransferEngine.trainer_init(
-                    group, client=Routes(self.client), source=weight_source(tensors)
+                    group, client=Routes(self.client), source=weight_source(lambda: iter(tensors.items()))
                 )
-            self.engine.source = weight_source(tensors)
+            self.engine.source = weight_source(lambda: iter(tensors.items()))
             self.engine.send_weights()
 
 
@@ -116,8 +117,8 @@ def free_port() -> int:
         return int(held.getsockname()[1])
 
 
-def copies(weights: PolicyWeights) -> dict[str, Tensor]:
-    """The current weights, copied in GPU memory; ValueError where the model is not on a GPU."""
+def copies(weights: PolicyWeights, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """The current weights in the engine's dtype, copied in GPU memory; ValueError where the model is not on a GPU."""
     import torch
 
     if weights.model.device.type != "cuda":
@@ -125,6 +126,6 @@ def copies(weights: PolicyWeights) -> dict[str, Tensor]:
             f"engine.settings.transfer is nccl and the policy is on {weights.model.device}, so there is no GPU "
             f"memory to send from. Set engine.settings.transfer: disk."
         )
-    tensors = {name: tensor.clone() for name, tensor in tensors_with_own_head(weights).items()}
+    tensors = dict(served_tensors(weights, dtype, copy=True))
     torch.cuda.synchronize(weights.model.device)  # they are read on another thread's stream
     return tensors

@@ -28,12 +28,20 @@ CONFIRM_AFTER_SECONDS = 5.0  # of silence; less than any server needs to start, 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """In a folder, or in `tensors` (a server then starts from the folder). `label` None: nothing was exported yet."""
+    """In a folder, or in `tensors`, or in an `adapter` over the folder's: a server then starts from the folder.
+
+    `label` None: nothing was exported yet.
+    """
 
     folder: Path
     label: str | None
     policy_version: int
     tensors: dict[str, Tensor] | None = None
+    adapter: Path | None = None
+
+    @property
+    def are_in_the_folder(self) -> bool:
+        return self.tensors is None and self.adapter is None
 
 
 Reading = Callable[[Path], AbstractContextManager[None]]  # inside, the folder stays (WeightsFolder.reading)
@@ -65,7 +73,7 @@ class Server:
             await self.client.move(self.process.url)
             await self.process.wait_ready()
         self._forget()
-        if weights.tensors is None:
+        if weights.are_in_the_folder:
             if weights.label is not None:
                 await self.client.set_label(weights.label)
             self.weights = weights
@@ -87,13 +95,16 @@ class Server:
             self.weights = weights
 
     async def _load(self, weights: Weights, label: str) -> None:
-        if weights.tensors is None:
-            with self.reading(weights.folder):
-                await self.client.load_weights(weights.folder, label)
-        else:
+        if weights.adapter is not None:
+            with self.reading(weights.adapter):
+                await self.client.load_adapter(weights.adapter, label)
+        elif weights.tensors is not None:
             self.sender = self.sender or NCCLSender(self.client)
             await self.sender.send(weights.tensors)
             await self.client.serve_loaded(label)
+        else:
+            with self.reading(weights.folder):
+                await self.client.load_weights(weights.folder, label)
 
     def _forget(self) -> None:
         """It may be another process now: its weights and its NCCL group are unknown."""

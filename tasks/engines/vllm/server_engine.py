@@ -37,21 +37,35 @@ TICK_SECONDS = 0.01  # between two checks whether `poll` should end early
 
 
 class ServerEngine:
-    """Generates with the model in `folder`, later with what `refresh` brings. Servers start when first needed."""
+    """Generates with the model in `folder`, later with what `refresh` brings. Servers start when first needed.
+
+    `lora_rank` is of a policy that is an adapter over the weights in `folder`: servers started here then get it alone,
+    those in `urls` the merged weights.
+    """
 
     has_own_memory = True
     remedy = WRONG_DTYPE
 
-    def __init__(self, *, folder: Path, chat: ChatFormat, sampling: SamplingSettings, settings: EngineSettings):
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        chat: ChatFormat,
+        sampling: SamplingSettings,
+        settings: EngineSettings,
+        lora_rank: int | None = None,
+    ):
         options = settings_of(settings)
         self.knows_its_weights = not options.urls
         check_transfer(options.transfer, mode="server", on_gpu=num_gpus() > 0)
         self.model_folder, self.sampling, self.options = folder, sampling, options
         self.max_num_seqs = math.ceil(settings.max_concurrent_episodes / options.num_servers)
-        self.tolerance, self.end_ids = settings.probe_tolerance, chat.end_ids
+        self.tolerance, self.end_ids = settings.tolerance(options.dtype), chat.end_ids
         self.vocabulary_size = vocabulary_size(folder, chat.tokenizer)
         self.policy_version = 0
-        self.weights_folder = WeightsFolder(Path(options.folder), chat.tokenizer)
+        self.weights_folder = WeightsFolder(Path(options.folder), chat.tokenizer, dtype=options.dtype)
+        self.lora_rank = None if options.urls else lora_rank
+        self.first_folder: Path | None = None
         self.log_folder = Path(options.folder) / f"logs-{os.getpid()}"
         self.run_name, self.num_refreshes, self.num_torn_exports = uuid.uuid4().hex[:12], 0, 0
         self.servers: Servers | None = None
@@ -128,15 +142,22 @@ class ServerEngine:
         return self.servers
 
     def _first_folder(self) -> Path:
-        return self.model_folder if self.options.urls else self.weights_folder.open_model(self.model_folder)
+        if self.first_folder is None:
+            own = self.model_folder if self.options.urls else self.weights_folder.open_model(self.model_folder)
+            self.first_folder = own
+        return self.first_folder
 
     def _weights(self, given: PolicyWeights, policy_version: int) -> Weights:
         label = f"{self.run_name}-{self.num_refreshes}"
+        if self.lora_rank is not None and given.save_adapter is not None:
+            adapter = self.weights_folder.export_adapter(given.save_adapter, policy_version)
+            return Weights(self._first_folder(), label, policy_version, adapter=adapter)
+        self.lora_rank = None  # other weights come below it
         if self.options.transfer == "disk":
             return Weights(self._export(given, policy_version), label, policy_version)
         served = self.servers.weights if self.servers is not None else None
         folder = served.folder if served is not None else self._first_folder()
-        return Weights(folder, label, policy_version, copies(given))
+        return Weights(folder, label, policy_version, copies(given, self.weights_folder.dtype))
 
     def _export(self, given: PolicyWeights, policy_version: int) -> Path:
         folder = self.weights_folder.export(given, policy_version)
@@ -177,6 +198,7 @@ class ServerEngine:
             max_model_len=max_model_len(self.model_folder, self.sampling),
             max_num_seqs=self.max_num_seqs,
             log_folder=self.log_folder,
+            lora_rank=self.lora_rank,
         )
 
     def _make_client(self, url: str) -> VLLMClient:

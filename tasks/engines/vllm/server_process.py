@@ -41,6 +41,7 @@ class ServerProcess(ChildProcess):
         max_model_len: int,
         max_num_seqs: int,
         log_folder: Path,
+        lora_rank: int | None,
     ):
         sockets = vllm_shared.private_folder()
         self.settings, self.socket = settings, sockets / "server"
@@ -52,8 +53,11 @@ class ServerProcess(ChildProcess):
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             on_gpu=num_gpus() > 0,
+            lora_rank=lora_rank,
         )
         variables = server_environment(settings, number=number, num_gpus=num_gpus())
+        if lora_rank is not None:
+            variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         log_folder.mkdir(parents=True, exist_ok=True)
         super().__init__(
             command,
@@ -83,7 +87,14 @@ class ServerProcess(ChildProcess):
 
 
 def serve_command(
-    folder: Path, settings: VLLMSettings, *, socket: Path, max_model_len: int, max_num_seqs: int, on_gpu: bool
+    folder: Path,
+    settings: VLLMSettings,
+    *,
+    socket: Path,
+    max_model_len: int,
+    max_num_seqs: int,
+    on_gpu: bool,
+    lora_rank: int | None = None,
 ) -> list[str]:
     """Log-probs are of the distribution sampled from; only requests set the sampling."""
     command = [
@@ -101,6 +112,8 @@ def serve_command(
         command.append("--enforce-eager")
     if settings.transfer == "nccl":
         command += ["--weight-transfer-config", json.dumps({"backend": "nccl"})]
+    for name, value in vllm_shared.lora_arguments(lora_rank).items():
+        command += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     if on_gpu:
         return [*command, "--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
     step = str(vllm_shared.whole_prompts(max_model_len))

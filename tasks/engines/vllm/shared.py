@@ -9,13 +9,15 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tasks.models.folders import model_config
 from tasks.rollouts.settings import SamplingSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vLLM allocates for one of these
 
 SEED_BITS = 63  # a turn's seed has 64 bits, vLLM takes a signed integer of 64
 
@@ -71,6 +73,19 @@ def vocabulary_size(model_folder: Path, tokenizer: PreTrainedTokenizerBase) -> i
     """The ids the model can read and write: the tokenizer's, and those that pad the embedding."""
     config = model_config(model_folder)
     return max(len(tokenizer), config.get("text_config", config).get("vocab_size") or 0)
+
+
+def lora_arguments(rank: int | None) -> dict[str, Any]:
+    """What vLLM must be started with to take the policy as an adapter of `rank`: room for one."""
+    if rank is None:
+        return {}
+    fitting = [most for most in MAX_LORA_RANKS if most >= rank]
+    if not fitting:
+        raise ValueError(
+            f"train.lora.rank is {rank} and vLLM takes adapters of rank {MAX_LORA_RANKS[-1]} at most, so it could not "
+            f"generate with the policy. Lower the rank, or set engine.name: transformers."
+        )
+    return {"enable_lora": True, "max_lora_rank": fitting[0], "max_loras": 1, "max_cpu_loras": 1}
 
 
 def cpu_executor(tensor_parallel_size: int) -> str:

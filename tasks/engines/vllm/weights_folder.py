@@ -13,7 +13,7 @@ import re
 import shutil
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import count
@@ -21,14 +21,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.files import atomic_folder, read_json, write_json
+from tasks.engines.vllm.served_tensors import served_tensors, torch_dtype, write_tensors
 from tasks.models.files import weight_files
 from tasks.models.folders import is_adapter, load_config, load_model, resolve_model
 from tasks.models.policy_weights import PolicyWeights
-from tasks.models.settings import on_cpu
+from tasks.models.settings import Dtype, on_cpu
 
 if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedTokenizerBase
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 RECORD = "weights.json"
 OF_A_PROCESS = re.compile(r"([0-9]{1,7})-[0-9]+|logs-([0-9]{1,7})")  # left in `root` by this module and servers
@@ -48,13 +49,15 @@ class WeightsRecord:
 class WeightsFolder:
     """The folder of one engine's weights: `<root>/<process>-<number>/version-<version>-<export>`, deleted on close.
 
-    The last two exports are kept, whatever their versions (a rolled-back run counts from a lower one), and any that is
-    being read. What ended processes left in `root`, weights and servers' logs, is deleted.
+    Copies have the engine's `dtype` (`auto`: the trainer's). The last two exports are kept, the last two adapters too,
+    whatever their versions (a rolled-back run counts from a lower one), and any that is being read. What ended
+    processes left in `root`, weights and servers' logs, is deleted.
     """
 
-    def __init__(self, root: Path, tokenizer: PreTrainedTokenizerBase):
-        self.tokenizer = tokenizer
+    def __init__(self, root: Path, tokenizer: PreTrainedTokenizerBase, *, dtype: str):
+        self.tokenizer, self.dtype = tokenizer, torch_dtype(dtype)
         self.exports: list[Path] = []  # those not removed, the last one last
+        self.adapters: list[Path] = []
         self.num_exports = 0
         self.num_readers: Counter[Path] = Counter()
         make_private(root)
@@ -68,20 +71,38 @@ class WeightsFolder:
         weight_files(resolved, is_adapter=is_adapter(resolved))  # refuses a folder where vLLM would load other files
         if not is_adapter(resolved) and not has_tied_head(resolved):
             return resolved.resolve()
-        import torch
-
-        model = load_model(model_folder, compute=on_cpu(torch.get_num_threads()))
-        return self.export(PolicyWeights.of(model), policy_version=0)
+        return self.export(PolicyWeights.of(self._load(model_folder)), policy_version=0)
 
     def export(self, weights: PolicyWeights, policy_version: int) -> Path:
         """Write `weights`; return their folder, which is never written again."""
+        target = self._next("version", policy_version)
+        export_weights(target, weights, self.tokenizer, self.dtype, policy_version=policy_version)
+        return self._keep(self.exports, target)
+
+    def export_adapter(self, save: Callable[[Path], None], policy_version: int) -> Path:
+        """A new path for each version: vLLM takes two adapters at one path for the same."""
+        target = self._next("adapter", policy_version)
+        with atomic_folder(target) as temporary:
+            save(temporary)
+        return self._keep(self.adapters, target)
+
+    def _load(self, model_folder: Path) -> PreTrainedModel:
+        """In host memory, in 16 bits where the engine computes in 16."""
+        import torch
+
+        dtype: Dtype = "float32" if self.dtype in (None, torch.float32) else "bfloat16"
+        return load_model(model_folder, compute=on_cpu(torch.get_num_threads()), dtype=dtype)
+
+    def _next(self, kind: str, policy_version: int) -> Path:
         self.num_exports += 1
-        target = self.folder / f"version-{policy_version:06d}-{self.num_exports}"
-        export_weights(target, weights, self.tokenizer, policy_version=policy_version)
-        self.exports.append(target)
-        for old in [folder for folder in self.exports[:-2] if not self.num_readers[folder]]:
-            self.remove(old)
-        return target
+        return self.folder / f"{kind}-{policy_version:06d}-{self.num_exports}"
+
+    def _keep(self, kept: list[Path], newest: Path) -> Path:
+        kept.append(newest)
+        for old in [folder for folder in kept[:-2] if not self.num_readers[folder]]:
+            kept.remove(old)
+            shutil.rmtree(old, ignore_errors=True)
+        return newest
 
     def remove(self, export: Path) -> None:
         self.exports.remove(export)
@@ -119,18 +140,19 @@ def make_private(root: Path) -> None:
 
 
 def export_weights(
-    folder: Path, weights: PolicyWeights, tokenizer: PreTrainedTokenizerBase, *, policy_version: int
+    folder: Path,
+    weights: PolicyWeights,
+    tokenizer: PreTrainedTokenizerBase,
+    dtype: torch.dtype | None,
+    *,
+    policy_version: int,
 ) -> WeightsRecord:
-    from transformers.utils import logging
-
     with atomic_folder(folder) as temporary:
-        logging.disable_progress_bar()
-        try:
-            weights.model.save_pretrained(temporary, state_dict=tensors_with_own_head(weights))
-        finally:
-            logging.enable_progress_bar()
+        write_tensors(temporary, served_tensors(weights, dtype))
         tokenizer.save_pretrained(temporary)
-        write_json(temporary / "config.json", _untied(read_json(temporary / "config.json")))
+        weights.model.config.save_pretrained(temporary)
+        config = read_json(temporary / "config.json")
+        write_json(temporary / "config.json", _untied(config) | _described(weights.model, dtype))
         record = _describe(temporary, policy_version)
         write_json(temporary / RECORD, asdict(record))
     return record
@@ -150,16 +172,6 @@ def read_record(folder: Path) -> WeightsRecord:
     return record
 
 
-def tensors_with_own_head(weights: PolicyWeights) -> dict[str, Tensor]:
-    """Every tensor by name, with a copied output head where it shares the embedding's tensor."""
-    state, seen = dict(weights.tensors()), set()
-    for name, tensor in state.items():
-        if tensor.data_ptr() in seen and tensor.numel():
-            state[name] = tensor.clone()
-        seen.add(tensor.data_ptr())
-    return state
-
-
 def has_tied_head(folder: Path) -> bool:
     """Whether head and embedding share a tensor. Some families' configs say so by leaving it out."""
     config = load_config(folder)
@@ -170,6 +182,14 @@ def _untied(config: dict[str, Any]) -> dict[str, Any]:
     text = config.get("text_config")
     nested = {"text_config": text | {"tie_word_embeddings": False}} if isinstance(text, dict) else {}
     return config | nested | {"tie_word_embeddings": False}
+
+
+def _described(model: PreTrainedModel, dtype: torch.dtype | None) -> dict[str, Any]:
+    """What `save_pretrained` of a model adds to its configuration."""
+    return {
+        "architectures": [type(model).__name__],
+        "dtype": str(dtype or model.dtype).removeprefix("torch."),
+    }
 
 
 def _describe(folder: Path, policy_version: int) -> WeightsRecord:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from tasks.core.records import Group, Trajectory
+from tasks.models.differences import Differences
 
 Metrics = dict[str, Any]
 NGRAM = 4  # tokens; ordinary tool calls seldom repeat this many
@@ -78,14 +79,17 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def mismatch_metrics(old_logp_M: Tensor, sampler_logp_M: Tensor) -> Metrics:
-    """Engine against trainer; `mismatch_kl` is k3 of KL(sampler ‖ trainer), the weight exp(old − sampler) before any
-    cap.
+    """Engine against trainer, |old − sampler| in nats with its quantiles; `mismatch_kl` is k3 of KL(sampler ‖ trainer),
+    the weight exp(old − sampler) before any cap.
     """
     difference_M = old_logp_M - sampler_logp_M
     weight_M = difference_M.exp()
+    found = Differences.of(difference_M.tolist())
     return {
         "mismatch_mean": finite(difference_M.abs().mean().item()),
-        "mismatch_max": finite(difference_M.abs().max().item()),
+        "mismatch_p50": finite(found.median),
+        "mismatch_p99": finite(found.p99),
+        "mismatch_max": finite(found.max),
         "mismatch_kl": finite((weight_M - difference_M - 1).mean().item()),
         "mismatch_weight_max": finite(weight_M.max().item()),
     }

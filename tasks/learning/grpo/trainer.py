@@ -37,6 +37,7 @@ from tasks.learning.shared.optimizer import Optimizer
 from tasks.learning.shared.policy import prepare_for_gradients, token_logp
 from tasks.learning.shared.reference import Reference, copy_tensors, unique_tensors
 from tasks.learning.shared.settings import GRPOSettings
+from tasks.models.settings import ComputeSettings
 
 NamedTensors = dict[str, dict[str, Tensor]]
 
@@ -67,6 +68,7 @@ class GRPOTrainer:
         model: PreTrainedModel,
         settings: GRPOSettings,
         *,
+        compute: ComputeSettings,
         temperature: float,
         max_tokens: int,
         adapter: Adapter | None = None,
@@ -74,7 +76,12 @@ class GRPOTrainer:
         self.model, self.settings, self.temperature, self.adapter = model, settings, temperature, adapter
         self.reference = Reference(model, adapter) if settings.kl_weight else None
         self.steps_per_iteration = settings.updates_per_batch * settings.steps_per_batch
-        self.optimizer = Optimizer(model, settings, num_steps=settings.num_iterations * self.steps_per_iteration)
+        self.optimizer = Optimizer(
+            model,
+            settings,
+            num_steps=settings.num_iterations * self.steps_per_iteration,
+            is_offloaded=compute.offload == "optimizer",
+        )
         prepare_model(model, settings, max_tokens=max_tokens)
         self.clip = {"low": settings.clip_low, "high": settings.clip_high}
         self.iteration = 0
@@ -128,7 +135,7 @@ class GRPOTrainer:
         copy_tensors(policy, self._policy_tensors())
         if self.reference is not None:
             self.reference.follow(1.0)
-        self.optimizer.forget_moments()
+        self.optimizer.start_over()
         self.optimizer.rate_scale *= step_factor
 
     def _policy_tensors(self) -> dict[str, Tensor]:
@@ -209,15 +216,20 @@ class GRPOTrainer:
 
         Ratios are to the weights before the first step. The first part notes its log-probs in that step itself.
         """
+        if not parts:
+            return []
         for part in parts[1:]:
             self._note_old_logps(part)
-        return [
+        self.optimizer.load_to_device()
+        passes = [
             [
                 self._optimizer_step(part, pass_number * self.settings.steps_per_batch + number)
                 for number, part in enumerate(parts)
             ]
             for pass_number in range(self.settings.updates_per_batch)
         ]
+        self.optimizer.offload()
+        return passes
 
     @torch.no_grad()
     def _note_old_logps(self, batches: Sequence[_Batch]) -> None:

@@ -1,8 +1,9 @@
 """Checkpoints for exact resume: written whole or not at all, hashed, and verified on load.
 
-A checkpoint is a folder of safetensors files and a state.json; manifest.json contains the hash of each. A torn or
-altered one is named and moved aside, and the one before it is used. Nothing is unpickled. The states of the random
-number generators are saved too: a model's own code may draw from them.
+A checkpoint is a folder of safetensors files and a state.json; manifest.json contains the hash of each. It is copied
+when it is saved, and a thread writes and hashes it while training goes on. A torn or altered one is named and moved
+aside, and the one before it is used. Nothing is unpickled. The states of the random number generators are saved too: a
+model's own code may draw from them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +24,10 @@ from torch import Tensor
 
 from tasks.core.files import atomic_folder, content_hash, json_hash, numbered_folders, read_json, write_json, write_text
 from tasks.core.resume import REFUSED
+from tasks.core.text import one_line
+from tasks.learning.shared.tensor_files import HostCopies, Tensors, read_tensors, write_tensors
 
 MANIFEST, STATE = "manifest.json", "state.json"
-Tensors = Mapping[str, Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,9 @@ class Checkpoints:
     A snapshot stays on disk while any kept checkpoint lists it, even when the run has given it up: a kill between any
     two writes leaves a checkpoint with all of its snapshots. Refused checkpoints go to `refused/`; the snapshots follow
     where no checkpoint is left.
+
+    One write is under way at most. What went wrong in it is raised by the next `save`, or by `close`; the checkpoint
+    before it stays.
     """
 
     def __init__(self, folder: Path, *, unit: Literal["iteration", "step"] = "iteration", keep: int = 2):
@@ -47,23 +53,53 @@ class Checkpoints:
         self.snapshots, self.refused = folder / "snapshots", folder / REFUSED
         self.snapshot_hashes: dict[str, str] = {}
         self.given_up: set[str] = set()
+        self.copies = HostCopies()
+        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self.writing: Future[None] | None = None
         for leftover in (*folder.rglob(".*.partial"), *folder.rglob(".*.replaced")):
             shutil.rmtree(leftover, ignore_errors=True)
 
     def save(self, step: int, tensors: Tensors, state: Mapping[str, Any]) -> None:
-        """Write the checkpoint after `step` with the hashes of its snapshots, and delete the oldest."""
-        from safetensors.torch import save_file
+        """Copy the state after `step`, and let the thread write it with the hashes of its snapshots, then delete the
+        oldest checkpoint.
+        """
+        self._finish()
+        # Not sorted: reading must give the same order.
+        text = json.dumps({**state, "random": random_state()}, allow_nan=False)
+        snapshots = [item.name for item in self.current_snapshots()]
+        self.writing = self.thread.submit(self._write, step, self.copies.of(tensors), text, snapshots)
 
+    def close(self) -> None:
+        """Wait for the checkpoint that is being written."""
+        try:
+            self._finish()
+        finally:
+            self.thread.shutdown()
+
+    def _finish(self) -> None:
+        """Wait for the write under way; ValueError, with the remedy, where it failed."""
+        writing, self.writing = self.writing, None
+        error = writing.exception() if writing is not None else None
+        if error is not None:
+            raise ValueError(
+                f"{self.folder}: the last checkpoint could not be written ({type(error).__name__}: "
+                f"{one_line(error, limit=300)}), so a run that is killed would lose what came after the one before it. "
+                f"Remove the cause, such as a full disk, and run the same command again; it goes on from there."
+            ) from error
+
+    def _wait(self) -> None:
+        """Wait for the write under way, before what it reads is changed; an error stays for `save` or `close`."""
+        if self.writing is not None:
+            wait([self.writing])
+
+    def _write(self, step: int, tensors: Tensors, state: str, snapshots: Sequence[str]) -> None:
         with atomic_folder(self.folder / f"{self.unit}-{step:06d}") as temporary:
-            for part, named in tensors.items():
-                file = temporary / f"{part}.safetensors"
-                save_file({name: tensor.contiguous() for name, tensor in named.items()}, file)
-            # Not sorted: reading must give the same order.
-            write_text(temporary / STATE, json.dumps({**state, "random": random_state()}, allow_nan=False))
+            write_tensors(temporary, tensors)
+            write_text(temporary / STATE, state)
             files = {item.name: content_hash(item) for item in sorted(temporary.iterdir())}
-            for item in self.current_snapshots():
-                if item.name not in self.snapshot_hashes:
-                    self.snapshot_hashes[item.name] = content_hash(item)
+            for name in snapshots:
+                if name not in self.snapshot_hashes:
+                    self.snapshot_hashes[name] = content_hash(self.snapshots / name)
             body = {"step": step, "files": files, "snapshots": self.snapshot_hashes}
             write_json(temporary / MANIFEST, {**body, "hash": json_hash(body)})
         for old in numbered_folders(self.folder)[: -self.keep]:
@@ -75,6 +111,7 @@ class Checkpoints:
 
         Where none is whole the run starts over, in a folder that contains only what was refused.
         """
+        self._wait()
         faults: dict[Path, str] = {}
         for folder in reversed(numbered_folders(self.folder)):
             fault = self._fault(folder)
@@ -89,9 +126,11 @@ class Checkpoints:
         return None, self._refuse(faults, rest)
 
     def current_snapshots(self) -> list[Path]:
+        self._wait()
         return [item for item in numbered_folders(self.snapshots) if item.name not in self.given_up]
 
     def give_up_snapshot(self, name: str) -> None:
+        self._wait()
         self.given_up.add(name)
         self.snapshot_hashes.pop(name, None)
 
@@ -136,16 +175,13 @@ class Checkpoints:
         return None
 
     def _read(self, folder: Path) -> Checkpoint:
-        from safetensors.torch import load_file
-
         manifest, state = read_json(folder / MANIFEST), read_json(folder / STATE)
         restore_random_state(state.pop("random"))
-        parts = {Path(name).stem: load_file(folder / name) for name in manifest["files"] if name != STATE}
         self.snapshot_hashes = dict(manifest["snapshots"])
         # Written after this checkpoint or given up before it: the run writes what it needs again.
         self.given_up = {item.name for item in numbered_folders(self.snapshots)} - self.snapshot_hashes.keys()
         self._remove_unneeded_snapshots()
-        return Checkpoint(int(manifest["step"]), parts, state)
+        return Checkpoint(int(manifest["step"]), read_tensors(folder), state)
 
 
 def seed_generators(seed: int) -> None:

@@ -1,4 +1,9 @@
-"""torch's own AdamW or Muon, with a rate schedule and gradient clipping. State is plain tensors by name: no pickle."""
+"""torch's own AdamW or Muon, with a rate schedule and gradient clipping. State is plain tensors by name: no pickle.
+
+A parameter that is not float32 has a float32 master: a step of 1e-5 is lost in bfloat16, whose numbers near 1 are 0.008
+apart. Gradients are added up on the masters in float32, micro-batch by micro-batch; the step moves the masters, and the
+parameters are their rounded copies. A float32 parameter is its own master.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tasks.learning.shared.host_memory import HostMemory
 from tasks.learning.shared.settings import OptimizerSettings
+
+MASTER = "master"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +30,21 @@ class Step:
 
 
 class Optimizer:
-    """Steps the parameters that require a gradient. A roll-back of the sentinel lowers `rate_scale`."""
+    """Steps the parameters that require a gradient. A roll-back of the sentinel lowers `rate_scale`.
 
-    def __init__(self, model: PreTrainedModel, settings: OptimizerSettings, *, num_steps: int):
+    With `is_offloaded` its state (averages and masters) is in host memory except between `load_to_device` and
+    `offload`; on a CPU both do nothing.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, settings: OptimizerSettings, *, num_steps: int, is_offloaded: bool = False
+    ):
         self.settings, self.num_steps, self.steps_done, self.rate_scale = settings, num_steps, 0, 1.0
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.parts = _torch_optimizers(model, self.parameters, settings)
+        self.masters = [_master(parameter) for parameter in self.parameters]
+        self.parts = _torch_optimizers(model, self.parameters, self.masters, settings)
+        self.host = HostMemory(model.device) if is_offloaded and model.device.type != "cpu" else None
+        self.offload()
 
     def step(self, *, position: int, is_loss_finite: bool = True) -> Step:
         """Apply and clear the accumulated gradients; where loss or gradient is not finite nothing changes.
@@ -38,7 +55,7 @@ class Optimizer:
         rate = self.rate_scale * learning_rate(
             self.settings, step=self.steps_done + 1, position=position, num_steps=self.num_steps
         )
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm))
+        norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.settings.max_grad_norm))
         is_finite = math.isfinite(norm) and is_loss_finite
         for part in self.parts:
             for group in part.param_groups:
@@ -46,44 +63,84 @@ class Optimizer:
             if is_finite:
                 part.step()
             part.zero_grad(set_to_none=True)
+        for _, parameter, master in self._rounded():
+            parameter.data.copy_(master)
         self.steps_done += 1
         return Step(norm, rate, is_finite)
 
-    def forget_moments(self) -> None:
+    def start_over(self) -> None:
+        """Forget the averages, and read the masters from the parameters, which a roll-back has put back."""
         for part in self.parts:
             part.state.clear()
+        for _, parameter, master in self._rounded():
+            master.copy_(parameter.data)
+
+    def load_to_device(self) -> None:
+        if self.host is not None:
+            self.host.move_in(self.tensors())
+
+    def offload(self) -> None:
+        if self.host is not None:
+            self.host.move_out(self.tensors())
 
     def tensors(self) -> dict[str, Tensor]:
-        return {
+        """The state itself, not copies: averages by part, index and name, and `master.<index>`."""
+        averages = {
             f"{number}.{index}.{name}": value
             for number, part in enumerate(self.parts)
             for index, values in part.state_dict()["state"].items()
             for name, value in values.items()
         }
+        return averages | {f"{MASTER}.{index}": master for index, _, master in self._rounded()}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        self.load_to_device()
+        for index, _, master in self._rounded():
+            master.copy_(tensors[f"{MASTER}.{index}"])
         for number, part in enumerate(self.parts):
             state: dict[int, dict[str, Tensor]] = {}
             for key, value in tensors.items():
-                owner, index, name = key.split(".")
-                if int(owner) == number:
-                    state.setdefault(int(index), {})[name] = value
+                owner, *place = key.split(".")
+                if owner == str(number):
+                    state.setdefault(int(place[0]), {})[place[1]] = value
             part.load_state_dict({**part.state_dict(), "state": state})
+        self.offload()
+
+    def _rounded(self) -> list[tuple[int, torch.nn.Parameter, Tensor]]:
+        """The parameters with a master of their own."""
+        pairs = zip(self.parameters, self.masters, strict=True)
+        return [(index, *pair) for index, pair in enumerate(pairs) if pair[0] is not pair[1]]
+
+
+def _master(parameter: torch.nn.Parameter) -> Tensor:
+    """The parameter itself, or a float32 copy that takes over the gradient of each backward pass."""
+    if parameter.dtype == torch.float32:
+        return parameter
+    master = parameter.detach().float()
+
+    def take_gradient(of: Tensor) -> None:
+        assert of.grad is not None, "the hook is called with a gradient"
+        gradient, of.grad = of.grad.float(), None
+        master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+
+    parameter.register_post_accumulate_grad_hook(take_gradient)
+    return master
 
 
 def _torch_optimizers(
-    model: PreTrainedModel, parameters: list[torch.nn.Parameter], settings: OptimizerSettings
+    model: PreTrainedModel, parameters: list[torch.nn.Parameter], masters: list[Tensor], settings: OptimizerSettings
 ) -> list[torch.optim.Optimizer]:
     """AdamW for all, or Muon for the matrices inside the layers. Norms and biases do not decay."""
     matrices = _matrices(model)
     muon = {id(item) for item in matrices if settings.optimizer == "muon" and _is_inside(item, model)}
     decayed = {id(item) for item in matrices} - muon
+    pairs = [(id(parameter), master) for parameter, master in zip(parameters, masters, strict=True)]
     groups = [
-        {"params": [item for item in parameters if id(item) in decayed], "weight_decay": settings.weight_decay},
-        {"params": [item for item in parameters if id(item) not in decayed | muon], "weight_decay": 0.0},
+        {"params": [master for key, master in pairs if key in decayed], "weight_decay": settings.weight_decay},
+        {"params": [master for key, master in pairs if key not in decayed | muon], "weight_decay": 0.0},
     ]
     parts: list[torch.optim.Optimizer] = []
-    if hidden := [item for item in parameters if id(item) in muon]:
+    if hidden := [master for key, master in pairs if key in muon]:
         # Its own update is scaled to AdamW's size, so one rate serves both (Moonlight, arXiv:2502.16982).
         parts.append(
             torch.optim.Muon(hidden, lr=0.0, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw")

@@ -29,7 +29,7 @@ SETTINGS = AssessSections
 def run(settings: AssessSections, paths: Paths) -> None:
     """Play looks until the gate's answer is clear; each look continues with the episodes of the one before."""
     from tasks.models.embedded import is_embedded
-    from tasks.models.folders import check_model_path
+    from tasks.models.missing import check_model_path
 
     if not is_embedded(settings.model.path):
         check_model_path(settings.model.path)

@@ -49,7 +49,7 @@ def key_parts(play: PlaySettings, paths: Paths, environment: EnvironmentSettings
         },
         "packages": {name: installed[name] for name in packages if name in installed},
         "python": ".".join(map(str, sys.version_info[:2])),
-        "device": play.engine.own.device(),
+        "device": play.engine.own.device(play.compute),
     }
 
 

@@ -59,17 +59,24 @@ class Challenger(NamedTuple):
         return self.measured_as(unseen.keep(self.trajectories), confidence=confidence)
 
 
+def merged_folder(paths: Paths) -> Path:
+    """Where a challenger's adapter is merged; it goes with the stage, since the registry has the files by then."""
+    return paths.stage("promote") / "merged"
+
+
 def read_challenger(paths: Paths, *, compute: ComputeSettings) -> Challenger:
     """The best snapshot, a LoRA adapter merged in. ValueError where its files or episodes are not those on record."""
     from tasks.measurement.learnt import read_untrained
     from tasks.models.folders import folder_hash, merged_snapshot, resolve_model, weights_hash
+    from tasks.tracking.model_files import protect_weights
 
     evaluation = read_evaluation(paths)
     snapshot = evaluation["best_snapshot"]
     measured = require(paths.stage("train") / "snapshots" / snapshot)
     refuse_other_files(measured, evaluation, "best")
-    folder = merged_snapshot(measured, paths.stage("promote") / "merged", compute=compute)
+    folder = merged_snapshot(measured, merged_folder(paths), compute=compute)
     if folder != resolve_model(measured):
+        protect_weights(folder)
         refuse_other_files(measured, evaluation, "best")  # nor while it was merged
     trajectories = evaluated_episodes(paths, evaluation, "best")
     _refuse_other_result(paths, trajectories, evaluation)

@@ -6,6 +6,7 @@ It is no DVC stage, since it moves the registry's aliases. README.md here explai
 
 from __future__ import annotations
 
+import shutil
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -15,7 +16,13 @@ from tasks.core.settings import Paths
 from tasks.drift.pin import check_pin
 from tasks.stages.evaluate.measurement_key import key_parts
 from tasks.stages.promote.allowance import allowance_rows, count_looks, hold_for_holdout_reuse, read_allowance, spend
-from tasks.stages.promote.challenger import Challenger, read_challenger, refuse_another_environment, todays_play
+from tasks.stages.promote.challenger import (
+    Challenger,
+    merged_folder,
+    read_challenger,
+    refuse_another_environment,
+    todays_play,
+)
 from tasks.stages.promote.comparison import (
     NotComparable,
     compare,
@@ -40,6 +47,13 @@ SETTINGS = PromoteSections
 
 
 def run(settings: PromoteSections, paths: Paths, override: ManualOverride | None = None) -> None:
+    try:
+        promote(settings, paths, override)
+    finally:
+        shutil.rmtree(merged_folder(paths), ignore_errors=True)
+
+
+def promote(settings: PromoteSections, paths: Paths, override: ManualOverride | None) -> None:
     """Decide, publish, then write decision.json last, so that it never announces what did not happen."""
     from tasks.environments.catalog import load_environment
     from tasks.tracking.aliases import current_champion, open_registry

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from tasks.core.files import link_or_copy, number_of
 from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.checkpoints import Checkpoints
-from tasks.models.folders import save_adapter, save_snapshot
+from tasks.models.folders import save_adapter, save_snapshot, stored_dtype
 
 PEFT_PREFIX = "base_model.model."
 
@@ -28,7 +28,7 @@ class Snapshots:
     def save(self) -> None:
         folder = self.checkpoints.snapshots / f"iteration-{self.trainer.iteration:04d}"
         if self.trainer.adapter is None:
-            save_snapshot(folder, self.trainer.model, self.tokenizer)
+            save_snapshot(folder, self.trainer.model, self.tokenizer, dtype=stored_dtype(self.base))
         else:
             save_adapter(folder, self.trainer.adapter.save, self.tokenizer, base=self.base)
 

@@ -6,6 +6,7 @@ base, so that the graph keeps one shape) and metrics, one line per optimizer ste
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def fine_tune(settings: WarmStartSections, paths: Paths, base: Path, output: Pat
     from tasks.core.progress import progress_bar
     from tasks.learning.sft.trainer import SupervisedTrainer
     from tasks.learning.shared.checkpoints import Checkpoints, seed_generators
-    from tasks.models.folders import load_model, save_snapshot
+    from tasks.models.folders import load_model, save_snapshot, stored_dtype
     from tasks.stages.warm_start.rows import demonstration_rows
 
     params, chat = settings.warm_start, load_chat(base)
@@ -58,14 +59,14 @@ def fine_tune(settings: WarmStartSections, paths: Paths, base: Path, output: Pat
         trainer.load(found.tensors, found.state["trainer"])
         metrics = found.state["metrics"]
         warn(f"continuing after step {len(metrics)}, from {checkpoints.folder}")
-    with progress_bar("warm start", total=params.num_steps, done=len(metrics)) as bar:
+    with closing(checkpoints), progress_bar("warm start", total=params.num_steps, done=len(metrics)) as bar:
         while len(metrics) < params.num_steps:
             metrics.append(trainer.step())
             bar.advance(f"loss {metrics[-1]['loss']:.3f}")
             if len(metrics) % params.checkpoint_interval == 0:
                 state = {"trainer": trainer.state(), "metrics": metrics}
                 checkpoints.save(len(metrics), trainer.tensors(), state)
-    save_snapshot(output, trainer.model, chat.tokenizer)
+    save_snapshot(output, trainer.model, chat.tokenizer, dtype=stored_dtype(base))
     return metrics
 
 

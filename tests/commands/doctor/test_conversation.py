@@ -26,7 +26,7 @@ FORGETS = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 NUMBERS = FORGETS.replace("(cut)", "{{ loop.index }}: {{ m.content }}").replace(
-    "not loop.last", "loop.index > 3"
+    "not loop.last", "loop.index > 5"
 )  # keeps its prefix, but a reply reads otherwise the later it comes
 
 

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tasks.commands.doctor import estimates, machine
+from tasks.commands.doctor import estimates
 from tasks.commands.doctor.context import DoctorContext, DoctorSections
 from tasks.core import progress
 from tasks.core.settings import Paths, load
 from tasks.models.settings import on_cpu
+from tasks.planning import hardware
+from tasks.planning.memory import plan_memory
 from tests.commands.doctor.project import found, look, params
 
 
@@ -24,15 +26,16 @@ def test_settings_beyond_the_machine_are_told_with_both_numbers(
         "num_threads is 9999",
         "Set compute.num_threads to",
     )
-    monkeypatch.setattr(machine, "available_memory", lambda: 8e9)
-    crowded = look("memory", artifacts, engine__max_concurrent_episodes=10**6)
-    found(crowded, "fail", "8.0 GB are free", "Lower engine.max_concurrent_episodes")
+    monkeypatch.setattr(hardware, "available_memory", lambda: 8e9)
+    crowd = {"engine__max_concurrent_episodes": 10**6, "train__problems_per_iteration": 10**5}
+    found(look("memory", artifacts, **crowd), "fail", "8.0 GB are free", "engine.max_concurrent_episodes: ")
     endless = {"train__num_iterations": 10**9, "train__snapshot_interval": 1}
     found(look("disk", artifacts, **endless), "fail", "results take about 3,", "1,000,000,000 snapshots of 1.6 MB")
     found(look("duration", artifacts, **endless), "warn", "days", "Lower train.num_iterations")
-    needed = estimates.memory_needed(DoctorContext(load(DoctorSections, params()), Paths(artifacts)))
-    monkeypatch.setattr(machine, "available_memory", lambda: needed / 0.9)
-    assert look("memory", artifacts).result == "warn"  # 90% of what is there
+    context = DoctorContext(load(DoctorSections, params()), Paths(artifacts))
+    needed = plan_memory(estimates.planned_setup(context)).peak
+    monkeypatch.setattr(hardware, "available_memory", lambda: needed / 0.95)
+    assert look("memory", artifacts).result == "warn"  # 95% of what is there
 
 
 def test_a_model_whose_shape_is_not_told_cannot_be_estimated_which_is_no_fault(artifacts: Path) -> None:
@@ -48,19 +51,17 @@ def test_the_estimates_add_up_by_hand(curated: Path) -> None:
     context = DoctorContext(
         load(DoctorSections, params(train__num_iterations=25, train__snapshot_interval=10)), Paths(curated)
     )
-    assert estimates.num_snapshots(context) == 3
-    assert estimates.weights_bytes(context) == 4 * 1000 * 400  # one matrix of float32, from its header
-    # Keys and values (2) of 4 bytes, in 2 layers, 2 heads of 64/4 = 16.
-    assert estimates.key_value_bytes(context) == 2 * 4 * 2 * 2 * 16
-    select, test = len(context.problems["select"]), len(context.problems["test"])
-    per_test = context.settings.evaluate.test_samples_per_problem
-    assert estimates.evaluated(context) == [(3, select), (3, test * per_test)]
+    setup = estimates.planned_setup(context)
+    assert estimates.num_snapshots(context.settings.train) == 3
+    assert estimates.weights_bytes(setup) == 4 * 1000 * 400  # one matrix of float32, from its header
+    # Keys and values (2) in 2 layers, 2 heads of 64/4 = 16.
+    assert setup.shape.key_value_elements == 2 * 2 * 2 * 16
+    evaluate, sizes = context.settings.evaluate, {"select": 10, "test": 20}
+    num_episodes = 3 * 10 * evaluate.select_samples_per_problem + 3 * 20 * evaluate.test_samples_per_problem
+    assert estimates.evaluated_episodes(context.settings.train, evaluate, sizes) == num_episodes
 
 
-def test_amounts_and_times_are_told_as_people_do() -> None:
-    assert [machine.amount(value) for value in (1600, 1_640_000, 23.4e9, 4.2e15)] == [
-        "1.6 KB", "1.6 MB", "23 GB", "4,200.0 TB"
-    ]  # fmt: skip
+def test_times_are_told_as_people_do() -> None:
     assert [progress.spell(value) for value in (0.2, 60, 600, 7200, 40 * 86400)] == [
         "1 s", "60 s", "10 min", "2.0 h", "40 days"
     ]  # fmt: skip

@@ -16,9 +16,9 @@ from tasks.chat.format import load_chat
 from tasks.engines.vllm.client import VLLMClient
 from tasks.engines.vllm.ipc import weight_source
 from tasks.engines.vllm.nccl import Routes, copies, own_address, trainer_group
+from tasks.engines.vllm.served_tensors import served_tensors
 from tasks.engines.vllm.server_engine import ServerEngine
 from tasks.engines.vllm.server_process import ServerDown, serve_command
-from tasks.engines.vllm.weights_folder import tensors_with_own_head
 from tasks.models.folders import load_model
 from tasks.models.policy_weights import PolicyWeights
 from tasks.models.settings import on_cpu
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    return tensors_with_own_head(PolicyWeights.of(load_model(folder, compute=on_cpu(1))))
+    return dict(served_tensors(PolicyWeights.of(load_model(folder, compute=on_cpu(1))), torch.bfloat16))
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_without_a_gpu_the_engine_refuses_in_one_line(folder: Path, tmp_path: Pa
         ServerEngine(folder=folder, chat=load_chat(folder), sampling=tiny.SAMPLING, settings=settings)
     assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match="the policy is on cpu, so there is no GPU memory to send from"):
-        copies(PolicyWeights.of(load_model(folder, compute=on_cpu(1))))
+        copies(PolicyWeights.of(load_model(folder, compute=on_cpu(1))), torch.bfloat16)
 
 
 def test_a_server_is_told_to_expect_weights_by_nccl_in_words_vllm_reads(tmp_path: Path) -> None:
@@ -96,11 +96,12 @@ def test_what_is_announced_is_what_is_sent_and_a_worker_can_read_it(tensors: dic
         NCCLWeightTransferUpdateInfo,
     )
 
-    source = weight_source(tensors)
+    source = weight_source(lambda: iter(tensors.items()))
     sent = list(NCCLTrainerWeightTransferEngine._checked_iter(source, source.metadata()))
     assert len(sent) == 25 and "lm_head.weight" in dict(sent)  # 2 layers of 11, embedding, norm, head
+    assert {str(item.dtype) for item in source.metadata()} == {"torch.bfloat16"}, "the engine's, not the trainer's"
     names = [item.name for item in source.metadata()]
-    update = NCCLWeightTransferUpdateInfo(names, ["float32"] * 25, [list(t.shape) for t in tensors.values()])
+    update = NCCLWeightTransferUpdateInfo(names, ["bfloat16"] * 25, [list(t.shape) for t in tensors.values()])
     opening = worker_init_payload(
         NCCLWeightTransferInitInfo(master_address="127.0.0.1", master_port=1, rank_offset=1, world_size=2)
     )

@@ -61,7 +61,7 @@ class Core:
         if self.is_dead.is_set():
             raise Death
 
-    def add_request(self, name: str, prompt: dict[str, Any], params: None) -> None:
+    def add_request(self, name: str, prompt: dict[str, Any], params: None, *, lora_request: None) -> None:
         self.live(f"add {len(self.asked)}")
         self.asked[name] = list(prompt["prompt_token_ids"])
 
@@ -79,7 +79,7 @@ class Core:
         self.label = name
 
     def collective_rpc(self, method: str, kwargs: dict[str, str]) -> None:
-        assert (Path(kwargs["weights_path"]) / "model.safetensors").exists()
+        assert (Path(kwargs["weights_path"]) / "model-00001.safetensors").exists()
         self.waited_for(method)
 
     def reset_prefix_cache(self) -> bool:

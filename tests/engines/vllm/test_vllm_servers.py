@@ -282,7 +282,7 @@ def test_a_server_that_takes_other_weights_than_the_rest_is_found_out_and_takes_
 ) -> None:
     first, _ = ready(engine, 2)
     assert first.weights is not None and engine.servers is not None
-    wrong = WeightsFolder(tmp_path, load_chat(model_folder).tokenizer).export(
+    wrong = WeightsFolder(tmp_path, load_chat(model_folder).tokenizer, dtype="float32").export(
         PolicyWeights.of(changed(model_folder)), 1
     )
     assert first.weights.label is not None
@@ -457,7 +457,9 @@ def test_a_server_that_is_stopped_is_started_again_and_loses_its_turns_to_anothe
 
 
 def test_torn_weights_are_not_served(model_folder: Path, model: Any, tmp_path: Path) -> None:
-    folder = WeightsFolder(tmp_path, load_chat(model_folder).tokenizer).export(PolicyWeights.of(model), 1)
+    folder = WeightsFolder(tmp_path, load_chat(model_folder).tokenizer, dtype="float32").export(
+        PolicyWeights.of(model), 1
+    )
     check_whole(folder)
     (file,) = folder.glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-100])

@@ -59,7 +59,9 @@ def write(name: str, text: str) -> None:
 
 def run_by_hand(stage: str, made: str = "made") -> None:
     params = read_params()
-    record = provenance(stage, {name: params[name] for name in SECTIONS[stage]}, PATHS, num_threads=2)
+    record = provenance(
+        stage, {name: params[name] for name in SECTIONS[stage]}, PATHS, num_threads=2, device="cpu, x86_64"
+    )
     shutil.rmtree(PATHS.stage(stage), ignore_errors=True)
     for name in LEFT[stage]:
         write(f"artifacts/{stage}/{name}", f"{made} by {stage}")

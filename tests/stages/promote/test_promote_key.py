@@ -40,7 +40,7 @@ def test_a_challenger_evaluated_under_another_key_is_measured_again_and_so_is_it
     if change == "packages":
         on_another_torch(monkeypatch)
     elif change == "device":
-        monkeypatch.setattr("tasks.rollouts.settings.OwnEngineSettings.device", lambda own: "another")
+        monkeypatch.setattr("tasks.rollouts.settings.OwnEngineSettings.device", lambda own, compute: "another")
     else:
         monkeypatch.setattr(
             "tasks.stages.evaluate.measurement_key.code_of_episodes", lambda *_: {Path("tasks/core/records.py")}

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from tasks.core.files import content_hash
 from tasks.core.records import Group, Score
 from tasks.core.settings import load
 from tasks.engines.transformers import decode_step
+from tasks.learning.shared import checkpoints as checkpointing
 from tasks.measurement.learnt import read_untrained
 from tasks.models.folders import is_adapter, load_model, merged_snapshot, weights_hash
 from tasks.models.settings import on_cpu
+from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey
 from tasks.stages.train import groups as grouping
 from tasks.stages.train import run as training
@@ -105,6 +108,38 @@ def test_a_killed_run_goes_on_and_ends_bitwise_the_same(
     newest = "resume/iteration-000006"
     for part in ("output", newest):
         assert content_hash(tmp_path / "killed" / part) == content_hash(tmp_path / "whole" / part)
+
+
+def test_no_iteration_waits_for_a_checkpoint_to_be_written_and_a_kill_meanwhile_leaves_the_one_before(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint of iteration 2 cannot be written before iteration 4 plays: iteration 3 is complete by then, and a
+    kill would start over, for nothing is in place. The result is that of a run whose writer is quick.
+    """
+    options = settings(checkpoint_interval=2)
+    expected = run(options, start, tmp_path / "quick")
+    folder = tmp_path / "slow" / "resume"
+    is_played = threading.Event()
+    seen: list[str] = []
+    write, collect = checkpointing.write_tensors, Collector.collect
+
+    def write_late(*arguments: Any) -> None:
+        assert is_played.wait(60)
+        write(*arguments)
+
+    def watched(self: Any, keys: list[EpisodeKey], *rest: Any) -> Any:
+        if keys[0].draw == 4:
+            seen.extend(item.name for item in folder.glob("*") if item.name != "snapshots")
+            is_played.set()
+        return collect(self, keys, *rest)
+
+    monkeypatch.setattr(checkpointing, "write_tensors", write_late)
+    monkeypatch.setattr(Collector, "collect", watched)
+    assert run(options, start, tmp_path / "slow") == expected
+    assert len(seen) == 1
+    assert seen[0].startswith(".iteration-000002.")
+    assert seen[0].endswith(".partial")
+    assert content_hash(tmp_path / "slow" / "output") == content_hash(tmp_path / "quick" / "output")
 
 
 def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(
@@ -201,8 +236,8 @@ def test_an_alarm_rolls_back_to_the_last_snapshot_from_before_the_trouble(
 
 
 def photographed(place: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copy `place` to photos/0, 1, … before each renaming and removal in a roll back, within removals, and after it:
-    what a kill at that moment would leave on disk, each state once.
+    """Copy `place` to photos/0, 1, … before each renaming and removal in a roll back and the checkpoint it writes,
+    within removals, and after it: what a kill at that moment would leave on disk, each state once.
     """
     is_rolling_back, seen = False, set[str]()
 
@@ -229,6 +264,7 @@ def photographed(place: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> 
         nonlocal is_rolling_back
         is_rolling_back = True
         said = roll_back(self, alarm)
+        self.checkpoints.current_snapshots()  # waits for the thread that writes
         shoot()
         is_rolling_back = False
         return said

@@ -1,0 +1,71 @@
+"""What a call format is: how calls are read from a message and written into one.
+
+A model is asked in the form it was trained on: a form it must guess costs the success that RL starts from. Model text
+is data: JSON or bare text, never evaluated. An unreadable call is None, which the environment answers; no text raises,
+and reading takes time in proportion to its length. Stored demonstrations contain Hermes text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tasks.chat.formats.bare_values import type_arguments
+from tasks.core.records import ToolCall
+from tasks.core.tool_calls import parse_calls
+
+Calls = list[ToolCall | None]
+Tools = Sequence[dict[str, Any]]  # as schemas in prompts
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """`read` is None for each malformed call, empty for a closing message. `answer` is the inverse of `closing`.
+
+    `has_bare_values`: what is read is text, and only the tool's schema says of which type. `described_as`: what the
+    prompt of a template contains that explains this format. `escapes`: letters beyond ASCII are written as codes.
+    """
+
+    name: str
+    read: Callable[[str], Calls]
+    write: Callable[[Sequence[ToolCall]], str]
+    closing: Callable[[str], str] = str
+    answer: Callable[[str], str] = str
+    has_bare_values: bool = False
+    described_as: str | None = None
+    escapes: bool = False
+
+    def calls(self, text: str, tools: Tools = ()) -> Calls:
+        calls = self.read(text)
+        return type_arguments(calls, tools) if self.has_bare_values else calls
+
+    def text(self, calls: Sequence[ToolCall]) -> str:
+        written = self.write(calls)
+        return "".join(map(_escape, written)) if self.escapes else written
+
+    def rewrite(self, stored: str) -> str:
+        """A stored assistant text (Hermes) as a model of this format writes it."""
+        if self.read is parse_calls and not self.escapes:
+            return stored
+        calls = [call for call in parse_calls(stored) if call is not None]
+        return self.text(calls) if calls else self.closing(stored)
+
+    def escaping(self) -> CallFormat:
+        return replace(self, escapes=True)
+
+
+def _escape(letter: str) -> str:
+    return letter if letter.isascii() else json.dumps(letter)[1:-1]
+
+
+def decode_json(text: str, position: int = 0) -> tuple[Any, int] | None:
+    """The JSON value that begins at `position`, and where it ends; None where there is none.
+
+    An error costs a scan of the text before it, so a reader stops at the first one.
+    """
+    try:
+        return json.JSONDecoder().raw_decode(text, position)
+    except (ValueError, RecursionError):
+        return None

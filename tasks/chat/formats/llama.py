@@ -1,0 +1,56 @@
+"""Llama 3.1 to 3.3: a message that is JSON with `name` and `parameters`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tasks.chat.formats.base import CallFormat, Calls, decode_json
+from tasks.core.json_text import json_line
+from tasks.core.records import ToolCall
+from tasks.core.tool_calls import as_call
+
+PYTHON_TAG = "<|python_tag|>"  # before a call, in some messages
+OPENS_A_CALL = re.compile(r"\s*(\[\s*)?\{")
+BETWEEN_CALLS = re.compile(r"[\s;]*")
+MARKS_OF_A_CALL = {"name", "function", "parameters", "arguments"}
+
+
+def _read(text: str) -> Calls:
+    """Calls in a message that is JSON from its first character, or after the tag. JSON without a call is an answer."""
+    tagged, body = "", text
+    if not OPENS_A_CALL.match(text):
+        _, tagged, body = text.partition(PYTHON_TAG)
+        if not tagged:
+            return []
+    values, is_whole = _read_values(body)
+    items = [item for value in values for item in (value if isinstance(value, list) else [value])]
+    if not tagged and is_whole and not any(isinstance(item, dict) and MARKS_OF_A_CALL & item.keys() for item in items):
+        return []
+    calls = [as_call(item, keys=("parameters", "arguments")) for item in items]
+    return calls if calls and is_whole else [*calls, None]
+
+
+def _read_values(text: str) -> tuple[list[Any], bool]:
+    """(the JSON values between which there are spaces or semicolons, whether that is all)."""
+    values, position = list[Any](), _end_of_gap(text, 0)
+    while position < len(text):
+        found = decode_json(text, position)
+        if found is None:
+            return values, False
+        values.append(found[0])
+        position = _end_of_gap(text, found[1])
+    return values, True
+
+
+def _end_of_gap(text: str, start: int) -> int:
+    found = BETWEEN_CALLS.match(text, start)
+    return found.end() if found else start
+
+
+def _write(calls: Sequence[ToolCall]) -> str:
+    return "; ".join(json_line({"name": call.name, "parameters": call.arguments}) for call in calls)
+
+
+LLAMA = CallFormat("llama", _read, _write)

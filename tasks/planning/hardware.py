@@ -1,0 +1,154 @@
+"""Machines a run may be planned for: memory, arithmetic, bandwidth and price.
+
+**Figures of GPUs are the makers' published peaks** (dense, without sparsity), never measured here; prices are a guess
+of what an hour costs and have an option. The CPU's are measured when asked for.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tasks.models.settings import ComputeSettings
+
+GIB = 1 << 30
+CPU_BANDWIDTH, CPU_DOLLARS = 20e9, 0.1  # of two cores; assumptions
+CGROUP = Path("/sys/fs/cgroup")
+MEASURE_SECONDS = 0.15
+LARGEST_MATRIX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Bytes, operations per second by dtype, bytes per second of the device's memory, dollars per hour."""
+
+    name: str
+    is_gpu: bool
+    memory: float
+    rate: Mapping[str, float]
+    bandwidth: float
+    dollars_per_hour: float
+
+
+def _gpu(name: str, gib: float, bfloat16: float, tf32: float, bandwidth: float, dollars: float) -> Machine:
+    """TFLOP/s of bfloat16 and of TF32, which float32 products use; GB/s."""
+    rate = {"bfloat16": 1e12 * bfloat16, "float32": 1e12 * tf32}
+    return Machine(name, True, GIB * gib, rate, 1e9 * bandwidth, dollars)
+
+
+GPUS = {
+    machine.name: machine
+    for machine in (
+        _gpu("h200-141gb", 140, 989, 494, 4800, 3.5),
+        _gpu("h100-80gb", 79, 989, 494, 3350, 2.5),
+        _gpu("a100-80gb", 79, 312, 156, 2039, 1.7),
+        _gpu("a100-40gb", 39.4, 312, 156, 1555, 1.2),
+        _gpu("l40s-48gb", 44.5, 362, 183, 864, 0.9),
+        _gpu("4090-24gb", 23.5, 165, 82.6, 1008, 0.4),
+    )
+}
+# How torch names these cards; the memory of the card says which of two.
+NAMES = {"H200": "h200", "H100": "h100", "A100": "a100", "L40S": "l40s", "4090": "4090"}
+
+
+def find_gpu(name: str) -> Machine:
+    """ValueError with the known names."""
+    if name not in GPUS:
+        raise ValueError(
+            f"--gpu {name} is not a machine whose figures are known, so nothing can be planned for it. Choose one of: "
+            f"{', '.join(GPUS)}, cpu."
+        )
+    return GPUS[name]
+
+
+def this_machine(compute: ComputeSettings) -> Machine:
+    """What `compute.device` means here: the card torch finds, or the processor. A card of an unknown kind has its
+    memory and no rates; a processor's are measured by `measured`.
+    """
+    found = None if compute.device == "cpu" else _this_gpu()
+    return found or Machine("cpu", False, available_memory(), {}, CPU_BANDWIDTH, CPU_DOLLARS)
+
+
+def _this_gpu() -> Machine | None:
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    memory, name = float(torch.cuda.get_device_properties(0).total_memory), torch.cuda.get_device_name(0)
+    kind = next((kind for mark, kind in NAMES.items() if mark in name), None)
+    alike = [machine for machine in GPUS.values() if kind and machine.name.startswith(kind)]
+    if not alike:
+        return Machine(name, True, memory, {}, 0.0, 0.0)
+    nearest = min(alike, key=lambda machine: abs(machine.memory - memory))
+    return replace(nearest, name=name, memory=memory)
+
+
+def measured(machine: Machine, *, hidden: int, inner: int, num_threads: int) -> Machine:
+    """A processor with the rate of its float32 products; those of bfloat16 took three times as long on one without
+    instructions of their own.
+    """
+    if machine.is_gpu:
+        return machine
+    rate = matrix_rate(hidden=hidden, inner=inner, num_threads=num_threads)
+    return replace(machine, rate={"float32": rate, "bfloat16": rate / 3})
+
+
+def matrix_rate(*, hidden: int, inner: int, num_threads: int) -> float:
+    """Operations per second of float32 products shaped like the model's.
+
+    One thread's rate times `num_threads`: on a busy machine several threads would wait for each other.
+    """
+    import numpy as np
+    from threadpoolctl import threadpool_limits
+
+    hidden, inner = min(LARGEST_MATRIX, hidden), min(LARGEST_MATRIX, inner)
+    one, other = np.ones((256, hidden), dtype=np.float32), np.ones((hidden, inner), dtype=np.float32)
+    best, until = 0.0, time.perf_counter() + MEASURE_SECONDS
+    with threadpool_limits(1):
+        while not best or time.perf_counter() < until:
+            started = time.perf_counter()
+            one @ other
+            best = max(best, 2 * one.size * inner / (time.perf_counter() - started))
+    return best * min(num_threads, num_processors())
+
+
+def available_memory() -> float:
+    """Bytes this process may still take: the machine's, or a container's limit where that is less."""
+    import psutil
+
+    available = float(psutil.virtual_memory().available)
+    limit, used = _number(CGROUP / "memory.max"), _number(CGROUP / "memory.current")
+    return available if limit is None or used is None else max(0.0, min(available, limit - used))
+
+
+def num_processors() -> int:
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    share = _words(CGROUP / "cpu.max")
+    if len(share) == 2 and share[0].isdigit():
+        processors = min(processors, math.ceil(int(share[0]) / int(share[1])))
+    return processors
+
+
+def amount(num_bytes: float) -> str:
+    """`3 MB`, `1.4 GB`."""
+    for unit in ("KB", "MB", "GB"):
+        num_bytes /= 1000
+        if num_bytes < 999.5:
+            return f"{num_bytes:.1f} {unit}" if num_bytes < 9.95 else f"{num_bytes:.0f} {unit}"
+    return f"{num_bytes / 1000:,.1f} TB"
+
+
+def _number(file: Path) -> float | None:
+    words = _words(file)
+    return float(words[0]) if words and words[0].isdigit() else None
+
+
+def _words(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").split()
+    except OSError:
+        return []

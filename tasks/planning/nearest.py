@@ -1,0 +1,113 @@
+"""Whether a run fits its device, and the nearest settings that do where it does not.
+
+Changes are tried in one order, from those that cost nothing to those that change what is trained: frozen weights in
+bfloat16, gradient checkpointing, smaller forwards, fewer episodes at once, the optimizer's state off the device,
+trained weights in bfloat16, LoRA. Each is added to those before it until the run fits; those that turn out not to be
+needed are then taken back, the last first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from tasks.learning.shared.settings import LoRASettings
+from tasks.planning.hardware import amount
+from tasks.planning.memory import Memory, plan_memory
+from tasks.planning.setup import Setup, setup_of
+
+TIGHT = 0.9  # from this share of the device's memory, an estimate is no promise
+FAR_BEYOND = 1.2  # of the device's memory: then nothing is loaded
+SMALLEST_EPISODES = 8
+FIELDS = {"playing": "rollout", "updating": "update", "saving": "save"}
+LORA = LoRASettings(rank=16, alpha=32, target_modules="all-linear")
+Change = tuple[str, Any]  # a key of params.yaml and its value
+
+
+def fits(setup: Setup) -> bool:
+    return plan_memory(setup).peak <= setup.machine.memory
+
+
+def nearest_that_fits(setup: Setup) -> list[Change] | None:
+    """The changes to the settings that make it fit, [] where it does; None where none of them does."""
+    tried: list[Change] = []
+    for change in _changes(setup):
+        if fits(_changed(setup, tried)):
+            break
+        tried = [item for item in tried if item[0] != change[0]] + [change]
+    if not fits(_changed(setup, tried)):
+        return None
+    for change in reversed(tried):
+        without = [item for item in tried if item is not change]
+        if fits(_changed(setup, without)):
+            tried = without
+    return tried
+
+
+def arithmetic(memory: Memory) -> str:
+    """The largest phase in one line: `30 GB weights + 15 GB keys and values = 45 GB while playing`."""
+    phase = max(memory.phases, key=lambda name: memory.phases[name])
+    sizes = [(getattr(part, FIELDS[phase]), part.name) for part in memory.parts]
+    told = [f"{amount(size)} {name}" for size, name in sorted(sizes, reverse=True) if size > 0.01 * memory.peak]
+    return f"{' + '.join(told)} = {amount(memory.peak)} while {phase}"
+
+
+def remedy(setup: Setup) -> str:
+    changes = nearest_that_fits(setup)
+    if changes is None:
+        return "No setting makes it fit: take a larger device or a smaller model."
+    return f"It fits with {describe(changes)}."
+
+
+def describe(changes: list[Change]) -> str:
+    """As params.yaml writes them: `compute.offload: optimizer, train.gradient_checkpointing: true`."""
+    return ", ".join(f"{key}: {_yaml(value)}" for key, value in changes)
+
+
+def check_size(params: dict[str, Any]) -> None:
+    """ValueError where memory is far beyond the device's: the run would be killed without a message, minutes later."""
+    setup = setup_of(params)
+    if setup is None:
+        return
+    memory = plan_memory(setup)
+    if memory.peak > FAR_BEYOND * setup.machine.memory:
+        raise ValueError(
+            f"{setup.shape.name} does not fit {setup.machine.name} with {amount(setup.machine.memory)}: "
+            f"{arithmetic(memory)}. {remedy(setup)}"
+        )
+
+
+def _changes(setup: Setup) -> Iterator[Change]:
+    settings = setup.settings
+    yield "compute.frozen", "bfloat16"
+    yield "train.gradient_checkpointing", True
+    longest = settings.sampling.max_tokens_per_episode
+    for size in _halves(settings.train.micro_batch_tokens, longest):
+        yield "train.micro_batch_tokens", size
+    for number in _halves(setup.at_once, SMALLEST_EPISODES):
+        yield "engine.max_concurrent_episodes", number
+    if setup.machine.is_gpu:
+        yield "compute.offload", "optimizer"
+    yield "compute.weights", "bfloat16"
+    if settings.train.lora is None:
+        yield "train.lora", LORA
+
+
+def _halves(value: int, least: int) -> Iterator[int]:
+    while value // 2 >= least:
+        value //= 2
+        yield value
+
+
+def _changed(setup: Setup, changes: list[Change]) -> Setup:
+    settings = setup.settings
+    for key, value in changes:
+        settings = settings.changed(key, value)
+    return replace(setup, settings=settings)
+
+
+def _yaml(value: Any) -> str:
+    if isinstance(value, LoRASettings):
+        return f"{{rank: {value.rank}, alpha: {value.alpha:g}, target_modules: {value.target_modules}}}"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,179 @@
+"""Seconds of each phase of an iteration, and what a run comes to in hours, tokens per day and dollars.
+
+Arithmetic is two operations per parameter and token, and attention's per pair of positions, at a share of the machine's
+rate. **Measured**: the share and the overheads of a CPU, on the demo (2 cores of an AMD EPYC). **Assumed**: every share
+and overhead of a GPU; the best published RL trainer uses 15–37% of its card's arithmetic. Read the result as hours or
+days, not as minutes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tasks.planning.memory import computes_in_half, optimizer_bytes, trained_parameters
+from tasks.planning.setup import Setup, num_bytes
+
+DAY = 86_400
+START_SECONDS = 5  # a stage's imports and loading
+# Measured on the demo, 2 cores.
+CPU_EFFICIENCY, CPU_LAYER_SECONDS, TOKEN_SECONDS = 0.4, 0.0004, 20e-6
+# Assumed of every GPU.
+GPU_EFFICIENCY, GPU_BANDWIDTH_SHARE = 0.35, 0.6
+GPU_LAYER_SECONDS = {"transformers": 0.0006, "vllm": 0.0002}  # of one step: launching kernels; vLLM has CUDA graphs
+PCIE_BYTES, NCCL_BYTES, DISK_BYTES = 20e9, 20e9, 1e9  # per second
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of an episode: the prompt, what the policy samples and what tools reply; means, and the longest that
+    follows a prompt.
+    """
+
+    prompt: float
+    sampled: float
+    replies: float
+    longest: float
+
+    @property
+    def rest(self) -> float:
+        return self.sampled + self.replies
+
+    @property
+    def total(self) -> float:
+        return self.prompt + self.rest
+
+
+def assumed_lengths(setup: Setup) -> Lengths:
+    """Without data: episodes that use their whole budget, half of it prompt, the rest sampled and replies alike."""
+    sampling = setup.settings.sampling
+    total, most = sampling.max_tokens_per_episode, sampling.max_completion_tokens
+    rest = total / 2 if most is None else min(total / 2, most)
+    return Lengths(total - rest, rest / 2, rest / 2, rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Of one iteration by phase, saving spread over its interval; `evaluate` and `total` are of the whole run."""
+
+    rollout: float
+    reference: float
+    update: float
+    refresh: float
+    checkpoint: float
+    evaluate: float
+    num_iterations: int
+    sampled_tokens: float
+
+    @property
+    def iteration(self) -> float:
+        return self.rollout + self.reference + self.update + self.refresh + self.checkpoint
+
+    @property
+    def train(self) -> float:
+        return START_SECONDS + self.num_iterations * self.iteration
+
+    @property
+    def total(self) -> float:
+        return self.train + self.evaluate
+
+    @property
+    def tokens_per_day(self) -> float:
+        """Sampled ones, while training."""
+        return self.sampled_tokens / self.iteration * DAY
+
+    def dollars(self, per_hour: float) -> float:
+        return self.total / 3600 * per_hour
+
+
+def plan_seconds(setup: Setup, lengths: Lengths, *, evaluated_episodes: float) -> Seconds:
+    forward = _forward_seconds(setup, lengths)
+    train = setup.settings.train
+    forwards = train.updates_per_batch * (4.0 if train.gradient_checkpointing else 3.0)
+    forwards += 1 - 1 / train.steps_per_batch  # notes the old log-probs of all groups but the first step's
+    num_steps = train.updates_per_batch * train.steps_per_batch
+    return Seconds(
+        rollout=rollout_seconds(setup, lengths, setup.episodes),
+        reference=forward if train.kl_weight else 0.0,
+        update=forwards * forward + num_steps * _optimizer_seconds(setup),
+        refresh=_refresh_seconds(setup),
+        checkpoint=_saving_seconds(setup),
+        evaluate=START_SECONDS + rollout_seconds(setup, lengths, evaluated_episodes),
+        num_iterations=train.num_iterations,
+        sampled_tokens=setup.episodes * lengths.sampled,
+    )
+
+
+def rollout_seconds(setup: Setup, lengths: Lengths, episodes: float) -> float:
+    """Each group's prompt once and every reply, then a step per sampled token, shared by the episodes that fit at once.
+
+    A step reads all weights and the live keys and values, or multiplies for every live episode: the slower of both.
+    """
+    shape, engine = setup.shape, setup.settings.engine
+    prompts = episodes / setup.settings.train.group_size
+    fed = prompts * lengths.prompt + episodes * lengths.replies
+    feeding = (_token_operations(setup) * fed + _pair_operations(setup) * fed * lengths.total / 2) / _rate(setup)
+    live = min(episodes, engine.max_concurrent_episodes)
+    size = num_bytes(getattr(engine.own, "dtype", setup.settings.compute.weights))
+    read = size * (shape.num_parameters + live * lengths.total * shape.key_value_elements)
+    arithmetic = live * _token_operations(setup) / _rate(setup)
+    bandwidth = setup.machine.bandwidth * (GPU_BANDWIDTH_SHARE if setup.machine.is_gpu else 1)
+    step = max(read / bandwidth, arithmetic) + _step_overhead(setup)
+    rounds = max(lengths.longest * lengths.sampled / max(1, lengths.rest), lengths.sampled * episodes / max(1, live))
+    return feeding + rounds * step + episodes * lengths.rest * TOKEN_SECONDS
+
+
+def _forward_seconds(setup: Setup, lengths: Lengths) -> float:
+    """Of the batch that carries loss: each group's prompt once where trees are packed."""
+    train = setup.settings.train
+    prompts = train.problems_per_iteration * (1 if train.packing == "tree" else train.group_size)
+    tokens = prompts * lengths.prompt + setup.episodes * lengths.rest
+    pairs = prompts * lengths.prompt**2 / 2 + setup.episodes * lengths.rest * (lengths.prompt + lengths.rest / 2)
+    head = 2 * setup.shape.head_parameters * setup.episodes * lengths.sampled
+    operations = 2 * setup.shape.matrix_parameters * tokens + head + _pair_operations(setup) * pairs
+    forwards = math.ceil(tokens / train.micro_batch_tokens)
+    return operations / _rate(setup) + forwards * _step_overhead(setup)
+
+
+def _token_operations(setup: Setup) -> float:
+    return 2.0 * (setup.shape.matrix_parameters + setup.shape.head_parameters)
+
+
+def _pair_operations(setup: Setup) -> float:
+    """Two products of the head size, in every head and layer."""
+    return 4.0 * setup.shape.num_heads * setup.shape.head_size * setup.shape.num_layers
+
+
+def _rate(setup: Setup) -> float:
+    share = GPU_EFFICIENCY if setup.machine.is_gpu else CPU_EFFICIENCY
+    return share * setup.machine.rate["bfloat16" if computes_in_half(setup) else "float32"]
+
+
+def _step_overhead(setup: Setup) -> float:
+    a_layer = GPU_LAYER_SECONDS[setup.settings.engine.name] if setup.machine.is_gpu else CPU_LAYER_SECONDS
+    return setup.shape.num_layers * a_layer
+
+
+def _optimizer_seconds(setup: Setup) -> float:
+    """Reads and writes weights, gradients and state; offloaded state travels both ways."""
+    moved = optimizer_bytes(setup)
+    travel = 2 * moved / PCIE_BYTES if setup.settings.compute.offload == "optimizer" else 0.0
+    return 2 * (moved + 8 * trained_parameters(setup)) / setup.machine.bandwidth + travel
+
+
+def _refresh_seconds(setup: Setup) -> float:
+    """New weights into an engine of its own: the adapter alone under LoRA."""
+    if not setup.is_vllm:
+        return 0.0
+    own, train = setup.settings.engine.own, setup.settings.train
+    count = trained_parameters(setup) if train.lora else setup.shape.num_parameters
+    size = count * num_bytes(getattr(own, "dtype", "float32"))
+    rate = {"ipc": setup.machine.bandwidth, "nccl": NCCL_BYTES, "disk": DISK_BYTES / 2}
+    return size / rate[getattr(own, "transfer", "disk")]
+
+
+def _saving_seconds(setup: Setup) -> float:
+    train, count = setup.settings.train, trained_parameters(setup)
+    checkpoint = 4 * count * (3 + (train.kl_weight > 0)) / DISK_BYTES
+    snapshot = count * num_bytes(setup.settings.compute.weights) / DISK_BYTES
+    return checkpoint / train.checkpoint_interval + snapshot / train.snapshot_interval

@@ -1,0 +1,69 @@
+"""What is planned: a model's shape, the settings that memory and time depend on, and a machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.core.settings import Settings, load
+from tasks.learning.shared.settings import GRPOSettings
+from tasks.models.settings import ComputeSettings, ModelSettings
+from tasks.planning.hardware import Machine, this_machine
+from tasks.planning.shapes import Shape, UnknownShape, shape_of
+from tasks.rollouts.settings import EngineSettings, SamplingSettings
+
+
+class PlanSections(Settings):
+    compute: ComputeSettings
+    engine: EngineSettings
+    sampling: SamplingSettings
+    train: GRPOSettings
+
+    def changed(self, key: str, value: Any) -> PlanSections:
+        """With one value of another: `changed("compute.offload", "optimizer")`."""
+        section, name = key.split(".")
+        part = getattr(self, section).model_copy(update={name: value})
+        return self.model_copy(update={section: part})
+
+
+class ModelSections(Settings):
+    model: ModelSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    shape: Shape
+    settings: PlanSections
+    machine: Machine
+
+    @property
+    def is_vllm(self) -> bool:
+        return self.settings.engine.name == "vllm"
+
+    @property
+    def shares_the_device(self) -> bool:
+        """Whether the engine is in this process, on the trainer's device."""
+        return not self.is_vllm or getattr(self.settings.engine.settings, "mode", "") == "in_process"
+
+    @property
+    def episodes(self) -> int:
+        """Of one iteration."""
+        return self.settings.train.problems_per_iteration * self.settings.train.group_size
+
+    @property
+    def at_once(self) -> int:
+        return min(self.episodes, self.settings.engine.max_concurrent_episodes)
+
+
+def setup_of(params: dict[str, Any]) -> Setup | None:
+    """Of params.yaml, on this machine; None where the model's shape is not known."""
+    settings = load(PlanSections, params)
+    try:
+        shape = shape_of(load(ModelSections, params).model)
+    except UnknownShape:
+        return None
+    return Setup(shape, settings, this_machine(settings.compute))
+
+
+def num_bytes(dtype: str) -> int:
+    return {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}[dtype]

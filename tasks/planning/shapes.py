@@ -1,0 +1,191 @@
+"""The sizes of a model that its memory and its arithmetic depend on, from config.json or from a name.
+
+Only dense decoders are counted by formula. Where the weights are there, their headers say how many there are; experts
+are then counted as if every token used all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tasks.learning.shared.settings import LoRASettings
+from tasks.models.embedded import is_embedded
+from tasks.models.files import POINTER, loading
+from tasks.models.folders import model_config, resolve_model
+from tasks.models.settings import EmbeddedModelSettings, ModelSettings
+
+OTHER_NAMES = {
+    "num_hidden_layers": ("n_layer", "num_layers", "n_layers"),
+    "hidden_size": ("n_embd", "d_model"),
+    "num_attention_heads": ("n_head", "num_heads", "n_heads"),
+}
+# From the published config.json of each: layers, hidden, inner, heads, key-value heads, head size, vocabulary, tied.
+KNOWN: dict[str, tuple[str, int, int, int, int, int, int, int, bool]] = {
+    "Qwen2.5-0.5B": ("qwen2", 24, 896, 4864, 14, 2, 64, 151_936, True),
+    "Qwen2.5-1.5B": ("qwen2", 28, 1536, 8960, 12, 2, 128, 151_936, True),
+    "Qwen2.5-3B": ("qwen2", 36, 2048, 11_008, 16, 2, 128, 151_936, True),
+    "Qwen2.5-7B": ("qwen2", 28, 3584, 18_944, 28, 4, 128, 152_064, False),
+    "Qwen3-0.6B": ("qwen3", 28, 1024, 3072, 16, 8, 128, 151_936, True),
+    "Qwen3-4B": ("qwen3", 36, 2560, 9728, 32, 8, 128, 151_936, True),
+    "Qwen3-8B": ("qwen3", 36, 4096, 12_288, 32, 8, 128, 151_936, False),
+    "Llama-3.1-8B": ("llama", 32, 4096, 14_336, 32, 8, 128, 128_256, False),
+}
+
+
+EMBEDDED_VOCABULARY = 700  # about, before it is built
+
+
+class UnknownShape(ValueError):
+    """No config.json and no known name, or a config.json without a size that the estimates need."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """`num_parameters` counts tied embeddings once."""
+
+    name: str
+    num_layers: int
+    hidden: int
+    inner: int
+    num_heads: int
+    num_key_value_heads: int
+    head_size: int
+    vocabulary: int
+    num_parameters: int
+
+    @property
+    def linear_layers(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of the matrices of one layer."""
+        queries, keys = self.num_heads * self.head_size, self.num_key_value_heads * self.head_size
+        return {
+            "q_proj": (self.hidden, queries),
+            "k_proj": (self.hidden, keys),
+            "v_proj": (self.hidden, keys),
+            "o_proj": (queries, self.hidden),
+            "gate_proj": (self.hidden, self.inner),
+            "up_proj": (self.hidden, self.inner),
+            "down_proj": (self.inner, self.hidden),
+        }
+
+    @property
+    def matrix_parameters(self) -> int:
+        """Of the matrices inside the layers, which every token passes."""
+        return self.num_layers * sum(math.prod(sizes) for sizes in self.linear_layers.values())
+
+    @property
+    def head_parameters(self) -> int:
+        return self.vocabulary * self.hidden
+
+    @property
+    def key_value_elements(self) -> int:
+        """Numbers that the cache keeps of one token."""
+        return 2 * self.num_layers * self.num_key_value_heads * self.head_size
+
+    def adapter_parameters(self, lora: LoRASettings) -> int:
+        """A·B of every adapted matrix: rank × (inputs + outputs)."""
+        chosen = self.linear_layers if lora.target_modules == "all-linear" else lora.target_modules
+        return self.num_layers * lora.rank * sum(sum(self.linear_layers.get(name, (0, 0))) for name in chosen)
+
+
+def shape_of(model: ModelSettings) -> Shape:
+    return embedded_shape(model.embedded) if is_embedded(model.path) else find_shape(model.path)
+
+
+def find_shape(model: str) -> Shape:
+    """Of a model folder, or of a known name such as `Qwen2.5-7B`, for which nothing need be downloaded."""
+    if (Path(model) / "config.json").exists() or (Path(model) / POINTER).exists():
+        return folder_shape(Path(model))
+    found = known_name(model)
+    if found is None:
+        raise UnknownShape(
+            f"{model!r} is neither a model folder nor a model whose shape is known, so nothing can be planned. Give a "
+            f"folder with a config.json, or one of: {', '.join(KNOWN)}."
+        )
+    return known_shape(found)
+
+
+def known_name(model: str) -> str | None:
+    """The known model that a path or a hub's name means: `models/Qwen2.5-7B-Instruct` is a Qwen2.5-7B."""
+    last = model.rstrip("/").rpartition("/")[2].lower()
+    names = sorted(KNOWN, key=len, reverse=True)
+    return next((name for name in names if last == name.lower() or last.startswith(f"{name.lower()}-")), None)
+
+
+def known_shape(name: str) -> Shape:
+    family, layers, hidden, inner, heads, key_value_heads, head_size, vocabulary, is_tied = KNOWN[name]
+    config = {
+        "model_type": family, "num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": inner,
+        "num_attention_heads": heads, "num_key_value_heads": key_value_heads, "head_dim": head_size,
+        "vocab_size": vocabulary, "tie_word_embeddings": is_tied,
+    }  # fmt: skip
+    return config_shape(name, config)
+
+
+def embedded_shape(settings: EmbeddedModelSettings) -> Shape:
+    config = {"model_type": "qwen3", "vocab_size": EMBEDDED_VOCABULARY, "tie_word_embeddings": True}
+    return config_shape("the embedded model", config | settings.model_dump())
+
+
+def folder_shape(folder: Path) -> Shape:
+    config = model_config(folder)
+    found = resolve_model(folder)
+    has_weights = any(found.glob("*.safetensors"))
+    return config_shape(
+        str(folder), config.get("text_config", config), num_parameters=count_parameters(found) if has_weights else None
+    )
+
+
+def config_shape(name: str, config: Mapping[str, Any], *, num_parameters: int | None = None) -> Shape:
+    """UnknownShape where config.json lacks a size."""
+    hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
+    without_count = Shape(
+        name=name,
+        num_layers=_size(config, "num_hidden_layers"),
+        hidden=hidden,
+        inner=config.get("intermediate_size") or 4 * hidden,
+        num_heads=heads,
+        num_key_value_heads=config.get("num_key_value_heads") or heads,
+        head_size=config.get("head_dim") or hidden // heads,
+        vocabulary=_size(config, "vocab_size"),
+        num_parameters=num_parameters or 0,
+    )
+    return without_count if num_parameters else _counted(without_count, config)
+
+
+def _counted(shape: Shape, config: Mapping[str, Any]) -> Shape:
+    """With the parameters of a dense decoder: matrices, embeddings, norms, and biases of Qwen 2's queries to values."""
+    outputs = shape.linear_layers
+    biases = sum(outputs[name][1] for name in ("q_proj", "k_proj", "v_proj")) if _has_biases(config) else 0
+    norms = 2 * shape.hidden + (2 * shape.head_size if config.get("model_type") == "qwen3" else 0)
+    embeddings = shape.head_parameters * (1 if config.get("tie_word_embeddings") else 2)
+    total = shape.matrix_parameters + shape.num_layers * (biases + norms) + embeddings + shape.hidden
+    return replace(shape, num_parameters=total)
+
+
+def _has_biases(config: Mapping[str, Any]) -> bool:
+    return bool(config.get("attention_bias", config.get("model_type") == "qwen2"))
+
+
+def _size(config: Mapping[str, Any], name: str) -> int:
+    found = next((config[key] for key in (name, *OTHER_NAMES.get(name, ())) if config.get(key)), None)
+    if found is None:
+        raise UnknownShape(
+            f"the model's config.json contains no {name}, which this estimate needs. Watch memory and time of the "
+            f"first iterations; nothing here can estimate them."
+        )
+    return int(found)
+
+
+def count_parameters(folder: Path) -> int:
+    """From the headers of the safetensors files; no weight is read."""
+    from safetensors import safe_open
+
+    total = 0
+    for file in sorted(folder.glob("*.safetensors")):
+        with loading(folder, file.name), safe_open(file, framework="np") as tensors:
+            total += sum(math.prod(tensors.get_slice(name).get_shape()) for name in list(tensors.keys()))
+    return total

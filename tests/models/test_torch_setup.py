@@ -1,0 +1,78 @@
+"""A device or a dtype that is not there is refused before anything is loaded; what a record says of the device."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tasks.models import folders
+from tasks.models.folders import load_model
+from tasks.models.settings import ComputeSettings, on_cpu
+from tasks.models.torch_setup import device_name, find_device, prepare_torch
+
+CARD = "NVIDIA T4"
+
+
+def compute(**values: Any) -> ComputeSettings:
+    return on_cpu(1).model_copy(update=values)
+
+
+@pytest.fixture
+def old_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card that emulates bfloat16."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: CARD)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+
+
+@pytest.fixture
+def precisions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    asked: list[str] = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", asked.append)
+    yield asked
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def test_cuda_without_a_card_is_refused_and_auto_takes_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"compute\.device.*cpu or auto"):
+        find_device(compute(device="cuda"))
+    assert find_device(compute(device="auto")).type == "cpu"
+
+
+@pytest.mark.usefixtures("old_card")
+@pytest.mark.parametrize("key", ["weights", "frozen"])
+def test_a_dtype_the_card_only_emulates_is_refused_with_the_card_and_the_key(key: str) -> None:
+    with pytest.raises(ValueError, match=rf"compute\.{key}: bfloat16.*{CARD}.*float32") as error:
+        find_device(compute(device="cuda", **{key: "bfloat16"}))
+    assert "\n" not in str(error.value)
+    assert find_device(compute(device="cpu", **{key: "bfloat16"})).type == "cpu"
+
+
+@pytest.mark.usefixtures("old_card")
+def test_the_refusal_comes_before_any_file_of_the_model_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(folders, "weights_hash", lambda folder: pytest.fail("it was read"))
+    with pytest.raises(ValueError, match="bfloat16"):
+        load_model(tmp_path, compute=compute(device="auto", weights="bfloat16"))
+
+
+@pytest.mark.usefixtures("old_card")
+def test_tf32_is_as_told_on_cuda_and_nothing_is_set_on_a_cpu(precisions: list[str]) -> None:
+    for tf32 in (True, False):
+        prepare_torch(compute(device="cuda", tf32=tf32))
+    assert not torch.are_deterministic_algorithms_enabled()
+    prepare_torch(compute(tf32=True))
+    assert precisions == ["high", "highest"]
+
+
+@pytest.mark.usefixtures("old_card")
+def test_a_record_names_the_gpu_or_the_processors_architecture() -> None:
+    assert device_name(compute(device="auto")) == CARD
+    assert device_name(compute(device="cpu")) == f"cpu, {platform.machine()}"

@@ -1,0 +1,112 @@
+"""Memory by part, in numbers that add up by hand, and the settings with which a model fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tasks.planning import nearest
+from tasks.planning.hardware import GPUS, amount, find_gpu
+from tasks.planning.memory import plan_memory
+from tasks.planning.nearest import arithmetic, check_size, describe, fits, nearest_that_fits
+from tasks.planning.setup import Setup
+from tests.planning.setups import setup
+from tests.profiles import profile_params
+
+COUNT = 494_032_768
+
+
+def parts(wanted: Setup) -> dict[str, tuple[float, float]]:
+    return {part.name: (part.rollout, part.update) for part in plan_memory(wanted).parts}
+
+
+def test_full_training_in_float32_mirrors_the_weights_four_times() -> None:
+    found = parts(setup("Qwen2.5-0.5B", "h100-80gb", train__lora=None))
+    assert found["weights"] == found["reference"] == (4 * COUNT, 4 * COUNT)
+    assert found["gradients"] == (0, 4 * COUNT)
+    assert found["optimizer"] == (8 * COUNT, 8 * COUNT)
+
+
+def test_bfloat16_weights_have_float32_masters_and_the_frozen_reference_half_the_bytes() -> None:
+    half = {"compute__weights": "bfloat16", "compute__frozen": "bfloat16"}
+    found = parts(setup("Qwen2.5-0.5B", "h100-80gb", train__lora=None, **half))
+    assert found["weights"] == found["reference"] == (2 * COUNT, 2 * COUNT)
+    assert found["optimizer"] == (12 * COUNT, 12 * COUNT)
+    assert found["gradients"] == (0, 4 * COUNT)  # they are added up in float32
+
+
+def test_an_offloaded_optimizer_is_on_the_device_for_the_update_alone() -> None:
+    wanted = setup("Qwen2.5-0.5B", "h100-80gb", train__lora=None, compute__offload="optimizer")
+    assert parts(wanted)["optimizer"] == (0, 8 * COUNT)
+    assert plan_memory(wanted).host == 8 * COUNT + 16 * COUNT  # and the copy that becomes a checkpoint
+
+
+def test_under_lora_the_base_is_frozen_and_only_the_adapter_is_mirrored() -> None:
+    wanted = setup("Qwen2.5-0.5B", "h100-80gb", compute__frozen="bfloat16")
+    lora = wanted.settings.train.lora
+    assert lora is not None
+    adapter = wanted.shape.adapter_parameters(lora)
+    found = parts(wanted)
+    assert found["weights"] == (2 * COUNT, 2 * COUNT)
+    assert found["optimizer"] == (8 * adapter, 8 * adapter)
+
+
+def test_keys_and_values_are_of_the_episodes_at_once() -> None:
+    # 2 × 24 layers × 2 heads × 64 numbers a token, 4 bytes; 32 episodes at most, 8 × 8 in an iteration.
+    found = parts(setup("Qwen2.5-0.5B", "h100-80gb"))
+    assert found["keys and values"] == (32 * 4096 * 2 * 24 * 2 * 64 * 4, 0)
+
+
+@pytest.mark.parametrize(("gpu", "is_enough"), [("a100-80gb", True), ("a100-40gb", True), ("4090-24gb", False)])
+def test_seven_billion_with_lora_is_told_for_80_40_and_24_gb(gpu: str, is_enough: bool) -> None:
+    wanted = setup("Qwen2.5-7B", gpu, compute__frozen="bfloat16")
+    assert fits(wanted) == is_enough
+    changes = nearest_that_fits(wanted)
+    assert changes is not None
+    assert bool(changes) != is_enough
+    assert all(key.startswith(("engine.", "train.")) for key, _ in changes)
+
+
+def test_the_nearest_settings_fit_and_none_of_them_is_needless() -> None:
+    wanted = setup("Qwen2.5-7B", "a100-80gb", train__lora=None, train__gradient_checkpointing=False)
+    changes = nearest_that_fits(wanted)
+    assert changes
+    assert fits(nearest._changed(wanted, changes))
+    assert not any(fits(nearest._changed(wanted, [item for item in changes if item is not one])) for one in changes)
+    assert "train.gradient_checkpointing: true" in describe(changes)
+
+
+def test_what_no_setting_makes_fit_has_no_nearest() -> None:
+    tiny = replace(GPUS["4090-24gb"], memory=1e9)
+    assert nearest_that_fits(replace(setup("Qwen2.5-7B", "4090-24gb"), machine=tiny)) is None
+
+
+def test_a_run_far_beyond_the_devices_memory_is_refused_with_the_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    params: dict[str, Any] = profile_params("my_model")
+    monkeypatch.setattr("tasks.planning.hardware.available_memory", lambda: 40e9)
+    check_size(params)  # the shape of models/NAME is not known, so nothing is said
+    params["model"]["path"] = "models/Qwen2.5-7B-Instruct"
+    with pytest.raises(ValueError, match=r"30 GB weights .* = \d+ GB .* It fits with compute.frozen: bfloat16"):
+        check_size(params)
+    params["compute"]["frozen"] = "bfloat16"
+    params["train"]["micro_batch_tokens"] = 4096
+    check_size(params)  # not by so much that it could not be tried
+
+
+def test_the_arithmetic_is_one_line_with_the_largest_first() -> None:
+    told = arithmetic(plan_memory(setup("Qwen2.5-7B", "a100-40gb")))
+    assert told.startswith("30 GB weights + 15 GB keys and values")
+    assert "\n" not in told
+
+
+def test_a_gpu_that_is_not_known_lists_those_that_are() -> None:
+    with pytest.raises(ValueError, match="h100-80gb"):
+        find_gpu("h9000")
+
+
+def test_amounts_are_told_as_people_do() -> None:
+    assert [amount(value) for value in (1600, 1_640_000, 23.4e9, 4.2e15)] == [
+        "1.6 KB", "1.6 MB", "23 GB", "4,200.0 TB"
+    ]  # fmt: skip
