@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from tasks.engines.transformers.decode_step import Decoder, is_traceable
 from tasks.engines.transformers.memory import ForwardLimits
 from tasks.engines.transformers.shard import EngineShard
-from tasks.models.architecture import check_own_forward, check_positions, example_ids, limited_attention, own_logp
+from tasks.models.architecture import check_own_forward, example_ids, own_logp
+from tasks.models.limits import check_playable
 from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
 
 # Forwards of up to 12 tokens, of which up to 3 join a step. So 12 tokens of either long prompt are read alone and the
@@ -25,13 +26,7 @@ WRITTEN = 2  # tokens of a turn
 
 def check_architecture(model: PreTrainedModel, *, max_tokens: int) -> None:
     """ValueError for a model whose episodes of up to `max_tokens` the engine would play with another distribution."""
-    name = model.config.model_type
-    check_positions(model.config, max_tokens=max_tokens)
-    if reason := limited_attention(model.config, max_tokens=max_tokens):
-        raise ValueError(
-            f"engine.name: transformers lets every token attend to all before it, and this {name} model does not: "
-            f"{reason}; another policy would be played. Set engine.name: vllm."
-        )
+    check_playable(model.config, max_tokens=max_tokens)
     if is_traceable(model):  # the engine's tests cover these families
         return
     check_own_forward(

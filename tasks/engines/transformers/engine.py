@@ -25,7 +25,8 @@ from tasks.engines.transformers.memory import check_budget, forward_limits, free
 from tasks.engines.transformers.settings import kv_cache_bytes
 from tasks.engines.transformers.shard import EngineShard
 from tasks.models.architecture import model_logp
-from tasks.models.folders import load_model
+from tasks.models.folders import load_config, load_model
+from tasks.models.limits import check_playable
 from tasks.models.policy_weights import PolicyWeights
 from tasks.models.settings import ComputeSettings
 from tasks.models.torch_setup import use_threads
@@ -183,6 +184,8 @@ def load_engine(
     model: PreTrainedModel | None,
     lora_rank: int | None,
 ) -> TransformersEngine:
+    if model is None:
+        check_playable(load_config(folder), max_tokens=sampling.max_tokens_per_episode)
     return TransformersEngine(
         model if model is not None else load_model(folder, compute=compute),
         end_ids=chat.end_ids,
