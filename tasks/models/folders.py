@@ -104,8 +104,12 @@ def is_adapter(folder: Path) -> bool:
 
 
 def model_config(folder: Path) -> dict[str, Any]:
+    return dict(read_json(_config_folder(folder) / "config.json"))
+
+
+def _config_folder(folder: Path) -> Path:
     folder = resolve_model(folder)
-    return dict(read_json((_read_target(folder, ADAPTER_BASE) if is_adapter(folder) else folder) / "config.json"))
+    return _read_target(folder, ADAPTER_BASE) if is_adapter(folder) else folder
 
 
 def generation_end_ids(folder: Path) -> list[int]:
@@ -117,8 +121,10 @@ def generation_end_ids(folder: Path) -> list[int]:
 
 
 def load_config(folder: Path) -> PretrainedConfig:
+    """With the defaults of its family, which a file may leave out."""
     from transformers import AutoConfig
 
+    folder = _config_folder(folder)
     with loading(folder, "its config.json"):
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 

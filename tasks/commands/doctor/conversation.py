@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from itertools import groupby
+from pathlib import Path
 
 from tasks.chat.format import ChatFormat
 from tasks.commands.doctor.context import DoctorContext, PlayedReference
@@ -15,6 +16,7 @@ from tasks.commands.doctor.findings import Finding, failed, list_some, passed, w
 from tasks.core.records import Trajectory, Turn
 from tasks.core.text import one_line
 from tasks.models.embedded import is_embedded
+from tasks.planning.family import check_config
 
 BROKEN_UP = (
     "Episodes split such a token with a space, so that no text is read as another message. Do the same in "
@@ -35,6 +37,14 @@ def chat_template(context: DoctorContext) -> Finding:
             "request.",
         )
     return passed(f"it writes calls as {chat.call_format.name} ({context.model.source})")
+
+
+def model_family(context: DoctorContext) -> Finding:
+    """Its config.json asks for nothing that the trainer, or the engine in this process, does not compute."""
+    if is_embedded(context.settings.model.path):
+        return passed("the embedded model's")
+    name = check_config(Path(context.model.source), context.settings)
+    return passed(f"{name}: its config.json asks for nothing that trainer and engine do not compute")
 
 
 def loss_mask(context: DoctorContext) -> Finding:
