@@ -30,6 +30,7 @@ def load_checked_chat(
 ) -> ChatFormat:
     """Reads tokenizer and config.json only; ValueError where the tokenizer, the context or a prompt cannot work."""
     chat = load_chat(folder)
+    refuse_thinking_budget(chat, sampling)
     config = model_config(folder)
     config = config.get("text_config", config)
     max_positions = config.get("max_position_embeddings")
@@ -51,6 +52,23 @@ def load_checked_chat(
             f"than {longest + sampling.max_tokens_per_turn}, or drop the problem."
         )
     return chat
+
+
+def refuse_thinking_budget(chat: ChatFormat, sampling: SamplingSettings) -> None:
+    """ValueError where thoughts are to have a budget of their own and the model's cannot be told from its message."""
+    if sampling.max_thinking_tokens_per_turn is None:
+        return
+    if chat.thinking is None:
+        raise ValueError(
+            f"{chat.source}: its chat template knows no thoughts, so sampling.max_thinking_tokens_per_turn would do "
+            f"nothing. Set it to null, or use a model that thinks."
+        )
+    if chat.end_of_thought is None:
+        raise ValueError(
+            f"{chat.source}: {chat.thinking.closing!r} is several tokens of its tokenizer, and an engine stops at one, "
+            f"so thoughts can have no budget of their own. Set sampling.max_thinking_tokens_per_turn to null, and "
+            f"sampling.max_tokens_per_turn to enough for thought and message."
+        )
 
 
 def load_engine(
