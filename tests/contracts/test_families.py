@@ -100,5 +100,5 @@ def test_the_table_of_families_is_what_the_contract_declares():
 def an_engine(model: PreTrainedModel) -> TransformersEngine:
     return TransformersEngine(
         model, end_ids=(), temperature=1.0, top_p=1.0, stop=None, max_context=LENGTH, max_concurrent_episodes=2,
-        num_threads=1,
+        kv_cache_bytes=None, num_threads=1,
     )  # fmt: skip
