@@ -41,6 +41,7 @@ ADAPTER_BASE = "base.json"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # safetensors' names: torch's
 # A key of tokenizer_config.json: the model learnt its tools from demonstrations; prompts do not describe them.
 TOOLS_ARE_LEARNT = "tools_are_learnt"
+THOUGHTS_ARE_LEARNT = "thoughts_are_learnt"  # another: its demonstrations contain the environment's thoughts
 
 
 def write_pointer(folder: Path, target: str, *, template: TemplateSettings = PLAIN_TEMPLATE) -> None:
@@ -103,13 +104,27 @@ def is_adapter(folder: Path) -> bool:
 
 
 def model_config(folder: Path) -> dict[str, Any]:
+    return dict(read_json(_config_folder(folder) / "config.json"))
+
+
+def _config_folder(folder: Path) -> Path:
     folder = resolve_model(folder)
-    return dict(read_json((_read_target(folder, ADAPTER_BASE) if is_adapter(folder) else folder) / "config.json"))
+    return _read_target(folder, ADAPTER_BASE) if is_adapter(folder) else folder
+
+
+def generation_end_ids(folder: Path) -> list[int]:
+    """The ids that end a text of the model, from its generation_config.json; none where there is no such file."""
+    folder = resolve_model(folder)
+    file = (_read_target(folder, ADAPTER_BASE) if is_adapter(folder) else folder) / "generation_config.json"
+    found = read_json(file).get("eos_token_id") if file.exists() else None
+    return [token for token in (found if isinstance(found, list) else [found]) if isinstance(token, int)]
 
 
 def load_config(folder: Path) -> PretrainedConfig:
+    """With the defaults of its family, which a file may leave out."""
     from transformers import AutoConfig
 
+    folder = _config_folder(folder)
     with loading(folder, "its config.json"):
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 

@@ -1,7 +1,8 @@
-"""Memory of a training run on its device, by part, in the two phases of an iteration.
+"""Memory of a training run on its device, by part, in the three phases of an iteration.
 
-Weights and what mirrors them follow from the settings exactly. Activations are a count of what the layers keep for
-backward, in vectors per position. On a GPU nothing of it was measured.
+Weights and what mirrors them follow from the settings exactly. Activations are a count of vectors per position, fitted
+to peaks of one to eight layers of Qwen2.5-0.5B's width over packed groups of 2,300 and 3,700 positions on a CPU (2
+cores of an AMD EPYC, torch 2.13). On a GPU nothing of it was measured.
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tasks.planning.hardware import GIB
 from tasks.planning.setup import Setup, num_bytes
 
 FLOAT = 4
 # Python with torch and transformers, before any weights; on a GPU the CUDA context and the libraries' workspaces.
 PROCESS_BYTES, CUDA_BYTES = 700 << 20, 1500 << 20
-# What a layer keeps of a position for backward: vectors of the hidden size and of the MLP's inner size.
-HIDDEN_VECTORS, INNER_VECTORS = 12, 4
+# Vectors of the hidden size and of the MLP's inner size, per position: what a layer keeps for backward, and what
+# forward and backward of one layer need besides.
+KEPT_HIDDEN, KEPT_INNER = 12, 3.6
+WORK_HIDDEN, WORK_INNER = 4, 3
+HALF_SHARE = 0.65  # of float32's activations, in bfloat16: norms and rotary embeddings compute in float32
 LOGITS_COPIES = 3  # logits, their exponentials and a gradient
 LOGITS_AT_ONCE = 1 << 24  # elements
 ENGINE_WORKSPACE = 2 << 30  # of vLLM on a GPU: activations and CUDA graphs; an assumption
@@ -24,11 +29,14 @@ PREFILL_TOKENS = 8192  # of one forward of prompts; an assumption
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Bytes on the device while episodes are played and while weights are updated; `host` is pinned memory."""
+    """Bytes on the device while episodes are played, weights are updated and a checkpoint is copied; `host` is pinned
+    memory beside a GPU's.
+    """
 
     name: str
     rollout: float
     update: float
+    save: float
     host: float = 0.0
 
 
@@ -37,50 +45,39 @@ class Memory:
     parts: tuple[Part, ...]
 
     @property
-    def rollout(self) -> float:
-        return sum(part.rollout for part in self.parts)
-
-    @property
-    def update(self) -> float:
-        return sum(part.update for part in self.parts)
+    def phases(self) -> dict[str, float]:
+        return {
+            "playing": sum(part.rollout for part in self.parts),
+            "updating": sum(part.update for part in self.parts),
+            "saving": sum(part.save for part in self.parts),
+        }
 
     @property
     def peak(self) -> float:
-        return max(self.rollout, self.update)
+        return max(self.phases.values())
 
     @property
     def host(self) -> float:
         return sum(part.host for part in self.parts)
 
 
+def always(name: str, size: float) -> Part:
+    return Part(name, size, size, size)
+
+
 def plan_memory(setup: Setup) -> Memory:
     parts = (
         _process(setup),
         *_weights(setup),
-        _gradients(setup),
         _optimizer_state(setup),
         _reference(setup),
+        Part("gradients", 0, FLOAT * trained_parameters(setup), 0),
         _activations(setup),
         _logits(setup),
         *_engine(setup),
+        _checkpoint(setup),
     )
-    return Memory(tuple(part for part in parts if part.rollout or part.update or part.host))
-
-
-def _process(setup: Setup) -> Part:
-    fixed = CUDA_BYTES if setup.machine.is_gpu else PROCESS_BYTES
-    return Part("process", fixed, fixed)
-
-
-def _weights(setup: Setup) -> Iterator[Part]:
-    """Under LoRA the base is frozen and the adapter is trained."""
-    compute, lora = setup.settings.compute, setup.settings.train.lora
-    count = setup.shape.num_parameters
-    size = count * num_bytes(compute.frozen if lora else compute.weights)
-    yield Part("weights", size, size)
-    if lora:
-        adapter = FLOAT * setup.shape.adapter_parameters(lora)
-        yield Part("adapter", adapter, adapter)
+    return Memory(tuple(part for part in parts if part.rollout or part.update or part.save or part.host))
 
 
 def trained_parameters(setup: Setup) -> int:
@@ -88,60 +85,109 @@ def trained_parameters(setup: Setup) -> int:
     return setup.shape.adapter_parameters(lora) if lora else setup.shape.num_parameters
 
 
-def _gradients(setup: Setup) -> Part:
-    size = FLOAT if setup.settings.train.lora else num_bytes(setup.settings.compute.weights)
-    return Part("gradients", 0, trained_parameters(setup) * size)
+def _process(setup: Setup) -> Part:
+    return always("process", CUDA_BYTES if setup.machine.is_gpu else PROCESS_BYTES)
+
+
+def _weights(setup: Setup) -> Iterator[Part]:
+    """Under LoRA the base is frozen and the adapter is trained, in float32."""
+    compute, lora = setup.settings.compute, setup.settings.train.lora
+    yield always("weights", setup.shape.num_parameters * num_bytes(compute.frozen if lora else compute.weights))
+    if lora:
+        yield always("adapter", FLOAT * setup.shape.adapter_parameters(lora))
 
 
 def _optimizer_state(setup: Setup) -> Part:
     """AdamW's two averages, or Muon's one of the matrices inside the layers; masters where weights are bfloat16."""
+    size = optimizer_bytes(setup)
+    if setup.machine.is_gpu and setup.settings.compute.offload == "optimizer":
+        return Part("optimizer", 0, size, 0, host=size)
+    return always("optimizer", size)
+
+
+def optimizer_bytes(setup: Setup) -> float:
     settings, count = setup.settings, trained_parameters(setup)
     averages = 2 * count
     if settings.train.optimizer == "muon":
         averages -= count if settings.train.lora else setup.shape.matrix_parameters
     has_masters = settings.compute.weights == "bfloat16" and not settings.train.lora
-    size = FLOAT * (averages + count * has_masters)
-    if settings.compute.offload == "optimizer":
-        return Part("optimizer", 0, size, host=size)
-    return Part("optimizer", size, size)
+    return FLOAT * (averages + count * has_masters)
 
 
 def _reference(setup: Setup) -> Part:
     settings = setup.settings
-    if not settings.train.kl_weight:
-        return Part("reference", 0, 0)
     size = FLOAT if settings.train.lora else num_bytes(settings.compute.frozen)
-    return Part("reference", *[trained_parameters(setup) * size] * 2)
+    return always("reference", trained_parameters(setup) * size if settings.train.kl_weight else 0)
 
 
 def _activations(setup: Setup) -> Part:
-    """Kept for backward: of every layer, or with checkpointing its input, and of one layer all."""
+    """Kept for backward: of every layer, or with checkpointing its input, and of one layer all.
+
+    On a CPU as much as a vector of the inner size stays beside each input: blocks that are freed between inputs are
+    too small for the next layer's.
+    """
     settings, shape = setup.settings, setup.shape
     positions = max(settings.train.micro_batch_tokens, settings.sampling.max_tokens_per_episode)
-    is_half = settings.compute.weights == "bfloat16" or settings.train.autocast == "bfloat16"
-    size = 2 if is_half else FLOAT
-    a_layer = HIDDEN_VECTORS * shape.hidden + INNER_VECTORS * shape.inner
-    kept = shape.hidden * shape.num_layers + a_layer
-    if not settings.train.gradient_checkpointing:
-        kept = a_layer * shape.num_layers
-    playing = min(positions, PREFILL_TOKENS) * (2 * shape.hidden + 2 * shape.inner) * size
-    return Part("activations", 0 if setup.is_vllm else playing, positions * kept * size)
+    a_layer = KEPT_HIDDEN * shape.hidden + KEPT_INNER * shape.inner
+    work = WORK_HIDDEN * shape.hidden + WORK_INNER * shape.inner
+    kept = a_layer * shape.num_layers
+    if settings.train.gradient_checkpointing:
+        kept = (shape.hidden + (0 if setup.machine.is_gpu else shape.inner)) * shape.num_layers + a_layer
+    playing = 0 if setup.is_vllm else min(positions, PREFILL_TOKENS) * work
+    scale = FLOAT * (HALF_SHARE if computes_in_half(setup) else 1)
+    return Part("activations", scale * playing, scale * positions * (kept + work), 0)
+
+
+def computes_in_half(setup: Setup) -> bool:
+    settings = setup.settings
+    dtype = settings.compute.frozen if settings.train.lora else settings.compute.weights
+    return dtype == "bfloat16" or settings.train.autocast == "bfloat16"
 
 
 def _logits(setup: Setup) -> Part:
     sampled = min(LOGITS_AT_ONCE, setup.settings.train.micro_batch_tokens * setup.shape.vocabulary)
     playing = 0 if setup.is_vllm else FLOAT * 2 * setup.at_once * setup.shape.vocabulary
-    return Part("logits", playing, LOGITS_COPIES * FLOAT * sampled)
+    return Part("logits", playing, LOGITS_COPIES * FLOAT * sampled, 0)
 
 
 def _engine(setup: Setup) -> Iterator[Part]:
-    """Keys and values of all live episodes; vLLM's own weights beside the trainer's, given back before an update."""
+    """Keys and values; vLLM's own weights beside the trainer's. All of it is given back before an update."""
     if not setup.shares_the_device:
         return
-    own = setup.settings.engine.own
-    dtype = getattr(own, "dtype", setup.settings.compute.weights)
     if setup.is_vllm:
-        yield Part("engine's weights", setup.shape.num_parameters * num_bytes(dtype), 0)
-        yield Part("engine's workspace", ENGINE_WORKSPACE if setup.machine.is_gpu else 0, 0)
-    tokens = setup.at_once * setup.settings.sampling.max_tokens_per_episode
-    yield Part("keys and values", tokens * setup.shape.key_value_elements * num_bytes(dtype), 0)
+        yield Part("engine's weights", setup.shape.num_parameters * _engine_size(setup), 0, 0)
+        yield Part("engine's workspace", ENGINE_WORKSPACE if setup.machine.is_gpu else 0, 0, 0)
+    yield Part("keys and values", cached_tokens(setup) * _token_bytes(setup), 0, 0)
+
+
+def cached_tokens(setup: Setup) -> float:
+    """Of the keys and values the engine has room for; at least one episode's, without which nothing is played.
+
+    vLLM fills its share of a GPU's memory with them. The in-process engine has as many as the episodes at once need,
+    or `engine.settings.kv_cache_gib`.
+    """
+    longest, own = setup.settings.sampling.max_tokens_per_episode, setup.settings.engine.own
+    wanted = float(setup.at_once * longest)
+    if setup.is_vllm and setup.machine.is_gpu:
+        rest = getattr(own, "gpu_memory_utilization", 0.9) * setup.machine.memory - ENGINE_WORKSPACE
+        return max(longest, (rest - setup.shape.num_parameters * _engine_size(setup)) / _token_bytes(setup))
+    bound = getattr(own, "kv_cache_gib", None)
+    return wanted if bound is None else max(longest, min(wanted, bound * GIB / _token_bytes(setup)))
+
+
+def _token_bytes(setup: Setup) -> float:
+    return setup.shape.key_value_elements * _engine_size(setup)
+
+
+def _engine_size(setup: Setup) -> int:
+    """Bytes of one number in the engine."""
+    compute, lora = setup.settings.compute, setup.settings.train.lora
+    return num_bytes(getattr(setup.settings.engine.own, "dtype", compute.frozen if lora else compute.weights))
+
+
+def _checkpoint(setup: Setup) -> Part:
+    """A copy of all that is trained, which a thread writes: on a CPU beside it, for a GPU in pinned memory."""
+    settings, lora = setup.settings, setup.settings.train.lora
+    trained = num_bytes("float32" if lora else settings.compute.weights) * trained_parameters(setup)
+    size = trained + optimizer_bytes(setup) + _reference(setup).save
+    return Part("checkpoint", 0, 0, 0, host=size) if setup.machine.is_gpu else Part("checkpoint", 0, 0, size)

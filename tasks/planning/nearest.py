@@ -20,6 +20,7 @@ from tasks.planning.setup import Setup, setup_of
 TIGHT = 0.9  # from this share of the device's memory, an estimate is no promise
 FAR_BEYOND = 1.2  # of the device's memory: then nothing is loaded
 SMALLEST_EPISODES = 8
+FIELDS = {"playing": "rollout", "updating": "update", "saving": "save"}
 LORA = LoRASettings(rank=16, alpha=32, target_modules="all-linear")
 Change = tuple[str, Any]  # a key of params.yaml and its value
 
@@ -45,11 +46,11 @@ def nearest_that_fits(setup: Setup) -> list[Change] | None:
 
 
 def arithmetic(memory: Memory) -> str:
-    """The larger phase in one line: `30 GB weights + 15 GB keys and values = 45 GB`."""
-    is_update = memory.update >= memory.rollout
-    sizes = [(part.update if is_update else part.rollout, part.name) for part in memory.parts]
+    """The largest phase in one line: `30 GB weights + 15 GB keys and values = 45 GB while playing`."""
+    phase = max(memory.phases, key=lambda name: memory.phases[name])
+    sizes = [(getattr(part, FIELDS[phase]), part.name) for part in memory.parts]
     told = [f"{amount(size)} {name}" for size, name in sorted(sizes, reverse=True) if size > 0.01 * memory.peak]
-    return f"{' + '.join(told)} = {amount(memory.peak)} while {'updating' if is_update else 'playing'}"
+    return f"{' + '.join(told)} = {amount(memory.peak)} while {phase}"
 
 
 def remedy(setup: Setup) -> str:
@@ -84,7 +85,7 @@ def _changes(setup: Setup) -> Iterator[Change]:
     longest = settings.sampling.max_tokens_per_episode
     for size in _halves(settings.train.micro_batch_tokens, longest):
         yield "train.micro_batch_tokens", size
-    for number in _halves(setup.at_once, SMALLEST_EPISODES):
+    for number in () if setup.is_vllm else _halves(setup.at_once, SMALLEST_EPISODES):
         yield "engine.max_concurrent_episodes", number
     if setup.machine.is_gpu:
         yield "compute.offload", "optimizer"

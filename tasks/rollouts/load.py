@@ -17,7 +17,7 @@ from tasks.models.folders import load_model, model_config
 from tasks.models.policy_weights import PolicyWeights
 from tasks.models.settings import ComputeSettings
 from tasks.rollouts.engine import Engine, FixedWeights
-from tasks.rollouts.probe import greatest_difference, probe_sequences
+from tasks.rollouts.probe import compare_logp, probe_sequences
 from tasks.rollouts.settings import EngineSettings, PlaySettings, SamplingSettings
 from tasks.tools.base import Environment
 
@@ -30,6 +30,7 @@ def load_checked_chat(
 ) -> ChatFormat:
     """Reads tokenizer and config.json only; ValueError where the tokenizer, the context or a prompt cannot work."""
     chat = load_chat(folder)
+    refuse_thinking_budget(chat, sampling)
     config = model_config(folder)
     config = config.get("text_config", config)
     max_positions = config.get("max_position_embeddings")
@@ -51,6 +52,23 @@ def load_checked_chat(
             f"than {longest + sampling.max_tokens_per_turn}, or drop the problem."
         )
     return chat
+
+
+def refuse_thinking_budget(chat: ChatFormat, sampling: SamplingSettings) -> None:
+    """ValueError where thoughts are to have a budget of their own and the model's cannot be told from its message."""
+    if sampling.max_thinking_tokens_per_turn is None:
+        return
+    if chat.thinking is None:
+        raise ValueError(
+            f"{chat.source}: its chat template knows no thoughts, so sampling.max_thinking_tokens_per_turn would do "
+            f"nothing. Set it to null, or use a model that thinks."
+        )
+    if chat.end_of_thought is None:
+        raise ValueError(
+            f"{chat.source}: {chat.thinking.closing!r} is several tokens of its tokenizer, and an engine stops at one, "
+            f"so thoughts can have no budget of their own. Set sampling.max_thinking_tokens_per_turn to null, and "
+            f"sampling.max_tokens_per_turn to enough for thought and message."
+        )
 
 
 def load_engine(
@@ -103,12 +121,13 @@ class Engines:
 
     def _check(self, folder: Path, model: PreTrainedModel, probe: list[list[int]], *, remedy: str) -> None:
         assert self._live is not None
-        computed, tolerance = self._live.token_logp(probe), self.settings.probe_tolerance
-        found = greatest_difference(computed, model_logp(model, probe))
-        if found.nats > tolerance:
+        computed = self._live.token_logp(probe)
+        tolerance = self.settings.tolerance(self.settings.own.weights_dtype(self.compute), self.compute.weights)
+        found = compare_logp(computed, model_logp(model, probe))
+        if not found.differences.is_within(tolerance):
             raise ValueError(
-                f"{folder}: the engine computes with other weights than these: {found.shown()} with "
-                f"engine.probe_tolerance at {tolerance:g}, so another model would be measured. {remedy}."
+                f"{folder}: the engine computes with other weights than these. Their log-probs differ (nats): {found}; "
+                f"engine.probe_tolerance allows {tolerance}. Another model would be measured. {remedy}."
             )
         self._probed = probe, computed
 
@@ -117,8 +136,9 @@ class Engines:
         if self._live is None or self._probed is None:
             return
         probe, before = self._probed
-        found = greatest_difference(self._live.token_logp(probe), before)
-        if found.nats > self.settings.probe_tolerance:
+        found = compare_logp(self._live.token_logp(probe), before)
+        dtype = self.settings.own.weights_dtype(self.compute)
+        if not found.differences.is_within(self.settings.tolerance(dtype)):
             raise ValueError(
                 f"{folder}: the engine's weights changed while it was measured (a log-prob of the probe was "
                 f"{found.trainer_logp:.5f} before and is {found.engine_logp:.5f} now), so its episodes mix two "

@@ -10,60 +10,61 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Problem
-from tasks.models.architecture import model_logp
+from tasks.models.differences import Differences, Tolerance
 from tasks.models.policy_weights import PolicyWeights
 from tasks.rollouts.engine import Engine
 from tasks.tools.base import Environment
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 NUM_SEQUENCES = 4
+LogProbs = list[list[float]]  # of every token but the first of each probe sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """The token on which engine and trainer differ most; log-probs in nats, temperature 1."""
+class Comparison:
+    """Engine and trainer over the probe: how far apart, and the token where most; log-probs in nats, temperature 1."""
 
+    differences: Differences
     sequence: int
     position: int
     engine_logp: float
     trainer_logp: float
 
-    @property
-    def nats(self) -> float:
-        """NaN on either side counts as infinite."""
-        gap = abs(self.engine_logp - self.trainer_logp)
-        return gap if gap == gap else float("inf")
-
-    def shown(self) -> str:
+    def __str__(self) -> str:
         return (
-            f"at token {self.position} of probe sequence {self.sequence} its log-prob is {self.engine_logp:.5f} and "
-            f"the model's {self.trainer_logp:.5f}, {self.nats:.2g} apart"
+            f"{self.differences}; at token {self.position} of probe sequence {self.sequence} its log-prob is "
+            f"{self.engine_logp:.5f} and the model's {self.trainer_logp:.5f}"
         )
 
 
 class CheckedRefresh:
     """Refreshes an engine that has its own memory, and raises ValueError where the weights did not arrive."""
 
-    def __init__(self, engine: Engine, sequences: Sequence[list[int]], *, tolerance: float):
+    def __init__(self, engine: Engine, sequences: Sequence[list[int]], *, tolerance: Tolerance):
         self.engine, self.sequences, self.tolerance = engine, sequences, tolerance
         self.refresh_seconds = self.probe_seconds = 0.0
+        self.last: Comparison | None = None
 
-    def __call__(self, weights: PolicyWeights, policy_version: int) -> None:
+    def __call__(self, weights: PolicyWeights, policy_version: int, trainer_logp: LogProbs) -> None:
+        """`trainer_logp` is what the trainer's own forward gives with these weights."""
         start = time.perf_counter()
         self.engine.refresh(weights, policy_version)
         refreshed = time.perf_counter()
-        check_weights(self.engine, weights.model, self.sequences, tolerance=self.tolerance)
+        self.last = check_weights(self.engine, trainer_logp, self.sequences, tolerance=self.tolerance)
         self.refresh_seconds += refreshed - start
         self.probe_seconds += time.perf_counter() - refreshed
 
     def counts(self) -> dict[str, float]:
         return {"refresh_seconds": self.refresh_seconds, "probe_seconds": self.probe_seconds}
+
+    def metrics(self) -> dict[str, float]:
+        """Of the last probe, in nats."""
+        if self.last is None:
+            return {}
+        found = self.last.differences
+        return {"probe_mean": found.mean, "probe_p50": found.median, "probe_p99": found.p99, "probe_max": found.max}
 
 
 def probe_sequences(
@@ -81,29 +82,27 @@ def _sequence(chat: ChatFormat, environment: Environment, problem: Problem) -> l
 
 
 def check_weights(
-    engine: Engine, model: PreTrainedModel, sequences: Sequence[list[int]], *, tolerance: float
-) -> Difference:
-    found = probe_difference(engine, model, sequences)
-    if found.nats > tolerance:
+    engine: Engine, trainer_logp: LogProbs, sequences: Sequence[list[int]], *, tolerance: Tolerance
+) -> Comparison:
+    found = compare_logp(engine.token_logp(sequences), trainer_logp)
+    if not found.differences.is_within(tolerance):
         raise ValueError(
             f"after the refresh to policy version {engine.policy_version} the engine does not have the trainer's "
-            f"weights: {found.shown()}; engine.probe_tolerance is {tolerance:g}. Training would use episodes of "
-            f"another policy. Either the refresh reached only some tensors (an output head tied to the embedding keeps "
-            f"its old values), or the engine's dtype is not the trainer's. {engine.remedy}, and run again; it "
-            f"continues from the last checkpoint."
+            f"weights. Their log-probs differ (nats): {found}; engine.probe_tolerance allows {tolerance}. Training "
+            f"would use episodes of another policy. Either the refresh reached only some tensors (an output head tied "
+            f"to the embedding keeps its old values), or the engine's dtype is not the trainer's. {engine.remedy}, and "
+            f"run again; it continues from the last checkpoint."
         )
     return found
 
 
-def probe_difference(engine: Engine, model: PreTrainedModel, sequences: Sequence[list[int]]) -> Difference:
-    return greatest_difference(engine.token_logp(sequences), model_logp(model, sequences))
-
-
-def greatest_difference(engine_logp: Sequence[list[float]], trainer_logp: Sequence[list[float]]) -> Difference:
+def compare_logp(engine_logp: LogProbs, trainer_logp: LogProbs) -> Comparison:
     """Over all tokens of all sequences; positions count from a sequence's first token, which has no log-prob."""
-    differences = [
-        Difference(number, position, ours, theirs)
+    tokens = [
+        (number, position, ours, theirs)
         for number, (engine_row, trainer_row) in enumerate(zip(engine_logp, trainer_logp, strict=True))
         for position, (ours, theirs) in enumerate(zip(engine_row, trainer_row, strict=True), start=1)
     ]
-    return max(differences, key=lambda difference: difference.nats)
+    gaps = [ours - theirs for *_, ours, theirs in tokens]
+    worst = max(range(len(gaps)), key=lambda place: abs(gaps[place]) if gaps[place] == gaps[place] else float("inf"))
+    return Comparison(Differences.of(gaps), *tokens[worst])

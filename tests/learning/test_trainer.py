@@ -16,7 +16,7 @@ from tasks.learning.grpo.trainer import Collect, GRPOTrainer
 from tasks.learning.shared.batching import Row, micro_batches
 from tasks.learning.shared.checkpoints import seed_generators
 from tasks.learning.shared.host_memory import HostMemory
-from tasks.learning.shared.lora import Adapter, frozen_copy
+from tasks.learning.shared.lora import POLICY, Adapter
 from tasks.learning.shared.optimizer import Step
 from tasks.learning.shared.policy import token_logp
 from tasks.learning.shared.settings import LoRASettings
@@ -40,7 +40,7 @@ def a_trainer(folder: Path, **changed: Any) -> GRPOTrainer:
     model = load_model(folder, compute=on_cpu(1))
     options = grpo(**changed)
     seed_generators(0)
-    adapter = Adapter(model, options.lora) if options.lora else None
+    adapter = Adapter(model, options.lora, weights="float32") if options.lora else None
     return GRPOTrainer(model, options, compute=on_cpu(1), temperature=1.0, max_tokens=200, adapter=adapter)
 
 
@@ -481,12 +481,12 @@ class TestLoRA:
         assert all(torch.equal(base[name], p) for name, p in trainer.model.named_parameters() if name in base)
 
     def test_merged_weights_give_the_log_probs_of_the_adapter(self, folder: Path) -> None:
-        served = frozen_copy(load_model(folder, compute=on_cpu(1)))
+        served = load_model(folder, compute=on_cpu(1))
         trainer = a_trainer(folder, lora=LORA.model_dump())
         for _ in range(2):
             trainer.iterate(fresh([1.0, 0.0, 0.0, 0.0]))
         assert trainer.adapter is not None
-        trainer.adapter.merge_into(served)
+        served.load_state_dict(dict(trainer.adapter.merged(POLICY)))
         rows = [[Row.of(item, 1.0)] for item in a_group(7, [1.0, 0.0]).trajectories]
         (batch,) = micro_batches(rows, packing="tree", max_tokens=100, device=served.device)
         with torch.no_grad():

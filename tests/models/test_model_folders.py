@@ -52,7 +52,7 @@ def folder(whole: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def adapter(whole: Path, tmp_path: Path) -> Path:
     settings = LoRASettings(rank=2, alpha=4, target_modules=["q_proj", "v_proj"])
-    trained = Adapter(load_model(whole, compute=on_cpu(1)), settings)
+    trained = Adapter(load_model(whole, compute=on_cpu(1)), settings, weights="float32")
     save_adapter(tmp_path / "adapter", trained.save, load_tokenizer(whole), base=whole)
     return tmp_path / "adapter"
 

@@ -45,7 +45,7 @@ def split(whole: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, dtype: tor
 
 def train_adapter(base: Path, folder: Path) -> Path:
     """An adapter of which no tensor is zero."""
-    adapter = Adapter(load_model(base, compute=CPU), LORA)
+    adapter = Adapter(load_model(base, compute=CPU), LORA, weights="float32")
     generator = torch.Generator().manual_seed(1)
     for tensor in adapter.tensors("default").values():
         tensor.copy_(0.1 * torch.randn(tensor.shape, generator=generator))

@@ -34,12 +34,13 @@ def test_bfloat16_weights_have_float32_masters_and_the_frozen_reference_half_the
     found = parts(setup("Qwen2.5-0.5B", "h100-80gb", train__lora=None, **half))
     assert found["weights"] == found["reference"] == (2 * COUNT, 2 * COUNT)
     assert found["optimizer"] == (12 * COUNT, 12 * COUNT)
+    assert found["gradients"] == (0, 4 * COUNT)  # they are added up in float32
 
 
 def test_an_offloaded_optimizer_is_on_the_device_for_the_update_alone() -> None:
     wanted = setup("Qwen2.5-0.5B", "h100-80gb", train__lora=None, compute__offload="optimizer")
     assert parts(wanted)["optimizer"] == (0, 8 * COUNT)
-    assert plan_memory(wanted).host == 8 * COUNT
+    assert plan_memory(wanted).host == 8 * COUNT + 16 * COUNT  # and the copy that becomes a checkpoint
 
 
 def test_under_lora_the_base_is_frozen_and_only_the_adapter_is_mirrored() -> None:
@@ -84,13 +85,13 @@ def test_what_no_setting_makes_fit_has_no_nearest() -> None:
 
 def test_a_run_far_beyond_the_devices_memory_is_refused_with_the_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     params: dict[str, Any] = profile_params("my_model")
-    monkeypatch.setattr("tasks.planning.hardware.available_memory", lambda: 24e9)
+    monkeypatch.setattr("tasks.planning.hardware.available_memory", lambda: 40e9)
     check_size(params)  # the shape of models/NAME is not known, so nothing is said
     params["model"]["path"] = "models/Qwen2.5-7B-Instruct"
     with pytest.raises(ValueError, match=r"30 GB weights .* = \d+ GB .* It fits with compute.frozen: bfloat16"):
         check_size(params)
     params["compute"]["frozen"] = "bfloat16"
-    params["engine"]["max_concurrent_episodes"] = 4
+    params["train"]["micro_batch_tokens"] = 4096
     check_size(params)  # not by so much that it could not be tried
 
 

@@ -193,9 +193,11 @@ def test_an_engine_that_came_up_with_other_weights_measures_nothing(
     measured: Measured, folders: tuple[Path, Path]
 ) -> None:
     one, two = folders
-    with pytest.raises(ValueError, match=r"one: the engine computes with other weights than these: at token \d+") as e:
+    with pytest.raises(
+        ValueError, match=r"one: the engine computes with other weights than these\..*at token \d+"
+    ) as e:
         over(measured.engines(serves=two), one)
-    assert "so another model would be measured. Set engine.settings.dtype" in str(e.value)
+    assert "Another model would be measured. Set engine.settings.dtype" in str(e.value)
     assert "\n" not in str(e.value)
 
 

@@ -122,10 +122,10 @@ def print_plan(plan: Plan, console: SafeConsole | None = None) -> bool:
 
 
 def _memory_table(memory: Memory) -> Any:
-    table = _table("Memory", "playing", "updating", "on the host")
+    table = _table("Memory", *memory.phases, "on the host")
     for part in memory.parts:
-        table.add_row(part.name, *(_size(value) for value in (part.rollout, part.update, part.host)))
-    table.add_row("all", *(_size(value) for value in (memory.rollout, memory.update, memory.host)), style="bold")
+        table.add_row(part.name, *(_size(value) for value in (part.rollout, part.update, part.save, part.host)))
+    table.add_row("all", *(_size(value) for value in (*memory.phases.values(), memory.host)), style="bold")
     return table
 
 

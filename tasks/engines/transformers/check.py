@@ -1,59 +1,55 @@
 """Check before any episode that the in-process engine computes what the model's own forward does.
 
 Its cache and attention plans are right only if every token attends to all before it. Some configs say that it does not;
-the rest shows by playing two short episodes.
+the rest shows by playing three short episodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from transformers import PreTrainedModel
 
-from tasks.core.text import one_line
 from tasks.engines.transformers.decode_step import Decoder, is_traceable
-from tasks.engines.transformers.shard import LONG_APPEND, EngineShard
-from tasks.models.architecture import TOLERANCE, check_positions, example_ids, limited_attention, own_logp
-from tasks.models.attention import UnknownAttention
+from tasks.engines.transformers.memory import ForwardLimits
+from tasks.engines.transformers.shard import EngineShard
+from tasks.models.architecture import check_own_forward, example_ids, own_logp
+from tasks.models.limits import check_playable
 from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
 
-PROMPTS, APPENDS = (9, 5), (3, LONG_APPEND + 4)  # tokens of either episode; a long append has a forward of its own
+# Forwards of up to 12 tokens, of which up to 3 join a step. So 12 tokens of either long prompt are read alone and the
+# rest in one chunk of both; two replies are read together and a short one with the step.
+LIMITS = ForwardLimits(num_bytes=12, per_token=1, in_step=3)
+PROMPTS, APPENDS = (18, 17, 3), (6, 5, 2)  # tokens of each episode
 WRITTEN = 2  # tokens of a turn
 
 
 def check_architecture(model: PreTrainedModel, *, max_tokens: int) -> None:
     """ValueError for a model whose episodes of up to `max_tokens` the engine would play with another distribution."""
-    name = model.config.model_type
-    check_positions(model.config, max_tokens=max_tokens)
-    if reason := limited_attention(model.config, max_tokens=max_tokens):
-        raise ValueError(
-            f"engine.name: transformers lets every token attend to all before it, and this {name} model does not: "
-            f"{reason}; another policy would be played. Set engine.name: vllm."
-        )
+    check_playable(model.config, max_tokens=max_tokens)
     if is_traceable(model):  # the engine's tests cover these families
         return
-    try:
-        difference = _difference_from_own_forward(model)
-    except (UnknownAttention, torch.OutOfMemoryError):
-        raise
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{name}: engine.name: transformers cannot run this architecture ({type(error).__name__}: "
-            f"{one_line(error)}). Set engine.name: vllm."
-        ) from error
-    if not difference <= TOLERANCE:
-        raise ValueError(
-            f"{name}: the log-probs of engine.name: transformers differ by up to {difference:.2g} nats from those of "
-            f"the model's own forward (at most {TOLERANCE:g} is allowed), so another policy would be played. "
-            f"Set engine.name: vllm."
-        )
+    check_own_forward(
+        model,
+        lambda: _gaps_from_own_forward(model),
+        who="engine.name: transformers",
+        harm="another policy would be played",
+        remedy="Set engine.name: vllm.",
+    )
 
 
-def _difference_from_own_forward(model: PreTrainedModel) -> float:
+def _gaps_from_own_forward(model: PreTrainedModel) -> list[float]:
     max_context = max(PROMPTS) + max(APPENDS) + 2 * WRITTEN
     decoder = Decoder(model, temperature=1.0, top_p=1.0)
-    shard = EngineShard(decoder, end_ids=(), stop=None, max_context=max_context, max_episodes=len(PROMPTS))
+    shard = EngineShard(
+        decoder,
+        end_ids=(),
+        stop=None,
+        max_context=max_context,
+        max_episodes=len(PROMPTS),
+        max_positions=(len(PROMPTS) + 1) * max_context,
+        limits=LIMITS,
+    )
     texts: list[list[int]] = [[] for _ in PROMPTS]
     sampled: list[list[tuple[int, float]]] = [[] for _ in PROMPTS]  # place in the text, log-prob
     for turn, lengths in enumerate((PROMPTS, APPENDS)):
@@ -66,11 +62,11 @@ def _difference_from_own_forward(model: PreTrainedModel) -> float:
             text = texts[reply.episode]
             sampled[reply.episode] += enumerate(reply.sampler_logp, start=len(text))
             text += reply.token_ids
-    return max(
-        _gap(logp, row[place - 1])
+    return [
+        logp - row[place - 1]
         for places, row in zip(sampled, own_logp(model, texts), strict=True)
         for place, logp in places
-    )
+    ]
 
 
 def _replies(shard: EngineShard, requests: Sequence[TurnRequest | EpisodeHandle]) -> list[TurnReply]:
@@ -78,8 +74,3 @@ def _replies(shard: EngineShard, requests: Sequence[TurnRequest | EpisodeHandle]
     while len(replies) < len(requests):
         replies += shard.advance([], 0)
     return replies
-
-
-def _gap(one: float, other: float) -> float:
-    gap = abs(one - other)
-    return gap if gap == gap else float("inf")

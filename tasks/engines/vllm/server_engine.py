@@ -60,7 +60,7 @@ class ServerEngine:
         check_transfer(options.transfer, mode="server", on_gpu=num_gpus() > 0)
         self.model_folder, self.sampling, self.options = folder, sampling, options
         self.max_num_seqs = math.ceil(settings.max_concurrent_episodes / options.num_servers)
-        self.tolerance, self.end_ids = settings.probe_tolerance, chat.end_ids
+        self.tolerance, self.end_ids = settings.tolerance(options.dtype), chat.end_ids
         self.vocabulary_size = vocabulary_size(folder, chat.tokenizer)
         self.policy_version = 0
         self.weights_folder = WeightsFolder(Path(options.folder), chat.tokenizer, dtype=options.dtype)

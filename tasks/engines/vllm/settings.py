@@ -10,7 +10,7 @@ from tasks.models.settings import ComputeSettings
 from tasks.rollouts.settings import EngineSettings, OwnEngineSettings
 
 WRONG_DTYPE = (
-    "Set engine.settings.dtype to that of the trainer, float32 (a 16-bit one needs engine.probe_tolerance near 0.1), "
+    "Set engine.settings.dtype to that of the trainer, float32 (engine.probe_tolerance: auto allows for a 16-bit one), "
     "or engine.name: transformers"
 )
 
@@ -61,6 +61,9 @@ class VLLMSettings(OwnEngineSettings):
                 "urls empty"
             )
         return self
+
+    def weights_dtype(self, compute: ComputeSettings) -> str:
+        return self.dtype
 
     @model_validator(mode="after")
     def _leaves_memory_for_the_trainer(self) -> VLLMSettings:

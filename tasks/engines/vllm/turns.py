@@ -13,6 +13,7 @@ from tasks.engines.vllm.client import Answer, ConnectionLost
 from tasks.engines.vllm.server import Server, Weights
 from tasks.engines.vllm.server_process import ServerDown
 from tasks.engines.vllm.servers import Servers
+from tasks.models.differences import Differences, Tolerance
 from tasks.rollouts.engine import TurnReply, TurnRequest
 
 MAX_LOST_CONNECTIONS = 3  # of one turn in a row, to a server that reports good health
@@ -64,23 +65,21 @@ async def _ask(server: Server, weights: Weights, request: TurnRequest, prompt: l
     return answer
 
 
-async def score_on_all(servers: Servers, sequences: list[list[int]], *, tolerance: float) -> list[list[float]]:
-    """Log-probs on which all servers agree within `tolerance` (nats); they load the weights again once, then
-    ValueError.
-    """
+async def score_on_all(servers: Servers, sequences: list[list[int]], *, tolerance: Tolerance) -> list[list[float]]:
+    """Log-probs on which all servers agree within `tolerance`; they load the weights again once, then ValueError."""
     is_redone = False
     while True:
         found = [await _score(servers, server, sequences) for server in await servers.ready()]
         scored = [logps for logps in found if logps is not None]
         if not scored:
             continue
-        difference = max(_largest_gap(scored[0], other) for other in scored)
-        if difference <= tolerance:
+        apart = [gap for other in scored if not (gap := _differences(scored[0], other)).is_within(tolerance)]
+        if not apart:
             return scored[0]
         if is_redone or servers.weights is None or servers.weights.label is None:
             raise ValueError(
-                f"the vLLM servers differ by {difference:.3g} nats over the same tokens, more than "
-                f"engine.probe_tolerance ({tolerance:g}), so they do not serve the same weights. Start those "
+                f"the vLLM servers' log-probs differ by {apart[0]} (nats), more than engine.probe_tolerance allows "
+                f"({tolerance}), so they do not serve the same weights. Start those "
                 f"in engine.settings.urls on one model, of one dtype."
             )
         await servers.serve_again()
@@ -96,6 +95,6 @@ async def _score(servers: Servers, server: Server, sequences: list[list[int]]) -
         return None
 
 
-def _largest_gap(some: list[list[float]], others: list[list[float]]) -> float:
+def _differences(some: list[list[float]], others: list[list[float]]) -> Differences:
     pairs = ((a, b) for one, other in zip(some, others, strict=True) for a, b in zip(one, other, strict=True))
-    return max((abs(a - b) for a, b in pairs), default=0.0)
+    return Differences.of(a - b for a, b in pairs)

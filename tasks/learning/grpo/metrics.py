@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from tasks.core.records import Group, Trajectory
+from tasks.models.differences import Differences
 
 Metrics = dict[str, Any]
 NGRAM = 4  # tokens; ordinary tool calls seldom repeat this many
@@ -33,6 +34,18 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         # The mean of −log p over sampled tokens is an unbiased estimate of the entropy.
         "entropy": -sum(sum(trajectory.sampler_logp) for trajectory in trajectories) / max(1, num_sampled),
         "repetition": sum(map(repetition, trajectories)) / count,
+        **thinking_metrics(trajectories),
+    }
+
+
+def thinking_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
+    """Tokens of thoughts per trajectory, and the share of thoughts that their budget cut; empty without a thought."""
+    thoughts = [turn for trajectory in trajectories for turn in trajectory.turns if turn.thought is not None]
+    if not thoughts:
+        return {}
+    return {
+        "mean_thinking_tokens": sum(turn.num_thought_tokens for turn in thoughts) / len(trajectories),
+        "cut_thought_share": sum(turn.thought_was_cut for turn in thoughts) / len(thoughts),
     }
 
 
@@ -78,14 +91,17 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def mismatch_metrics(old_logp_M: Tensor, sampler_logp_M: Tensor) -> Metrics:
-    """Engine against trainer; `mismatch_kl` is k3 of KL(sampler ‖ trainer), the weight exp(old − sampler) before any
-    cap.
+    """Engine against trainer, |old − sampler| in nats with its quantiles; `mismatch_kl` is k3 of KL(sampler ‖ trainer),
+    the weight exp(old − sampler) before any cap.
     """
     difference_M = old_logp_M - sampler_logp_M
     weight_M = difference_M.exp()
+    found = Differences.of(difference_M.tolist())
     return {
         "mismatch_mean": finite(difference_M.abs().mean().item()),
-        "mismatch_max": finite(difference_M.abs().max().item()),
+        "mismatch_p50": finite(found.median),
+        "mismatch_p99": finite(found.p99),
+        "mismatch_max": finite(found.max),
         "mismatch_kl": finite((weight_M - difference_M - 1).mean().item()),
         "mismatch_weight_max": finite(weight_M.max().item()),
     }

@@ -13,12 +13,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tasks.core.records import Group
-from tasks.core.text import one_line
 from tasks.learning.shared.batching import MicroBatch, Packing, Row, micro_batches
-from tasks.learning.shared.policy import prepare_for_gradients, token_logp
+from tasks.learning.shared.policy import Autocast, prepare_for_gradients, token_logp
 from tasks.learning.shared.settings import OptimizerSettings
-from tasks.models.architecture import TOLERANCE, check_positions, example_ids, limited_attention, own_logp
-from tasks.models.attention import UnknownAttention
+from tasks.models.architecture import check_own_forward, example_ids, own_logp
+from tasks.models.differences import Differences, Tolerance
+from tasks.models.limits import check_trainable
 
 NUM_COMPARED = 4  # episodes of the engine
 SHARED, LENGTHS = 8, (20, 14)  # tokens of the sequences compared: the first branches off the second
@@ -32,29 +32,14 @@ def prepare_model(model: PreTrainedModel, settings: OptimizerSettings, *, max_to
 
 
 def check_trainer(model: PreTrainedModel, *, packing: Packing, max_tokens: int) -> None:
-    name = model.config.model_type
-    check_positions(model.config, max_tokens=max_tokens)
-    reason = limited_attention(model.config, max_tokens=max_tokens) if packing == "tree" else None
-    if reason is not None:
-        raise ValueError(
-            f"packing: tree needs every token to attend to all before it, and this {name} model does not: {reason}; "
-            f"tokens of one trajectory would leak into others or be lost. Set packing: none."
-        )
-    try:
-        difference = _difference_from_own_forward(model, packing)
-    except (UnknownAttention, torch.OutOfMemoryError):
-        raise
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{name}: the trainer cannot run this architecture ({type(error).__name__}: {one_line(error)}). "
-            f"{_advice(packing)}"
-        ) from error
-    if not difference <= TOLERANCE:
-        raise ValueError(
-            f"{name}: the trainer's log-probs differ by up to {difference:.2g} nats from those of the model's own "
-            f"forward (at most {TOLERANCE:g} is allowed), so training would optimise another policy. "
-            f"{_advice(packing)}"
-        )
+    check_trainable(model.config, packing=packing, max_tokens=max_tokens)
+    check_own_forward(
+        model,
+        lambda: _gaps_from_own_forward(model, packing),
+        who="the trainer",
+        harm="training would optimise another policy",
+        remedy=_advice(packing),
+    )
 
 
 def _advice(packing: Packing) -> str:
@@ -62,7 +47,7 @@ def _advice(packing: Packing) -> str:
     return f"{other} a model of another architecture."
 
 
-def _difference_from_own_forward(model: PreTrainedModel, packing: Packing) -> float:
+def _gaps_from_own_forward(model: PreTrainedModel, packing: Packing) -> list[float]:
     shared = example_ids(model.config, SHARED)
     sequences = [
         shared + example_ids(model.config, length - SHARED, start=100 * number)
@@ -74,7 +59,7 @@ def _difference_from_own_forward(model: PreTrainedModel, packing: Packing) -> fl
         for ids, logp in zip(sequences, own, strict=True)
     ]
     batches = micro_batches([rows], packing=packing, max_tokens=sum(LENGTHS), device=model.device)
-    return _differences(model, batches, temperature=1.0).max().item()
+    return _gaps(model, batches, temperature=1.0, autocast="none")
 
 
 def check_engine(
@@ -84,13 +69,10 @@ def check_engine(
     *,
     policy_version: int,
     temperature: float,
-    tolerance: float,
+    tolerance: Tolerance,
 ) -> bool:
     """Return False where there is nothing to compare; ValueError where the engine's log-probs of what `policy_version`
-    wrote differ from the trainer's.
-
-    `tolerance` (nats) applies to the mean over tokens: a 16-bit engine is far off on a rare one. The longest episodes
-    are compared, since they show a wrong window or cache.
+    wrote differ from the trainer's. The longest episodes are compared, since they show a wrong window or cache.
     """
     written = [item for group in groups for item in group.trajectories if item.num_sampled_tokens]
     current = [item for item in written if item.policy_version == policy_version]
@@ -101,23 +83,41 @@ def check_engine(
     batches = micro_batches(
         [rows], packing=settings.packing, max_tokens=settings.micro_batch_tokens, device=model.device
     )
-    difference_M = _differences(model, batches, temperature=temperature)
-    mean = difference_M.mean().item()
-    if not mean <= tolerance:
+    found = Differences.of(_gaps(model, batches, temperature=temperature, autocast=settings.autocast))
+    if not found.is_within(tolerance):
         raise ValueError(
-            f"the engine's log-probs differ from the trainer's by {mean:.2g} nats on average over "
-            f"{len(difference_M)} tokens of {len(rows)} episodes (at most {difference_M.max().item():.2g}); "
-            f"engine.probe_tolerance allows {tolerance:g}. Training would use episodes of another policy. Set "
-            f"engine.settings.dtype to the trainer's (a 16-bit one needs a tolerance near 0.1), or engine.name "
-            f"to the other engine."
+            f"the engine's log-probs differ from the trainer's in {len(rows)} episodes (nats: {found}); "
+            f"engine.probe_tolerance allows {tolerance}. Training would use episodes of another policy. Set "
+            f"engine.settings.dtype to the trainer's and engine.probe_tolerance to auto, or engine.name to the other "
+            f"engine."
         )
     return True
 
 
+def trainer_logp(
+    model: PreTrainedModel, sequences: Sequence[list[int]], settings: OptimizerSettings
+) -> list[list[float]]:
+    """Log-prob (nats, temperature 1) of every token but the first, by the forward that is trained."""
+    found = []
+    for ids in sequences:
+        row = Row(ids, [False] + [True] * (len(ids) - 1), [0.0] * len(ids), advantage=0.0)
+        batches = micro_batches([[row]], packing=settings.packing, max_tokens=len(ids), device=model.device)
+        found.append(_logp(model, batches, temperature=1.0, autocast=settings.autocast).tolist())
+    return found
+
+
+def _gaps(
+    model: PreTrainedModel, batches: Sequence[MicroBatch], *, temperature: float, autocast: Autocast
+) -> list[float]:
+    """Trainer's log-prob − sampler's of every sampled token."""
+    sampler_logp = torch.cat([batch.sampler_logp_M for batch in batches])
+    gaps: list[float] = (_logp(model, batches, temperature=temperature, autocast=autocast) - sampler_logp).tolist()
+    return gaps
+
+
 @torch.no_grad()
-def _differences(model: PreTrainedModel, batches: Sequence[MicroBatch], *, temperature: float) -> Tensor:
-    """|trainer's log-prob − sampler's| of every sampled token, without autocast; infinite for NaN."""
+def _logp(model: PreTrainedModel, batches: Sequence[MicroBatch], *, temperature: float, autocast: Autocast) -> Tensor:
     prepare_for_gradients(model)
-    parts = [token_logp(model, batch, temperature=temperature) - batch.sampler_logp_M for batch in batches]
+    parts = [token_logp(model, batch, temperature=temperature, autocast=autocast) for batch in batches]
     model.eval()
-    return torch.cat(parts).abs().nan_to_num(nan=float("inf"), posinf=float("inf"))
+    return torch.cat(parts)

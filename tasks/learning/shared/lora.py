@@ -7,8 +7,10 @@ only where a profile uses LoRA. Source: LoRA, arXiv:2106.09685.
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,42 +18,45 @@ import torch
 from torch import Tensor
 
 from tasks.learning.shared.settings import LoRASettings
+from tasks.models.policy_weights import PolicyWeights
+from tasks.models.settings import Dtype
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-POLICY, REFERENCE = "default", "reference"  # PEFT's name for the first adapter; ours for the second
+# PEFT's name for the first adapter; ours for the reference's, and for what an engine gets while another is trained.
+POLICY, REFERENCE, SERVED = "default", "reference", "served"
 
 
 class Adapter:
-    """The adapters in `model`: the policy's, and the reference's where KL needs one."""
+    """The adapters in `model`, in the dtype `weights`: the policy's, and copies of it under other names."""
 
-    def __init__(self, model: PreTrainedModel, settings: LoRASettings):
+    def __init__(self, model: PreTrainedModel, settings: LoRASettings, *, weights: Dtype):
         from peft import LoraConfig, get_peft_model
 
         self.config = LoraConfig(
             r=settings.rank, lora_alpha=settings.alpha, target_modules=settings.target_modules, task_type="CAUSAL_LM"
         )
         self.model = model
+        self.dtype = getattr(torch, weights)
         self.peft_model = get_peft_model(model, self.config)
         self._refuse_embeddings()
+        self._cast()
 
-    def add_reference(self) -> None:
-        self.peft_model.add_adapter(REFERENCE, self.config)
-        policy = self.tensors(POLICY)
-        with torch.no_grad():
-            for name, tensor in self.tensors(REFERENCE).items():
-                tensor.copy_(policy[name])
+    def add_copy(self, name: str) -> None:
+        self.peft_model.add_adapter(name, self.config)
+        self._cast()
+        self.write(self.tensors(POLICY), name)
         self._activate(POLICY)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """An adapter's weights as writable views, under the same names for every adapter."""
-        mark = f".{name}."
-        return {
-            key.replace(mark, "."): parameter.data
-            for key, parameter in self.model.named_parameters()
-            if "lora_" in key and mark in key
-        }
+        return adapter_tensors(self.model, name)
+
+    @torch.no_grad()
+    def write(self, tensors: dict[str, Tensor], name: str) -> None:
+        for key, tensor in self.tensors(name).items():
+            tensor.copy_(tensors[key])
 
     @contextmanager
     def active(self, name: str) -> Iterator[None]:
@@ -61,20 +66,29 @@ class Adapter:
         finally:
             self._activate(POLICY)
 
+    def weights(self, name: str) -> PolicyWeights:
+        return PolicyWeights(self.model, partial(self.merged, name), partial(self.save, name=name))
+
     @torch.no_grad()
-    def merge_into(self, target: PreTrainedModel) -> None:
-        written = dict(target.named_parameters())
-        for name, merged in self.merged():
-            written[name].copy_(merged)
+    def merged(self, name: str) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor by its name without adapters, a changed one as W + scale·B·A: the base stays as it is, so
+        repeated merging adds no rounding.
+        """
+        changed = {f"{key}.weight": module for key, module in self.model.named_modules() if _is_adapted(module)}
+        for key, tensor in self.model.state_dict().items():
+            plain = key.replace(".base_layer.", ".")
+            if plain in changed and plain != key:
+                yield plain, tensor + changed[plain].get_delta_weight(name)
+            elif "lora_" not in key:
+                yield plain, tensor
 
-    def merged(self) -> Iterator[tuple[str, Tensor]]:
-        """The changed weights by plain name: W + scale·B·A. The base stays, so repeated merging adds no rounding."""
-        for name, module in self.model.named_modules():
-            if hasattr(module, "get_delta_weight"):
-                yield f"{name}.weight", module.base_layer.weight + module.get_delta_weight(POLICY)
-
-    def save(self, folder: Path) -> None:
-        self.peft_model.save_pretrained(folder, selected_adapters=[POLICY], save_embedding_layers=False)
+    def save(self, folder: Path, *, name: str = POLICY) -> None:
+        """As PEFT and vLLM load it."""
+        self.peft_model.save_pretrained(folder, selected_adapters=[name], save_embedding_layers=False)
+        if name != POLICY:  # which PEFT puts into a folder below
+            for file in (folder / name).iterdir():
+                file.rename(folder / file.name)
+            shutil.rmtree(folder / name)
 
     def _refuse_embeddings(self) -> None:
         """An adapter of embeddings, often one tensor of two uses, is neither merged nor saved."""
@@ -90,6 +104,11 @@ class Adapter:
                 f"embeddings, so that training would be lost. Remove them, or set target_modules: all-linear."
             )
 
+    def _cast(self) -> None:
+        for key, parameter in self.model.named_parameters():
+            if "lora_" in key:
+                parameter.data = parameter.data.to(self.dtype)
+
     def _activate(self, name: str) -> None:
         self.peft_model.set_adapter(name)
         for key, parameter in self.model.named_parameters():
@@ -97,5 +116,20 @@ class Adapter:
                 parameter.requires_grad_(f".{POLICY}." in key)
 
 
+def adapter_tensors(model: PreTrainedModel, name: str) -> dict[str, Tensor]:
+    mark = f".{name}."
+    return {
+        key.replace(mark, "."): parameter.data
+        for key, parameter in model.named_parameters()
+        if "lora_" in key and mark in key
+    }
+
+
+def _is_adapted(module: torch.nn.Module) -> bool:
+    return hasattr(module, "get_delta_weight")
+
+
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
-    return copy.deepcopy(model).requires_grad_(False).eval()
+    """For an engine beside a trainer: what is trained is copied, and what is frozen already is shared."""
+    shared = {id(item): item for item in model.parameters() if not item.requires_grad}
+    return copy.deepcopy(model, shared).requires_grad_(False).eval()

@@ -6,7 +6,7 @@ With LoRA the reference is a second adapter on the same base weights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ class Reference:
         if adapter is None:
             self.frozen = {name: tensor.clone() for name, tensor in unique_tensors(model).items()}
         else:
-            adapter.add_reference()
+            adapter.add_copy(REFERENCE)
 
     @torch.no_grad()
     def logps(self, batches: Sequence[MicroBatch], *, temperature: float, autocast: Autocast) -> list[Tensor]:
@@ -67,6 +67,14 @@ def unique_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
             seen.add(tensor.data_ptr())
             tensors[name] = tensor
     return tensors
+
+
+def with_tied(model: PreTrainedModel, unique: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Copies of `unique_tensors(model)`, tied ones under each of their names."""
+    first: dict[int, str] = {}
+    for name, tensor in model.state_dict().items():
+        key = name if not tensor.numel() else first.setdefault(tensor.data_ptr(), name)
+        yield name, unique[key]
 
 
 def copy_tensors(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:

@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 from tasks.core.records import Group, Score, Trajectory
+from tasks.rollouts.probe import LogProbs
 
 if TYPE_CHECKING:
     from tasks.learning.grpo.trainer import Collect
 
-Weights = dict[str, Tensor]
 STOP_SECONDS = 60.0  # how long `close` waits for the turn that the engine writes
 
 
@@ -52,10 +52,18 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class Copy:
+    """What is trained, at one version, and what the trainer's forward then said of the engine's probe."""
+
+    tensors: dict[str, Tensor]
+    probe_logp: LogProbs
+
+
+@dataclass(frozen=True, slots=True)
 class _Request:
     iteration: int
     version: int
-    weights: Weights
+    weights: Copy
 
 
 class Pipeline:
@@ -70,7 +78,7 @@ class Pipeline:
         self,
         collect: Callable[[int], Batch],
         *,
-        serve: Callable[[Weights, int], None],
+        serve: Callable[[Copy, int], None],
         abandon: Callable[[], None],
         max_staleness: int,
         num_iterations: int,
@@ -85,12 +93,12 @@ class Pipeline:
         self.last_requested = self.num_open = 0
         self.thread = threading.Thread(target=self._work, name="collector", daemon=True)
 
-    def start(self, iteration: int, weights: Callable[[], Weights]) -> None:
+    def start(self, iteration: int, weights: Callable[[], Copy]) -> None:
         self.last_requested = iteration + len(self.ahead)
         self.publish(iteration, weights)
         self.thread.start()
 
-    def publish(self, version: int, weights: Callable[[], Weights]) -> None:
+    def publish(self, version: int, weights: Callable[[], Copy]) -> None:
         """An iteration is done: request the batches that its weights write. `weights` copies them."""
         self._receive_ready()
         last = min(version + 1 + self.max_staleness, self.num_iterations)

@@ -8,28 +8,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from tasks.core.files import number_of, write_json, write_jsonl
 from tasks.core.records import Problem
 from tasks.environments.catalog import load_environment
 from tasks.learning.grpo.curriculum import ProblemSampler
 from tasks.learning.grpo.trainer import GRPOTrainer
-from tasks.learning.shared.agreement import check_engine
 from tasks.learning.shared.checkpoints import Checkpoints, seed_generators
-from tasks.learning.shared.lora import Adapter, frozen_copy
-from tasks.learning.shared.reference import unique_tensors
+from tasks.learning.shared.lora import Adapter
 from tasks.models.folders import load_model
-from tasks.models.policy_weights import PolicyWeights
-from tasks.models.torch_setup import free_unused
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EngineEpisodes
 from tasks.rollouts.load import load_checked_chat, load_engine
-from tasks.rollouts.probe import CheckedRefresh, probe_sequences
+from tasks.rollouts.probe import probe_sequences
 from tasks.stages.train.alarms import Alarm
-from tasks.stages.train.collect_ahead import Batch, Pipeline, Weights, measure_staleness, refuse_stale
+from tasks.stages.train.collect_ahead import Batch, Pipeline, measure_staleness, refuse_stale
 from tasks.stages.train.groups import group_collector
 from tasks.stages.train.sentinel import Sentinel
+from tasks.stages.train.serving import Serving
 from tasks.stages.train.snapshots import Snapshots, policy_weights
 
 if TYPE_CHECKING:
@@ -41,16 +36,11 @@ Metrics = dict[str, Any]
 
 
 class TrainingRun:
-    """A run in the folder `resume`; it continues from the newest whole checkpoint there.
-
-    The engine generates with the model `served`: the trainer's own, or a copy where an adapter is merged into it or
-    where the pipeline's thread writes it (`train.max_staleness` above 0).
-    """
+    """A run in the folder `resume`; it continues from the newest whole checkpoint there."""
 
     def __init__(self, settings: TrainSections, *, start: Path, problems: Sequence[Problem], resume: Path):
         self.settings, self.params, self.start, self.problems = settings, settings.train, start, problems
         self.sentinel = Sentinel(settings.sentinel)
-        self.is_engine_compared = False
         self.num_rollbacks = 0
         self.last_counts: dict[str, float] = {}
         self.metrics: list[Metrics] = []
@@ -60,7 +50,7 @@ class TrainingRun:
             self._build(resources)
             self.refused = self._restore()
             if self.pipeline is not None:
-                self.pipeline.start(self.iteration, self._copy_weights)
+                self.pipeline.start(self.iteration, self.serving.copy)
             self.resources = resources.pop_all()
 
     def _build(self, resources: ExitStack) -> None:
@@ -75,11 +65,11 @@ class TrainingRun:
             self.engine.sleep()
         model = load_model(self.start, compute=settings.compute, dtype=settings.compute.frozen if params.lora else None)
         seed_generators(settings.seed)
-        self.served = frozen_copy(model) if params.lora is not None or params.max_staleness else model
-        self.adapter = None if params.lora is None else Adapter(model, params.lora)
+        self.adapter = None if params.lora is None else Adapter(model, params.lora, weights=settings.compute.weights)
+        self.serving = Serving(settings, model, self.adapter)
         if not settings.engine.own.has_own_memory:
-            self._start_engine(resources, self.served)
-        self.checked_refresh = self._build_checked_refresh()
+            self._start_engine(resources, self.serving.served)
+        self.serving.connect(self.engine, self._probe() if self.engine.has_own_memory else [])
         self.collector = Collector(
             EngineEpisodes(self.engine, self.chat, settings.sampling),
             self.environment,
@@ -116,17 +106,14 @@ class TrainingRun:
         )
         resources.callback(self.engine.close)
 
-    def _build_checked_refresh(self) -> CheckedRefresh | None:
-        if not self.engine.has_own_memory:
-            return None
+    def _probe(self) -> list[list[int]]:
         max_tokens = self.settings.sampling.max_tokens_per_episode
-        probe = probe_sequences(self.chat, self.environment, self.problems, max_tokens=max_tokens)
-        return CheckedRefresh(self.engine, probe, tolerance=self.settings.engine.probe_tolerance)
+        return probe_sequences(self.chat, self.environment, self.problems, max_tokens=max_tokens)
 
     def _build_pipeline(self) -> Pipeline:
         return Pipeline(
             self._collect_batch,
-            serve=self._serve,
+            serve=self.serving.serve,
             abandon=self.collector.abandon,
             max_staleness=self.params.max_staleness,
             num_iterations=self.params.num_iterations,
@@ -182,9 +169,7 @@ class TrainingRun:
         return place
 
     def _train_on_policy(self) -> Metrics:
-        if self.adapter is not None:
-            self.adapter.merge_into(self.served)
-        self._refresh(self.iteration)
+        self.serving.refresh(self.iteration)
         row = self.trainer.iterate(self.collect, before_update=self._before_update)
         return {**row, **self._new_counts(), "success_by_category": dict(self.sampler.success)}
 
@@ -201,43 +186,18 @@ class TrainingRun:
         self._compare_engine()
 
     def _compare_engine(self) -> None:
-        """Before this process's first step, on episodes that the trainer's own weights wrote."""
-        if not self.is_engine_compared:
-            self.is_engine_compared = check_engine(
-                self.trainer.model,
-                self.trainer.last_groups,
-                self.params,
-                policy_version=self.iteration - 1,
-                temperature=self.settings.sampling.temperature,
-                tolerance=self.settings.engine.probe_tolerance,
-            )
+        self.serving.compare(self.trainer.last_groups, version=self.iteration - 1)
 
     def _collect_batch(self, iteration: int) -> Batch:
         """In the collector's thread, the only one that uses sampler, collector and environment."""
         groups, _ = self.trainer.collect_with_signal(iteration, self.collect)
         return Batch(iteration, groups, self._new_counts(), self.sampler.state())
 
-    def _serve(self, weights: Weights, version: int) -> None:
-        served = self.served.state_dict()
-        for name, tensor in weights.items():
-            served[name].copy_(tensor)
-        self._refresh(version)
-
-    def _refresh(self, version: int) -> None:
-        if self.pipeline is None and self.engine.has_own_memory:
-            free_unused(self.trainer.model.device)
-        (self.checked_refresh or self.engine.refresh)(PolicyWeights.of(self.served), version)
-
-    @torch.no_grad()
-    def _copy_weights(self) -> Weights:
-        """A copy of the policy in host memory: the whole model, or the weights that an adapter changes."""
-        tensors = unique_tensors(self.trainer.model).items() if self.adapter is None else self.adapter.merged()
-        return {name: tensor.to("cpu", copy=True) for name, tensor in tensors}
-
     def _new_counts(self) -> dict[str, float]:
         before = self.last_counts
-        self.last_counts = self.collector.counts() | (self.checked_refresh.counts() if self.checked_refresh else {})
-        return add_hit_rate({name: count - before.get(name, 0) for name, count in self.last_counts.items()})
+        self.last_counts = self.collector.counts() | self.serving.counts()
+        counts = add_hit_rate({name: count - before.get(name, 0) for name, count in self.last_counts.items()})
+        return counts | self.serving.metrics()
 
     def _curriculum(self, ahead: Sequence[Batch]) -> dict[str, Any]:
         """The sampler's state after the batches of this iteration and those `ahead` of it."""
@@ -248,7 +208,7 @@ class TrainingRun:
     def _finish_iteration(self, *, is_checkpoint_due: bool = False) -> None:
         """Let the pipeline generate with the new weights, and save where that is due."""
         if self.pipeline is not None:
-            self.pipeline.publish(self.iteration, self._copy_weights)
+            self.pipeline.publish(self.iteration, self.serving.copy)
         self._save_if_due(is_checkpoint_due=is_checkpoint_due)
 
     def _save_if_due(self, *, is_checkpoint_due: bool = False) -> None:

@@ -50,11 +50,11 @@ def engine(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytes
 def policy(folder: Path, *, seed: int) -> PolicyWeights:
     """The model with an adapter of random numbers in it; its own forward is what vLLM must compute."""
     model = load_model(folder, compute=on_cpu(1))
-    adapter = Adapter(model, LORA)
+    adapter = Adapter(model, LORA, weights="float32")
     generator = torch.Generator().manual_seed(seed)
     for tensor in adapter.tensors("default").values():
         tensor.copy_(0.1 * torch.randn(tensor.shape, generator=generator))
-    return PolicyWeights(model, lambda: iter(()), save_adapter=adapter.save)
+    return adapter.weights("default")
 
 
 def gap(engine: Live, model: PreTrainedModel) -> float:

@@ -19,10 +19,11 @@ from tasks.engines.vllm.server import Server, Weights
 from tasks.engines.vllm.weights_folder import WeightsFolder, has_tied_head, read_record
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.architecture import model_logp
+from tasks.models.differences import tolerance_of
 from tasks.models.folders import load_model, load_tokenizer
 from tasks.models.policy_weights import PolicyWeights
 from tasks.models.settings import on_cpu
-from tasks.rollouts.probe import check_weights, greatest_difference, probe_sequences
+from tasks.rollouts.probe import check_weights, compare_logp, probe_sequences
 from tests import tiny
 
 
@@ -162,9 +163,10 @@ def test_a_torn_copy_is_told_by_its_record(folder: Path, weights: WeightsFolder)
 
 def test_the_greatest_difference_names_its_token() -> None:
     """Sequence 1, second log-prob: the token at position 2 of that sequence, 0.5 apart."""
-    found = greatest_difference([[-1.0], [-2.0, -3.0]], [[-1.1], [-2.0, -3.5]])
-    assert (found.sequence, found.position, found.nats) == (1, 2, 0.5)
-    assert greatest_difference([[-1.0, float("nan")]], [[-9.0, -2.0]]).nats == float("inf")
+    found = compare_logp([[-1.0], [-2.0, -3.0]], [[-1.1], [-2.0, -3.5]])
+    assert (found.sequence, found.position, found.differences.max) == (1, 2, 0.5)
+    assert found.differences.mean == pytest.approx(0.2)  # (0.1 + 0 + 0.5) / 3
+    assert compare_logp([[-1.0, float("nan")]], [[-9.0, -2.0]]).differences.mean == float("inf")
 
 
 class Shifted(ScriptedEngine):
@@ -185,12 +187,12 @@ def test_training_stops_with_one_line_that_says_where_engine_and_trainer_part(fo
     probe = probe_sequences(chat, TravelDesk(), tiny.problems(40), max_tokens=30)
     assert len(probe) == 4 and max(map(len, probe)) == 29, "one token less than an episode may have, for vLLM's own"
     rows = model_logp(model, probe)
-    check_weights(Shifted(rows, by=0.0009), model, probe, tolerance=1e-3)
+    check_weights(Shifted(rows, by=0.0009), rows, probe, tolerance=tolerance_of("float32"))
     with pytest.raises(ValueError) as error:
-        check_weights(Shifted(rows, by=0.25), model, probe, tolerance=1e-3)
+        check_weights(Shifted(rows, by=0.25), rows, probe, tolerance=tolerance_of("float32"))
     message = str(error.value)
-    assert message.startswith("after the refresh to policy version 9 the engine does not have the trainer's weights: ")
+    assert message.startswith("after the refresh to policy version 9 the engine does not have the trainer's weights. ")
     assert f"at token 5 of probe sequence 2 its log-prob is {rows[2][4] + 0.25:.5f}" in message
-    assert "0.25 apart" in message
-    assert "engine.probe_tolerance" in message and "0.001" in message
+    assert f"largest 0.25 over {sum(map(len, rows))} tokens" in message
+    assert "engine.probe_tolerance allows mean 0.0001" in message
     assert "\n" not in message

@@ -75,19 +75,26 @@ def test_delays_on_either_side_change_no_bit(
 ) -> None:
     options = pipelined(max_staleness, **changed)
     expected = run(options, start, tmp_path / "plain")
-    serve = training.TrainingRun._serve
+    build_pipeline = training.TrainingRun._build_pipeline
 
-    def serve_after_a_step(self: Any, weights: Any, version: int) -> None:
+    def build_with_late_serve(self: Any) -> Any:
         """The trainer's weights are then others than those that are to be served."""
-        deadline = time.monotonic() + 1
-        while self.trainer.optimizer.steps_done <= version * 2 and time.monotonic() < deadline:
-            time.sleep(0.002)
-        serve(self, weights, version)
+        pipeline = build_pipeline(self)
+        serve = pipeline.serve
+
+        def serve_after_a_step(weights: Any, version: int) -> None:
+            deadline = time.monotonic() + 1
+            while self.trainer.optimizer.steps_done <= version * 2 and time.monotonic() < deadline:
+                time.sleep(0.002)
+            serve(weights, version)
+
+        pipeline.serve = serve_after_a_step
+        return pipeline
 
     sides = {
         "trainer": (training.GRPOTrainer, "_optimizer_step", late(training.GRPOTrainer._optimizer_step, 0.2)),
         "collector": (Collector, "collect", late(Collector.collect, 0.2)),
-        "refresh": (training.TrainingRun, "_serve", serve_after_a_step),
+        "refresh": (training.TrainingRun, "_build_pipeline", build_with_late_serve),
     }
     for side, (owner, name, delayed) in sides.items():
         with monkeypatch.context() as patch:

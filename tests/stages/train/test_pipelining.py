@@ -21,7 +21,7 @@ from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.travel_desk.environment import TravelDesk, TravelDeskEpisode
 from tasks.rollouts.collect import Abandoned, Collector
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
-from tasks.stages.train.collect_ahead import Batch, Pipeline, measure_staleness, refuse_stale
+from tasks.stages.train.collect_ahead import Batch, Copy, Pipeline, measure_staleness, refuse_stale
 from tests import tiny
 
 pytestmark = pytest.mark.slow
@@ -51,8 +51,8 @@ class Fake:
             num_iterations=num_iterations, num_threads=1,
         )  # fmt: skip
 
-    def serve(self, weights: dict[str, torch.Tensor], version: int) -> None:
-        assert weights["w"].item() == version
+    def serve(self, given: Copy, version: int) -> None:
+        assert given.tensors["w"].item() == version
         self.served = version
 
     def collect(self, iteration: int) -> Batch:
@@ -73,8 +73,8 @@ class Fake:
         return found.trajectories[0].policy_version
 
     @staticmethod
-    def weights_of(version: int) -> Callable[[], dict[str, torch.Tensor]]:
-        return lambda: {"w": torch.tensor(version)}
+    def weights_of(version: int) -> Callable[[], Copy]:
+        return lambda: Copy({"w": torch.tensor(version)}, [])
 
 
 @pytest.mark.parametrize(("max_staleness", "versions"), [(1, [0, 0, 1, 2, 3, 4]), (2, [0, 0, 0, 1, 2, 3])])

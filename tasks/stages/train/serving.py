@@ -1,0 +1,115 @@
+"""How the engine gets the weights in training, and whether it computes what the trainer does.
+
+An engine in the same memory generates with the trainer's model itself, adapter included; where the pipeline's thread
+writes (`train.max_staleness` above 0), with a copy of what is trained, which shares what is frozen. One with its own
+memory gets tensors or the adapter, and no copy of the model is kept for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from tasks.core.records import Group
+from tasks.learning.shared.agreement import check_engine, trainer_logp
+from tasks.learning.shared.lora import POLICY, SERVED, Adapter, adapter_tensors, frozen_copy
+from tasks.learning.shared.reference import copy_tensors, unique_tensors, with_tied
+from tasks.models.differences import Tolerance
+from tasks.models.policy_weights import PolicyWeights
+from tasks.models.torch_setup import free_unused
+from tasks.rollouts.engine import Engine
+from tasks.rollouts.probe import CheckedRefresh, LogProbs
+from tasks.stages.train.collect_ahead import Copy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from tasks.stages.train.settings import TrainSections
+
+
+class Serving:
+    """`model` is the trainer's, `served` the one that an engine in the same memory generates with."""
+
+    def __init__(self, settings: TrainSections, model: PreTrainedModel, adapter: Adapter | None):
+        self.settings, self.model, self.adapter = settings, model, adapter
+        self.is_ahead = settings.train.max_staleness > 0
+        self.has_own_memory = settings.engine.own.has_own_memory
+        self.served = frozen_copy(model) if self.is_ahead and not self.has_own_memory else model
+        if adapter is not None and self.is_ahead and self.has_own_memory:
+            adapter.add_copy(SERVED)
+        self.checked_refresh: CheckedRefresh | None = None
+        self.is_compared = False
+
+    def connect(self, engine: Engine, probe: Sequence[list[int]]) -> None:
+        """Give `engine` the weights from now on; one with its own memory is held to the trainer's log-probs of `probe`
+        after each refresh.
+        """
+        self.engine = engine
+        if engine.has_own_memory:
+            self.checked_refresh = CheckedRefresh(engine, probe, tolerance=self._tolerance())
+
+    def refresh(self, version: int) -> None:
+        """With the policy as it is now."""
+        if self.has_own_memory:
+            free_unused(self.model.device)
+        weights = PolicyWeights.of(self.model) if self.adapter is None else self.adapter.weights(POLICY)
+        self._refresh(weights, version, self._probe_logp())
+
+    @torch.no_grad()
+    def copy(self) -> Copy:
+        """In host memory: what is trained, the whole model or its adapter."""
+        tensors = unique_tensors(self.model) if self.adapter is None else self.adapter.tensors(POLICY)
+        return Copy({name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}, self._probe_logp())
+
+    def serve(self, given: Copy, version: int) -> None:
+        """In the collector's thread, while the trainer changes its own weights."""
+        self._refresh(self._weights_of(given), version, given.probe_logp)
+
+    def compare(self, groups: Sequence[Group], *, version: int) -> None:
+        """Before this process's first step, on episodes that the trainer's own weights wrote."""
+        if not self.is_compared:
+            self.is_compared = check_engine(
+                self.model,
+                groups,
+                self.settings.train,
+                policy_version=version,
+                temperature=self.settings.sampling.temperature,
+                tolerance=self._tolerance(),
+            )
+
+    def counts(self) -> dict[str, float]:
+        return self.checked_refresh.counts() if self.checked_refresh else {}
+
+    def metrics(self) -> dict[str, float]:
+        return self.checked_refresh.metrics() if self.checked_refresh else {}
+
+    def _weights_of(self, given: Copy) -> PolicyWeights:
+        if not self.has_own_memory:
+            served = unique_tensors(self.served) if self.adapter is None else adapter_tensors(self.served, POLICY)
+            copy_tensors(given.tensors, served)
+            return PolicyWeights.of(self.served)
+        if self.adapter is None:
+            return PolicyWeights(self.model, lambda: with_tied(self.model, given.tensors))
+        self.adapter.write(given.tensors, SERVED)
+        return self.adapter.weights(SERVED)
+
+    def _refresh(self, weights: PolicyWeights, version: int, probe_logp: LogProbs) -> None:
+        if self.checked_refresh is None:
+            self.engine.refresh(weights, version)
+        else:
+            self.checked_refresh(weights, version, probe_logp)
+
+    def _probe_logp(self) -> LogProbs:
+        """What the trainer's own forward says of the probe, where the engine is probed."""
+        if self.checked_refresh is None:
+            return []
+        return trainer_logp(self.model, self.checked_refresh.sequences, self.settings.train)
+
+    def _tolerance(self) -> Tolerance:
+        """By the dtypes that engine and trainer compute in."""
+        compute, train, engine = self.settings.compute, self.settings.train, self.settings.engine
+        dtypes = [engine.own.weights_dtype(compute), compute.weights]
+        dtypes += [compute.frozen] if train.lora else []
+        return engine.tolerance(*dtypes, *([] if train.autocast == "none" else [train.autocast]))

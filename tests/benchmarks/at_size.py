@@ -1,0 +1,265 @@
+"""One iteration of a model of a real size, with random weights: memory and seconds of its phases, each in a process of
+its own.
+
+It is `TrainingRun` as the train stage runs it, with the engine, the trainer, checkpoints and snapshots; only the
+episodes are written here: prompts of random tokens, and replies that come whatever the model wrote. The tokenizer is
+the embedded one, whose words are the first of the model's 152 thousand.
+
+`python -m tests.benchmarks.at_size iterate|resume FOLDER VARIANT` prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.core.settings import load
+from tests.benchmarks.made_up import random_ids
+from tests.conftest import ROOT
+from tests.profiles import profile_params
+
+if TYPE_CHECKING:
+    from tasks.core.records import Group
+    from tasks.rollouts.engine import Engine
+    from tasks.stages.train.run import TrainingRun
+
+PROMPT, REPLY, SAMPLED, TURNS = 2800, 200, 16, 2  # tokens, and turns of an episode
+GROUPS, GROUP_SIZE = 2, 4
+NUM_WORDS = 1000  # of which prompts and replies are
+LORA = {"rank": 16, "alpha": 32, "target_modules": "all-linear"}
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """`dtype` of all weights, trained and frozen."""
+
+    model: str
+    dtype: str
+    has_lora: bool
+    prompt: int = PROMPT
+    device: str = "cpu"
+    num_threads: int = 2
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}, {self.dtype}, {'LoRA' if self.has_lora else 'full'}"
+
+
+def variant_params(variant: Variant) -> dict[str, Any]:
+    """The profile `my_model` with this model and its size of an iteration."""
+    params = profile_params("my_model")
+    params["compute"] |= {"device": variant.device, "num_threads": variant.num_threads}
+    params["compute"] |= {"weights": variant.dtype, "frozen": variant.dtype}
+    params["model"]["path"] = variant.model
+    params["engine"] |= {"max_concurrent_episodes": GROUPS * GROUP_SIZE, "probe_tolerance": 1.0}
+    longest = variant.prompt + GROUP_SIZE * (TURNS * SAMPLED + REPLY)  # a group is one packed row
+    params["sampling"] |= {"max_tokens_per_turn": SAMPLED, "max_tokens_per_episode": longest}
+    params["train"] |= {
+        "lora": LORA if variant.has_lora else None, "problems_per_iteration": GROUPS, "group_size": GROUP_SIZE,
+        "updates_per_batch": 1, "micro_batch_tokens": longest, "checkpoint_interval": 1, "snapshot_interval": 1,
+    }  # fmt: skip
+    return params
+
+
+def build_folder(folder: Path, variant: Variant) -> None:
+    """Random weights in the shape of a known model, and the embedded tokenizer."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from tasks.models.folders import save_snapshot
+    from tasks.planning.shapes import KNOWN
+    from tests import tiny
+
+    family, layers, hidden, inner, heads, key_value_heads, head_size, vocabulary, is_tied = KNOWN[variant.model]
+    config = AutoConfig.for_model(
+        family, num_hidden_layers=layers, hidden_size=hidden, intermediate_size=inner, num_attention_heads=heads,
+        num_key_value_heads=key_value_heads, head_dim=head_size, vocab_size=vocabulary, tie_word_embeddings=is_tied,
+        max_position_embeddings=32_768, max_window_layers=layers,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    with torch.device(variant.device):
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, variant.dtype))
+    save_snapshot(folder, model, tiny.tokenizer())
+
+
+@dataclass(slots=True)
+class Peaks:
+    """The most memory (bytes) and the seconds of each phase."""
+
+    memory: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    started: float = field(default_factory=time.perf_counter)
+
+    def mark(self, phase: str) -> None:
+        """The phase ends here, and the next begins."""
+        now = time.perf_counter()
+        self.memory[phase] = max(self.memory.get(phase, 0.0), peak_memory())
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self.started
+        self.started = now
+
+
+def peak_memory() -> float:
+    """Since the last call: of the GPU where torch uses one, else of this process."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        peak = float(torch.cuda.max_memory_allocated())
+        torch.cuda.reset_peak_memory_stats()
+        return peak
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    peak = 1024.0 * int(status.partition("VmHWM:")[2].split()[0])
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # proc(5): resets VmHWM
+    return peak
+
+
+def start_run(folder: Path, variant: Variant) -> TrainingRun:
+    from tasks.stages.train.run import TrainingRun
+    from tasks.stages.train.settings import TrainSections
+    from tests import tiny
+
+    settings = load(TrainSections, variant_params(variant))
+    return TrainingRun(settings, start=folder / "model", problems=tiny.problems(8), resume=folder / "resume")
+
+
+def iterate(folder: Path, variant: Variant) -> dict[str, Any]:
+    """Rollout, update, checkpoint and snapshot, each with its peak; the run is closed."""
+    peaks = Peaks()
+    run = start_run(folder, variant)
+    take_empty_step(run)
+    peaks.mark("load")
+
+    def collect(iteration: int, round_number: int, num_problems: int) -> list[Group]:
+        groups = play(run.engine, num_problems, prompt=variant.prompt)
+        run.engine.sleep()
+        peaks.mark("rollout")
+        return groups
+
+    save = run.snapshots.save
+
+    def save_after_update() -> None:
+        peaks.mark("update")
+        save()
+
+    run.collect = collect
+    run.snapshots.save = save_after_update  # type: ignore[method-assign]
+    row, alarm = run.iterate()
+    assert alarm is None, alarm
+    run.close()
+    peaks.mark("save")
+    return {**asdict(peaks), "peak": max(peaks.memory.values()), "grad_norm": row["grad_norm"], "sum": policy_sum(run)}
+
+
+def resume(folder: Path, variant: Variant) -> dict[str, Any]:
+    """Load model and checkpoint, as a killed run does."""
+    peaks = Peaks()
+    run = start_run(folder, variant)
+    peaks.mark("resume")
+    run.close()
+    return {**asdict(peaks), "iteration": run.iteration, "sum": policy_sum(run)}
+
+
+def take_empty_step(run: TrainingRun) -> None:
+    """Gradients of zero: afterwards the optimizer has its averages, as in every iteration but the first."""
+    import torch
+
+    optimizer = run.trainer.optimizer
+    for master in optimizer.masters:
+        master.grad = torch.zeros_like(master)
+    optimizer.step(position=0)
+
+
+def policy_sum(run: TrainingRun) -> float:
+    """Of all trained weights, in float64: equal where the policy is."""
+    return float(sum(tensor.double().sum().item() for tensor in run.trainer.tensors()["policy"].values()))
+
+
+@dataclass(slots=True)
+class Episode:
+    """What was written so far."""
+
+    token_ids: list[int]
+    sampled_mask: list[bool]
+    sampler_logp: list[float]
+
+    def add(self, ids: Sequence[int], logp: Sequence[float] | None = None) -> None:
+        """A reply, or what the policy sampled with these log-probs."""
+        self.token_ids += ids
+        self.sampled_mask += [logp is not None] * len(ids)
+        self.sampler_logp += [0.0] * len(ids) if logp is None else logp
+
+
+def play(engine: Engine, num_groups: int, *, prompt: int) -> list[Group]:
+    """Groups of one prompt each, all at once: `TURNS` turns of random tokens, and a reply before all but the first."""
+    from tasks.rollouts.engine import TurnRequest
+
+    episodes = [Episode([], [], []) for _ in range(num_groups * GROUP_SIZE)]
+    for turn in range(TURNS):
+        for handle, episode in enumerate(episodes):
+            seed = handle // GROUP_SIZE if turn == 0 else 1000 * turn + handle
+            reply = random_ids(REPLY if turn else prompt, NUM_WORDS, seed=seed)
+            episode.add(reply)
+            engine.submit(TurnRequest(handle, reply, SAMPLED, seed=1000 * turn + handle))
+        num_waiting = len(episodes)
+        while num_waiting:
+            for answer in engine.poll():
+                episodes[answer.episode].add(answer.token_ids, answer.sampler_logp)
+                num_waiting -= 1
+    for handle in range(len(episodes)):
+        engine.release(handle)
+    return [scored_group(episodes[start : start + GROUP_SIZE]) for start in range(0, len(episodes), GROUP_SIZE)]
+
+
+def scored_group(episodes: Sequence[Episode]) -> Group:
+    """Every second one earns 1."""
+    from tasks.core.records import Group, Score, Trajectory
+
+    trajectories = [
+        Trajectory(
+            problem_id="p", category="made up", request="", draw=0, sample_index=index, policy_version=0,
+            environment_fingerprint="", token_ids=episode.token_ids, sampled_mask=episode.sampled_mask,
+            sampler_logp=episode.sampler_logp, turns=[], outcome="success" if index % 2 else "failure",
+            limit=None, checks={}, num_calls=0, num_invalid_calls=0,
+        )
+        for index, episode in enumerate(episodes)
+    ]  # fmt: skip
+    return Group("p", "made up", trajectories, [Score(float(index % 2), {}) for index in range(len(episodes))], 0)
+
+
+def in_a_process(action: str, folder: Path, variant: Variant) -> dict[str, Any]:
+    """What `main` prints, from a process of its own, since a peak is a process's."""
+    command = [sys.executable, "-m", "tests.benchmarks.at_size", action, str(folder), json.dumps(asdict(variant))]
+    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def planned(variant: Variant) -> dict[str, float]:
+    """Bytes by `plan`: of each phase and at the peak."""
+    from tasks.planning.hardware import GPUS, this_machine
+    from tasks.planning.memory import plan_memory
+    from tasks.planning.setup import PlanSections, Setup
+    from tasks.planning.shapes import known_shape
+
+    settings = load(PlanSections, variant_params(variant))
+    machine = this_machine(settings.compute) if variant.device == "cpu" else GPUS["h100-80gb"]
+    memory = plan_memory(Setup(known_shape(variant.model), settings, machine))
+    return {**memory.phases, "peak": memory.peak}
+
+
+def main(arguments: Sequence[str]) -> None:
+    action, folder, told = arguments
+    variant = Variant(**json.loads(told))
+    if action == "build":
+        build_folder(Path(folder) / "model", variant)
+        print("{}")
+        return
+    print(json.dumps({"iterate": iterate, "resume": resume}[action](Path(folder), variant)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
