@@ -19,6 +19,7 @@ from tasks.core.files import atomic_folder, content_hash, json_hash, read_json, 
 from tasks.core.text import one_line
 from tasks.models.adapters import LoRAUpdate, merge_files, merge_into, read_update
 from tasks.models.files import (
+    DTYPES,
     POINTER,
     TRAINED_ON,
     asks_to_run_code,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 ADAPTER_BASE = "base.json"
-DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # safetensors' names: torch's
 # A key of tokenizer_config.json: the model learnt its tools from demonstrations; prompts do not describe them.
 TOOLS_ARE_LEARNT = "tools_are_learnt"
 THOUGHTS_ARE_LEARNT = "thoughts_are_learnt"  # another: its demonstrations contain the environment's thoughts
@@ -203,8 +203,8 @@ def stored_dtype(folder: Path) -> torch.dtype:
 
 
 def merged_snapshot(snapshot: Path, folder: Path, *, compute: ComputeSettings) -> Path:
-    """The whole model of a snapshot: its own folder, a pointer's target, or `folder` with the adapter merged in, shard
-    by shard and in the dtype of its base.
+    """The whole model of a snapshot: its own folder, a pointer's target, or `folder` with the adapter merged in,
+    tensor by tensor and in the dtype of its base.
     """
     found = resolve_model(snapshot)
     if not is_adapter(found):
