@@ -114,7 +114,7 @@ def test_logits_in_chunks_give_the_same_loss_and_gradient(
 ) -> None:
     groups = [branching_group(3, 5), branching_group(4, 5)]
     loss, gradient = loss_and_gradient(model, packed(groups))
-    monkeypatch.setattr(policy, "LOGITS_AT_ONCE", 7 * model.config.vocab_size)
+    monkeypatch.setattr(policy, "chunk_size", lambda vocabulary, device: 7)
     other_loss, other_gradient = loss_and_gradient(model, packed(groups))
     assert other_loss == pytest.approx(loss, abs=1e-5)
     torch.testing.assert_close(other_gradient, gradient, atol=1e-5, rtol=0)
