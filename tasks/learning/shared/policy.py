@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from tasks.learning.shared.batching import MicroBatch, TreeLayout
+from tasks.learning.shared.batching import MicroBatch
 from tasks.learning.shared.chunked_head import Chunks, chunk_size, chunked_logp
 
 Autocast = Literal["none", "bfloat16"]
@@ -67,21 +67,9 @@ def attention_inputs(batch: MicroBatch) -> dict[str, Any]:
     if tree is None:
         return {}
     if tree.plan is None:
-        return {"position_ids": tree.position_BT, "attention_mask": tree_block_mask(tree)}
+        return {"position_ids": tree.position_BT, "attention_mask": tree.block_mask}
     nothing = torch.full((1, 1, 1, 1), float("nan"), device=batch.ids_BT.device)
     return {"position_ids": tree.position_BT, "attention_mask": nothing, "plan": tree.plan}
-
-
-def tree_block_mask(tree: TreeLayout) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    end_BT = tree.subtree_end_BT
-    length = end_BT.shape[1]
-
-    def is_visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) & (query < end_BT[row, key])
-
-    return create_block_mask(is_visible, 1, None, length, length, device=end_BT.device)
 
 
 def _chunked_logp(
