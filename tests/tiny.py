@@ -42,6 +42,7 @@ EMBEDDED = EmbeddedModelSettings(
     tools_in_prompt=False,
     thinks=False,
 )
+THINKING = EMBEDDED.model_copy(update={"thinks": True})
 HEADS_FOR_VLLM = {"num_attention_heads": 2, "num_key_value_heads": 1}  # its CPU kernels want a head size of 32 or more
 
 
@@ -49,7 +50,7 @@ def problems(count: int, *, seed: int = 3, max_level: int = 3) -> list[Problem]:
     return list(TravelDesk().generate(seed=seed, num_problems=count, max_level=max_level))
 
 
-def tokenizer() -> Any:
+def tokenizer(embedded: EmbeddedModelSettings = EMBEDDED) -> Any:
     world = TravelDesk()
     texts = []
     for number, problem in enumerate(problems(66)):
@@ -57,7 +58,8 @@ def tokenizer() -> Any:
         demonstration = world.demonstrate(problem, random.Random(number))
         if demonstration:
             texts += [*demonstration.assistant_texts, *(r for replies in demonstration.replies for r in replies)]
-    return build_tokenizer(texts, world.vocabulary(), tools_in_prompt=False)
+            texts += world.thoughts(demonstration) if embedded.thinks else []
+    return build_tokenizer(texts, world.vocabulary(), embedded)
 
 
 def model_folder(
@@ -66,7 +68,7 @@ def model_folder(
     """A random-weight model folder of one architecture, with the embedded tokenizer beside it."""
     import transformers
 
-    words = tokenizer()
+    words = tokenizer(embedded)
     model = build_model(len(words), embedded, seed=seed, end_of_turn=words.eos_token_id)
     if architecture != "qwen3":
         shared = {

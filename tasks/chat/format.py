@@ -1,58 +1,110 @@
 """Chat as tokens: the model's own template renders the prompt once; from then on ids are only appended.
 
-Rendering the growing history each turn would change past tokens under their log-probs. So the text that a tool reply
-adds is the difference of the template's output with and without it, and a template whose history is no prefix of its
-continuation is refused before training. Text of tools and users, and tool descriptions, are data: a control token spelt
-out in them ("<|im_end|>") is broken up with a space, or a tool could close its message and forge the next.
+Rendering the growing history each turn would change past tokens under their log-probs, and drop a model's earlier
+thoughts. So the text that a tool reply adds is what the template writes after the end of an assistant message, and a
+template in which that depends on more than the reply is refused before training. Text of tools and users, and tool
+descriptions, are data: a control token spelt out in them ("<|im_end|>") is broken up with a space, or a tool could
+close its message and forge the next.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.chat.formats.base import Tools
 from tasks.chat.formats.recipe import instructions
-from tasks.chat.template import ChatTemplate, Message
+from tasks.chat.template import PROBE_REPLY, USER, ChatTemplate, Message
+from tasks.chat.thinking import CALL, HARMONY
 from tasks.core.records import ToolCall
-from tasks.models.folders import load_tokenizer, resolve_model
+from tasks.models.folders import THOUGHTS_ARE_LEARNT, generation_end_ids, load_tokenizer, resolve_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+class Written(NamedTuple):
+    """A turn's thought (None: it has none) and message, and the tokens of the thought, its end included."""
+
+    thought: str | None
+    message: str
+    num_thought_tokens: int
+
+
 class ChatFormat:
     """Prompts and tool replies to ids, and ids to text, for one tokenizer and its chat template.
 
-    `end_of_turn` is the token that the template writes after a turn; any of `end_ids`, of which it is the first,
-    completes one. Llama's `<|eom_id|>` (before a built-in tool's answer) is not
-    supported: such a turn goes on to its limit.
+    `end_of_turn` is the token that the template writes after a turn, `end_of_calls` the one after a turn with calls,
+    mostly the same; any of `end_ids`, of which they come first, completes one. A template that writes nothing there
+    (GLM's) ends a turn with the token that begins the next message, if generation_config.json says so. Llama's
+    `<|eom_id|>` (before a built-in tool's answer) completes a turn where generation_config.json names it.
+
+    `thinking` has the marks of a thought, None for a model that writes none; `end_of_thought` is the id of the closing
+    one, None where that is several tokens; `opens_thought`: every prompt ends within a thought. `thoughts_are_learnt`:
+    from demonstrations.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, source: str):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, source: str, further_end_ids: Sequence[int] = ()):
         self.tokenizer, self.source = tokenizer, source
         self.template = ChatTemplate(tokenizer, source=source)
-        self.call_format = self.template.call_format
-        end_ids = self.encode(self.template.after_assistant)
-        if not end_ids:
+        self._special_ids = _find_special_ids(tokenizer)
+        self.call_format, self.thinking = self.template.call_format, self.template.thinking
+        self.template.refuse_if_it_rewrites()
+        self._further = [token for token in further_end_ids if token in self._special_ids]
+        self.end_of_turn = self._find_end(self.template.after_assistant or self._after_answer([USER]))
+        self.end_of_calls = self._find_end(CALL if self.thinking == HARMONY else self._after_calls())
+        prompts = [self.template.render([USER], continues=True), self._after_calls()]
+        self.opens_thought, self._closes_thought = self._find_start(prompts)
+        self.thoughts_are_learnt = bool(tokenizer.init_kwargs.get(THOUGHTS_ARE_LEARNT))
+        self.thought_closing_ids = self.encode(self.thinking.closed) if self.thinking else []
+        self.end_of_thought = self._find_end_of_thought()
+        self.end_ids = tuple(dict.fromkeys((self.end_of_turn, self.end_of_calls, *self._further)))
+        self._control = _any_of(_control_tokens(tokenizer, self.template.scaffold()) | self._thought_tokens())
+        self.reply_ids = lru_cache(maxsize=1 << 16)(self._reply_ids)
+
+    def _after_answer(self, messages: list[Message]) -> str:
+        return self.template.continuation(messages, what="a further request", after_calls=False)
+
+    def _after_calls(self) -> str:
+        replies = self.template.replies((PROBE_REPLY,))
+        return self.template.continuation(replies, what="a tool reply", after_calls=True)
+
+    def _find_end(self, text: str) -> int:
+        """The first token of what follows an assistant message; ValueError unless that is a special one."""
+        ids = self.encode(text)
+        if not ids or (not self.template.after_assistant and ids[0] not in self._further):
             raise ValueError(
-                f"{source}: the chat template writes nothing after an assistant message, so a turn would never end. "
-                f"Save the tokenizer with a template that closes each message with an end-of-turn token."
+                f"{self.source}: the chat template writes nothing after an assistant message, so a turn would never "
+                f"end. Save the tokenizer with a template that closes each message with an end-of-turn token. If the "
+                f"model ends a turn with the token that begins the next message, its generation_config.json must say "
+                f"so under eos_token_id."
             )
-        self.end_of_turn = end_ids[0]
-        if self.end_of_turn not in {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}:
+        if ids[0] not in {*self.tokenizer.all_special_ids, *self.tokenizer.get_added_vocab().values()}:
             raise ValueError(
-                f"{source}: the chat template closes an assistant message with {self.decode(end_ids[:1])!r}, an "
+                f"{self.source}: the chat template closes an assistant message with {self.decode(ids[:1])!r}, an "
                 f"ordinary token that a message may also contain, so the end of a turn is ambiguous. Save the "
                 f"tokenizer with a special end-of-turn token and a template that closes each message with it."
             )
-        self.end_ids = (self.end_of_turn,)
-        self.template.refuse_if_it_rewrites()
-        self._control = _any_of(_control_tokens(tokenizer, self.template.scaffold()))
-        self.reply_ids = lru_cache(maxsize=1 << 16)(self._reply_ids)
-        self.reply_ids(("probe",))
+        return ids[0]
+
+    def _find_start(self, prompts: list[str]) -> tuple[bool, bool]:
+        """Whether the prompts of all turns end within a thought, and whether they end with a closed one."""
+        if self.thinking is None:
+            return False, False
+        found = {(self.thinking.is_open(text), text.rstrip().endswith(self.thinking.closing)) for text in prompts}
+        if len(found) > 1:
+            raise self.template.refusal("opens a thought before one turn and not before another", *prompts)
+        return found.pop()
+
+    def _find_end_of_thought(self) -> int | None:
+        ids = [] if self.thinking is None else self.encode(self.thinking.closing)
+        return ids[0] if len(ids) == 1 else None
+
+    def _thought_tokens(self) -> set[str]:
+        return set() if self.thinking is None else {self.thinking.opening, self.thinking.closing}
 
     def prompt_ids(self, request: str, tools: list[dict[str, Any]]) -> list[int]:
         """Ids of the opening: tools unless learnt, the user's request, the assistant's header."""
@@ -86,10 +138,43 @@ class ChatFormat:
         return self._ids_after_a_turn(self.replies(texts), what="a tool reply", after_calls=True)
 
     def _ids_after_a_turn(self, messages: list[Message], *, what: str, after_calls: bool) -> list[int]:
-        end, *ids = self.encode(self.template.continuation(messages, what=what, after_calls=after_calls))
-        if end != self.end_of_turn:
-            raise self.template.refusal(f"ends an assistant message otherwise when {what} follows")
+        text = self.template.continuation(messages, what=what, after_calls=after_calls)
+        end, *ids = self.encode(text)
+        expected = self.end_of_calls if after_calls else self.end_of_turn
+        if end != expected and not self._closes_otherwise_later(end):
+            raise self.template.refusal(
+                f"ends an assistant message otherwise when {what} follows", self.decode([expected]), text
+            )
         return ids
+
+    def _closes_otherwise_later(self, end: int) -> bool:
+        """Harmony ends an answer with a token that its history writes as another: the sampled one remains."""
+        return self.thinking == HARMONY and end in self._special_ids
+
+    def read_turn(self, written: Sequence[int]) -> Written:
+        """The thought and the message of a turn's ids, without its end."""
+        text = self.decode(list(written))
+        thoughts, message = self.thinking.split(text, is_open=self.opens_thought) if self.thinking else ([], text)
+        if not thoughts:
+            return Written(None, text, 0)
+        return Written("\n\n".join(thoughts), message, self._length_of_thoughts(written, text, message, len(thoughts)))
+
+    def written_ids(self, text: str, thought: str = "") -> tuple[list[int], list[int]]:
+        """Ids of a turn with this message, without its end: what is given and what is the model's own.
+
+        Without a thought, a model that thinks is given an empty one, which teaches it nothing about thinking.
+        """
+        if self.thinking is None or self._closes_thought:
+            return [], self.encode(text)
+        opening = "" if self.opens_thought else f"{self.thinking.lead}{self.thinking.opening}{self.thinking.before}"
+        whole = f"{opening}{thought}{self.thinking.closed}"
+        return ([], self.encode(whole + text)) if thought else (self.encode(whole), self.encode(text))
+
+    def _length_of_thoughts(self, written: Sequence[int], text: str, message: str, num_thoughts: int) -> int:
+        if self.end_of_thought is None:
+            return len(self.encode(text[: len(text) - len(message)]))
+        ends = [place for place, token in enumerate(written, 1) if token == self.end_of_thought]
+        return ends[num_thoughts - 1] if len(ends) >= num_thoughts else len(written)
 
     def calls(self, text: str, tools: Tools = ()) -> list[ToolCall | None]:
         """The calls in the model's text, None for a malformed one; empty: a closing message.
@@ -116,6 +201,11 @@ class ChatFormat:
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
+def _find_special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    added = tokenizer.added_tokens_decoder.items()
+    return {*tokenizer.all_special_ids, *(token_id for token_id, token in added if token.special)}
+
+
 def _control_tokens(tokenizer: PreTrainedTokenizerBase, scaffold: str) -> set[str]:
     """The special tokens, and added ones that occur in the template's text around messages."""
     added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special or str(token) in scaffold)
@@ -129,4 +219,6 @@ def _any_of(tokens: set[str]) -> re.Pattern[str]:
 
 def load_chat(folder: Path) -> ChatFormat:
     """ValueError where the tokenizer or template cannot carry a conversation."""
-    return ChatFormat(load_tokenizer(folder), source=str(resolve_model(folder)))
+    return ChatFormat(
+        load_tokenizer(folder), source=str(resolve_model(folder)), further_end_ids=generation_end_ids(folder)
+    )

@@ -1,13 +1,17 @@
 """What a model's chat template supports, found by rendering short probes and never by the model's name.
 
 Templates differ in tools, call syntax, system messages, and whether a tool reply may follow a plain message. One that
-does not support something raises, or drops the text silently. A template that rewrites earlier text is refused: ids are
-only appended, so past tokens would no longer match their log-probs, nor what the model sees in production. Where a
-template renders calls in no format of `formats/`, or moves the tools with the latest request, RECIPE is used.
+does not support something raises, or drops the text silently. Ids are only appended, so all that is needed of a
+template is the text after a turn: what follows the end of an assistant message, which must not depend on what the
+message or the thought before it says. One that rewrites the prompt or another message is refused, at the place where it
+differs; one that leaves earlier thoughts out may be (`model.template.keep_thinking`). Where a template renders calls in
+no format of `formats/`, or moves the tools with the latest request, RECIPE is used.
 """
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,9 +19,11 @@ from tasks.chat.formats.base import CallFormat
 from tasks.chat.formats.catalog import FORMATS
 from tasks.chat.formats.hermes import HERMES
 from tasks.chat.formats.recipe import RECIPE
+from tasks.chat.thinking import ThoughtMarks, find_marks
 from tasks.core.records import ToolCall
-from tasks.core.text import one_line
+from tasks.core.text import one_line, show_difference
 from tasks.models.folders import TOOLS_ARE_LEARNT
+from tasks.models.template import template_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,6 +71,8 @@ class ChatTemplate:
             )
         self.tokenizer, self.source = tokenizer, source
         self.tools_are_learnt = bool(tokenizer.init_kwargs.get(TOOLS_ARE_LEARNT))
+        self.settings = template_of(tokenizer)
+        self.thinking = find_marks(str(tokenizer.chat_template))
         _, written, self.after_assistant = self.render([USER, ASSISTANT]).rpartition(PROBE_ASSISTANT)
         if not written:
             raise ValueError(
@@ -75,7 +83,9 @@ class ChatTemplate:
         self.renders_tools = not self.tools_are_learnt and self.call_format is not RECIPE
         self.takes_system = self._finds_a_system_message()
         self.reply_style: ReplyStyle = self._find_reply_style()
-        self._openings: dict[bool, tuple[list[Message], str]] = {}
+        if self.thinking is not None:
+            self.thinking = self._measure(self.thinking)
+        self._heads: dict[bool, tuple[list[Message], str]] = {}
 
     def render(
         self, messages: list[Message], *, tools: list[dict[str, Any]] | None = None, continues: bool = False
@@ -88,6 +98,7 @@ class ChatTemplate:
                 tokenize=False,
                 add_generation_prompt=continues,
                 strftime_now=A_FIXED_DAY.strftime,
+                **self.settings.variables,
             )
         except Exception as error:  # templates are programs and may raise anything
             roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
@@ -100,21 +111,69 @@ class ChatTemplate:
 
     def continuation(self, messages: list[Message], *, what: str, after_calls: bool) -> str:
         """What the template writes for `messages` after an assistant message; `what` names them in an error."""
-        if after_calls not in self._openings:
-            self._openings[after_calls] = self._find_opening(after_calls, what=what)
-        history, opening = self._openings[after_calls]
-        rendered = self.render([*history, *messages], tools=self._probe_tools, continues=True)
-        if not rendered.startswith(opening):
-            raise self.refusal(f"changes earlier text when {what} follows")
-        return rendered[len(opening) :]
+        if after_calls not in self._heads:
+            self._heads[after_calls] = self._find_head(after_calls, what=what)
+        history, head = self._heads[after_calls]
+        rendered = self._render_following(history, messages)
+        if not rendered.startswith(head):
+            raise self.refusal(f"changes earlier text when {what} follows", head, rendered)
+        return rendered[len(head) :]
 
-    def _find_opening(self, after_calls: bool, *, what: str) -> tuple[list[Message], str]:
+    def _find_head(self, after_calls: bool, *, what: str) -> tuple[list[Message], str]:
+        """A history, and its text up to the end of the assistant's message, as it is when something follows."""
         history = self._history() if after_calls else [USER, ASSISTANT]
-        closed = self._render_history(history)
         following = self.replies((PROBE_REPLY,)) if after_calls else [USER]
-        if not closed.endswith(self.after_assistant) or self._drops_reasoning(following):
-            raise self.refusal(f"changes earlier text when {what} follows")
-        return history, closed.removesuffix(self.after_assistant)
+        rendered = self._render_following(history, following)
+        head, suffix = self._cut(rendered, history)
+        prompt = self.render([USER], tools=self._probe_tools, continues=True)
+        if not head or not self.without_thoughts(head).startswith(self.without_thoughts(prompt)):
+            raise self.refusal(f"changes earlier text when {what} follows", prompt, rendered)
+        for thoughtful in self._with_thoughts(history):
+            shown = self._attempt([*thoughtful, *following], tools=self._probe_tools, continues=True)
+            _, same = self._cut(shown, history)
+            if same and same != suffix:
+                raise self.refusal(f"writes other text after a thought when {what} follows", suffix, same)
+            if shown and not self.settings.keep_thinking and PROBE_THOUGHT not in shown:
+                raise self._refuse_to_forget(what)
+        return history, head
+
+    def _cut(self, rendered: str, history: list[Message]) -> tuple[str, str]:
+        """Text up to the end of the history's last message, and what follows; both empty where the message is not as
+        it was written.
+        """
+        message = PROBE_ASSISTANT
+        if history[-1] != ASSISTANT:
+            closed = self._render_history(history).removesuffix(self.after_assistant)
+            message = closed[closed.rfind(PROBE_CALL.name) :]
+        place = rendered.find(message, rendered.find(PROBE_USER))
+        end = place + len(message)
+        return (rendered[:end], rendered[end:]) if place >= 0 else ("", "")
+
+    def _with_thoughts(self, history: list[Message]) -> list[list[Message]]:
+        """The history whose answer was thought about, in each way that the template can tell a thought."""
+        if self.thinking is None:
+            return []
+        *before, answer = history
+        written = f"{self.thinking.opening}\n{PROBE_THOUGHT}{self.thinking.closed}{answer['content']}"
+        told = [[*before, {**answer, name: PROBE_THOUGHT}] for name in ("reasoning_content", "thinking")]
+        known = [one for one in told if PROBE_THOUGHT in self._attempt(one, tools=self._probe_tools)]
+        return [[*before, {**answer, "content": written}], *known]
+
+    def _measure(self, marks: ThoughtMarks) -> ThoughtMarks:
+        """The marks with the white space that this template writes around them, if it writes a thought at all."""
+        told = {**ASSISTANT, "content": f"{marks.opening}\n{PROBE_THOUGHT}{marks.closed}{PROBE_ASSISTANT}"}
+        rendered = self._attempt([USER, told]).removeprefix(self._attempt([USER], continues=True))
+        opening, closing, gap = re.escape(marks.opening), re.escape(marks.closing), r"(\s*)"
+        pattern = rf"(?:\A{gap}{opening})?\s*{PROBE_THOUGHT}{gap}{closing}{gap}{re.escape(PROBE_ASSISTANT)}"
+        found = re.search(pattern, rendered)
+        return marks if found is None else replace(marks, lead=found[1] or "", before=found[2], after=found[3])
+
+    def without_thoughts(self, text: str) -> str:
+        """A rendered conversation as it would be without any thought."""
+        return text if self.thinking is None else self.thinking.strip(text)
+
+    def _render_following(self, history: list[Message], messages: list[Message]) -> str:
+        return self.render([*history, *messages], tools=self._probe_tools, continues=True)
 
     def replies(self, texts: tuple[str, ...]) -> list[Message]:
         return self._replies(texts, self.reply_style)
@@ -132,30 +191,26 @@ class ChatTemplate:
 
     def refuse_if_it_rewrites(self) -> None:
         """ValueError where what follows changes the prompt or earlier messages."""
-        prompt = self.render([USER], tools=self._probe_tools, continues=True)
-        if not self._render_history(self._history()).startswith(prompt):
-            raise self.refusal("changes the prompt when an answer follows")
+        prompt = self.without_thoughts(self.render([USER], tools=self._probe_tools, continues=True))
+        closed = self.without_thoughts(self._render_history(self._history()))
+        if not closed.startswith(prompt):
+            raise self.refusal("changes the prompt when an answer follows", prompt, closed)
         self.continuation(self.replies((PROBE_REPLY,)), what="a tool reply", after_calls=True)
 
-    def refusal(self, what: str) -> ValueError:
-        found, remedy = what, "Use a template whose history is a prefix of its continuation."
-        if "<think>" in self.scaffold() or any(map(self._drops_reasoning, ([USER], self.replies((PROBE_REPLY,))))):
-            found = "strips or adds reasoning in earlier messages"
-            remedy = (
-                "Use the variant of the model that does not think (such as Qwen3-4B-Instruct-2507), or save the "
-                "tokenizer with a template that keeps `<think>` blocks as they were written."
-            )
+    def refusal(self, what: str, one: str, other: str) -> ValueError:
+        """`one` and `other` are texts that should begin alike."""
         return ValueError(
-            f"{self.source}: the chat template {found}, so past tokens would no longer match their log-probs. {remedy}"
+            f"{self.source}: the chat template {what}, so past tokens would no longer match their log-probs. "
+            f"{show_difference(one, other)}. Use a template whose history is a prefix of its continuation."
         )
 
-    def _drops_reasoning(self, messages: list[Message]) -> bool:
-        """Whether an assistant's thought disappears once these messages follow."""
-        thought = f"<think>\n{PROBE_THOUGHT}\n</think>\n\n{PROBE_ASSISTANT}"
-        rendered = self._attempt(
-            [USER, {**ASSISTANT, "content": thought}, *messages], tools=self._probe_tools, continues=True
+    def _refuse_to_forget(self, what: str) -> ValueError:
+        return ValueError(
+            f"{self.source}: the chat template leaves an earlier thought out when {what} follows, and "
+            f"model.template.keep_thinking is false: a server that renders the history anew for each turn would show "
+            f"the model less than training did. Set keep_thinking to true, or enable_thinking to false beside it; or "
+            f"save the tokenizer with a template that keeps thoughts as they were written."
         )
-        return PROBE_ASSISTANT in rendered and PROBE_THOUGHT not in rendered
 
     def _find_call_format(self) -> CallFormat:
         """The format in which the template writes a call; if it writes none that we read, the one it describes."""
@@ -193,9 +248,17 @@ class ChatTemplate:
             messages = [*history, *self._replies((PROBE_REPLY,), style)]
             rendered = self._attempt(messages, tools=self._probe_tools, continues=True)
             names_the_call = any(rendered.count(name) > closed.count(name) for name in (PROBE_ID, PROBE_CALL.name))
-            if PROBE_REPLY in rendered and not names_the_call:
+            if PROBE_REPLY in rendered and not names_the_call and self._repeats(style, rendered):
                 return style
         return "user"
+
+    def _repeats(self, style: ReplyStyle, rendered: str) -> bool:
+        """Whether a second reply follows a second message as the first did; in DeepSeek's templates it does not."""
+        history = self._history(style)
+        replies = self._replies((PROBE_REPLY,), style)
+        twice = self._attempt([*history, *replies, history[-1], *replies], tools=self._probe_tools, continues=True)
+        message = PROBE_ASSISTANT if history[-1] == ASSISTANT else PROBE_CALL.name
+        return twice.rpartition(message)[2] == rendered.rpartition(message)[2]
 
     def _replies(self, texts: tuple[str, ...], style: ReplyStyle) -> list[Message]:
         if style == "tool":

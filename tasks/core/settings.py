@@ -48,6 +48,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
     examples_page: ClassVar[str] = ""  # what shows such settings, if infra/profiles/ does not
+    may_be_null: ClassVar[bool] = False  # as the own settings of a folder
 
     @model_validator(mode="before")
     @classmethod
@@ -84,7 +85,7 @@ class MistakesInside(ValueError):
 
 def read_own_settings(room: str, name: str, given: Any) -> Settings | None:
     """The settings of one folder of a room, by the class that the folder's `settings.py` assigns to SETTINGS; None for
-    a folder without. Imported when params are checked, so it must import nothing heavy.
+    a folder without, or where they may be null. Imported when params are checked, so it must import nothing heavy.
     """
     module = f"{room}.{name}.settings"
     try:
@@ -94,6 +95,8 @@ def read_own_settings(room: str, name: str, given: Any) -> Settings | None:
             raise
         if given is not None:
             raise ValueError(f"{name} has no settings, so these would have no effect. Write null") from None
+        return None
+    if given is None and settings_class.may_be_null:
         return None
     if given is None:
         page = settings_class.examples_page or f"{room.replace('.', '/')}/README.md"

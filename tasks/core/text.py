@@ -40,3 +40,18 @@ def _shown(letter: str) -> str:
     if letter.isprintable():
         return letter
     return json.dumps(letter)[1:-1] if ord(letter) > 127 else f"\\x{ord(letter):02x}"
+
+
+SHOWN = 40  # characters of a difference
+
+
+def show_difference(one: str, other: str) -> str:
+    """The first place where two texts differ, with 40 characters of each from there, as one line."""
+    pairs = zip(one, other, strict=False)
+    place = next((at for at, (left, right) in enumerate(pairs) if left != right), min(len(one), len(other)))
+    before, left, right = (
+        one[max(0, place - SHOWN // 2) : place],
+        one[place : place + SHOWN],
+        other[place : place + SHOWN],
+    )
+    return f"After {before!r} it writes {left!r} in one place and {right!r} in the other"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, TypedDict, get_args
+from typing import Literal, NotRequired, TypedDict, get_args
 
 from tasks.core.records import Outcome, Trajectory
 from tasks.measurement.intervals import (
@@ -30,7 +30,8 @@ class CategoryResult(TypedDict):
     """One policy on the problems of one category. Rates and shares are in 0..1; means are per episode.
 
     `pass_at_k` and `pass_hat_k` (any of k, all of k) use k = the fewest measured samples of any problem, which is
-    `samples_per_problem` unless an environment error cost one.
+    `samples_per_problem` unless an environment error cost one. `mean_thinking_tokens`, of the sampled ones, are
+    those of thoughts; without a thought there is no such key.
     """
 
     success_rate: float
@@ -40,10 +41,15 @@ class CategoryResult(TypedDict):
     samples_per_problem: int
     outcomes: dict[str, float]
     mean_sampled_tokens: float
+    mean_thinking_tokens: NotRequired[float]
     mean_calls: float
     invalid_call_share: float
     pass_at_k: float
     pass_hat_k: float
+
+
+class _Thinking(TypedDict):
+    mean_thinking_tokens: NotRequired[float]
 
 
 class Result(CategoryResult):
@@ -203,11 +209,18 @@ def _summary(trajectories: list[Trajectory], confidence: float) -> CategoryResul
             for outcome in get_args(Outcome)
         },
         "mean_sampled_tokens": _round(mean([item.num_sampled_tokens for item in measured])),
+        **_thinking(measured),
         "mean_calls": _round(num_calls / len(measured)),
         "invalid_call_share": _round(num_invalid_calls / num_calls if num_calls else 0.0),
         "pass_at_k": _round(mean([pass_at_k(*count, fewest) for count in counts])),
         "pass_hat_k": _round(mean([pass_hat_k(*count, fewest) for count in counts])),
     }
+
+
+def _thinking(measured: list[Trajectory]) -> _Thinking:
+    if not any(turn.thought is not None for item in measured for turn in item.turns):
+        return {}
+    return {"mean_thinking_tokens": _round(mean([item.num_thought_tokens for item in measured]))}
 
 
 def _refuse_other_problems(challenger: list[Trajectory], other: list[Trajectory]) -> None:

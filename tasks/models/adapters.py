@@ -1,20 +1,22 @@
 """LoRA adapters that turnwise saved, merged into their base model: W + scale·B·A, computed in float32.
 
-A snapshot is merged shard by shard, so a model of any size needs the memory of one shard. Each tensor keeps the dtype
-it has in the base's files. Source: LoRA, arXiv:2106.09685, eq. 3.
+A snapshot is merged tensor by tensor, so a model of any size needs the memory of its largest matrix. Each keeps the
+dtype it has in the base's files. Source: LoRA, arXiv:2106.09685, eq. 3.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tasks.core.files import read_json
-from tasks.models.files import ADAPTER, INDEX, loading, read_header, refuse_other_tensors, weight_files
+from tasks.models.files import ADAPTER, DTYPES, INDEX, loading, read_header, refuse_other_tensors, weight_files
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +40,7 @@ class LoRAUpdate:
     targets: list[str] | str
     is_transposed: bool  # weights are [inputs, outputs], as in GPT-2
 
-    @property
+    @cached_property
     def modules(self) -> set[str]:
         return {re.sub(r"\.lora_[AB]\.weight$", "", name.removeprefix(PREFIX)) for name in self.tensors}
 
@@ -107,12 +109,9 @@ def merge_into(model: PreTrainedModel, update: LoRAUpdate, *, dtype: torch.dtype
 
 
 def merge_files(base: Path, updates: Sequence[LoRAUpdate], target: Path) -> bool:
-    """Write the weight files of `base` to `target` with `updates` merged in, one file in memory at a time; False, and
+    """Write the weight files of `base` to `target` with `updates` merged in, one tensor in memory at a time; False, and
     nothing written, where the files name the weights otherwise than the model does.
     """
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
     files = weight_files(base, is_adapter=False)
     modules = _modules_in(files)
     if any(update.modules - modules.keys() for update in updates):
@@ -120,20 +119,53 @@ def merge_files(base: Path, updates: Sequence[LoRAUpdate], target: Path) -> bool
     for update in updates:
         update.refuse_other_modules(modules)
     for file in files:
-        with loading(base, "its model"), safe_open(file, framework="pt") as tensors:
-            merged = {name: _merge(tensors.get_tensor(name), name, updates) for name in tensors.keys()}  # noqa: SIM118
-            save_file(merged, target / file.name, metadata=tensors.metadata())
+        with loading(base, "its model"):
+            _merge_file(file, target / file.name, updates)
     if (base / INDEX).exists():
         shutil.copyfile(base / INDEX, target / INDEX)
     return True
 
 
-def _merge(tensor: Tensor, name: str, updates: Sequence[LoRAUpdate]) -> Tensor:
-    module = name.removesuffix(WEIGHT)
+def _merge_file(source: Path, target: Path, updates: Sequence[LoRAUpdate]) -> None:
+    """The same header, since names, dtypes and shapes stay, then each tensor's bytes in their order. The format:
+    https://github.com/huggingface/safetensors#format; reading the names has checked the header.
+    """
+    with source.open("rb") as original, target.open("wb") as merged:
+        length = original.read(8)
+        header = original.read(int.from_bytes(length, "little"))
+        merged.write(length + header)
+        tensors = {name: item for name, item in json.loads(header).items() if name != "__metadata__"}
+        for name, item in sorted(tensors.items(), key=lambda named: tuple(named[1]["data_offsets"])):
+            start, end = item["data_offsets"]
+            module = name.removesuffix(WEIGHT) if name.endswith(WEIGHT) else ""
+            changes = [update for update in updates if module in update.modules]
+            if changes:
+                data = bytearray(end - start)
+                original.readinto(data)
+                merged.write(_merge_tensor(data, item, module, changes))
+            else:
+                _copy_bytes(original, merged, end - start)
+
+
+def _merge_tensor(data: bytearray, item: Mapping[str, Any], module: str, updates: Sequence[LoRAUpdate]) -> memoryview:
+    import torch
+
+    if item["dtype"] not in DTYPES:
+        raise ValueError(f"{module} is {item['dtype']}, to which nothing can be added")
+    dtype = getattr(torch, DTYPES[item["dtype"]])
+    tensor = torch.frombuffer(data, dtype=dtype).view(item["shape"])
     for update in updates:
-        if name.endswith(WEIGHT) and module in update.modules:
-            tensor = update.apply(tensor, module).to(tensor.dtype)
-    return tensor
+        tensor = update.apply(tensor, module).to(dtype)
+    return memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy())
+
+
+def _copy_bytes(source: BinaryIO, target: BinaryIO, count: int) -> None:
+    while count:
+        data = source.read(min(count, 1 << 20))
+        if not data:
+            raise ValueError("it ends within a tensor")
+        target.write(data)
+        count -= len(data)
 
 
 def _modules_in(files: Sequence[Path]) -> dict[str, list[int]]:

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.models.folders import TOOLS_ARE_LEARNT, save_snapshot
-from tasks.models.settings import ComputeSettings, EmbeddedModelSettings
+from tasks.models.folders import THOUGHTS_ARE_LEARNT, TOOLS_ARE_LEARNT, save_snapshot
+from tasks.models.settings import ComputeSettings, EmbeddedModelSettings, TemplateSettings
+from tasks.models.template import state_template
 from tasks.models.torch_setup import prepare_torch
 
 if TYPE_CHECKING:
@@ -25,6 +26,17 @@ HEADERS = [f"<|im_start|>{role}\n" for role in ("system", "user", "assistant", "
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# As Qwen3's: a thought that the model wrote is left out once the user has asked again; it may be switched off.
+THINK, END_OF_THOUGHT = "<think>", "</think>"
+THINKING_TEMPLATE = (
+    "{% set ns = namespace(asked=0) %}{% for message in messages %}{% if message.role == 'user' %}"
+    "{% set ns.asked = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.role == 'assistant' and loop.index0 < ns.asked %}"
+    "{{ message.content.split('</think>')[-1].lstrip('\n') }}{% else %}{{ message.content }}{% endif %}<|im_end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
 TOOLS_MESSAGE = (
     "{% if tools %}<|im_start|>system\nTools:\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
@@ -48,24 +60,27 @@ def build_embedded_model(
     texts: Iterable[str],
     vocabulary: Sequence[str],
     settings: EmbeddedModelSettings,
+    template: TemplateSettings,
     seed: int,
     compute: ComputeSettings,
 ) -> None:
     """Write model and tokenizer to `folder`. `vocabulary` has the entities and phrases beyond `texts`."""
     prepare_torch(compute)
-    tokenizer = build_tokenizer(texts, vocabulary, tools_in_prompt=settings.tools_in_prompt)
+    tokenizer = build_tokenizer(texts, vocabulary, settings)
+    state_template(tokenizer, template)
     save_snapshot(
         folder, build_model(len(tokenizer), settings, seed=seed, end_of_turn=tokenizer.eos_token_id), tokenizer
     )
 
 
 def build_tokenizer(
-    texts: Iterable[str], vocabulary: Sequence[str], *, tools_in_prompt: bool
+    texts: Iterable[str], vocabulary: Sequence[str], settings: EmbeddedModelSettings
 ) -> PreTrainedTokenizerBase:
     """A Unigram tokenizer with equal scores, so the fewest pieces win; unknown text falls back to characters, then
     bytes.
 
-    With `tools_in_prompt` its template describes the tools; else its files say that the model learnt them.
+    With `tools_in_prompt` its template describes the tools; else its files say that the model learnt them. With
+    `thinks` it has the marks of a thought, each one token.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -85,14 +100,18 @@ def build_tokenizer(
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in (END_OF_TURN, *HEADERS)])
+    if settings.thinks:
+        backend.add_tokens([AddedToken(text, normalized=False, special=False) for text in (THINK, END_OF_THOUGHT)])
+    conversation = THINKING_TEMPLATE if settings.thinks else CHAT_TEMPLATE
+    learnt = {TOOLS_ARE_LEARNT: not settings.tools_in_prompt, THOUGHTS_ARE_LEARNT: settings.thinks}
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token=END_OF_TURN,
         pad_token=PAD,
         unk_token=UNKNOWN,
-        chat_template=TOOLS_MESSAGE + CHAT_TEMPLATE if tools_in_prompt else CHAT_TEMPLATE,
+        chat_template=TOOLS_MESSAGE + conversation if settings.tools_in_prompt else conversation,
         clean_up_tokenization_spaces=False,
-        **({} if tools_in_prompt else {TOOLS_ARE_LEARNT: True}),
+        **{key: True for key, is_so in learnt.items() if is_so},
     )
 
 

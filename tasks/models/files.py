@@ -21,6 +21,7 @@ from tasks.core.files import content_hash, link_or_copy, read_json
 from tasks.core.text import one_line
 
 SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # safetensors' names: torch's
 # Top-level names that are no part of the model: notes of `hf download` and git, which contain dates, and what the
 # registry adds about a version and MLflow, which it verifies itself.
 NOT_OF_THE_MODEL = (".cache", ".git", "lineage", "MLmodel", "components", "registered_model_meta")

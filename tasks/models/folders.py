@@ -19,6 +19,7 @@ from tasks.core.files import atomic_folder, content_hash, json_hash, read_json, 
 from tasks.core.text import one_line
 from tasks.models.adapters import LoRAUpdate, merge_files, merge_into, read_update
 from tasks.models.files import (
+    DTYPES,
     POINTER,
     TRAINED_ON,
     asks_to_run_code,
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 ADAPTER_BASE = "base.json"
-DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # safetensors' names: torch's
 # A key of tokenizer_config.json: the model learnt its tools from demonstrations; prompts do not describe them.
 TOOLS_ARE_LEARNT = "tools_are_learnt"
+THOUGHTS_ARE_LEARNT = "thoughts_are_learnt"  # another: its demonstrations contain the environment's thoughts
 
 
 def write_pointer(folder: Path, target: str, *, template: TemplateSettings = PLAIN_TEMPLATE) -> None:
@@ -103,13 +104,27 @@ def is_adapter(folder: Path) -> bool:
 
 
 def model_config(folder: Path) -> dict[str, Any]:
+    return dict(read_json(_config_folder(folder) / "config.json"))
+
+
+def _config_folder(folder: Path) -> Path:
     folder = resolve_model(folder)
-    return dict(read_json((_read_target(folder, ADAPTER_BASE) if is_adapter(folder) else folder) / "config.json"))
+    return _read_target(folder, ADAPTER_BASE) if is_adapter(folder) else folder
+
+
+def generation_end_ids(folder: Path) -> list[int]:
+    """The ids that end a text of the model, from its generation_config.json; none where there is no such file."""
+    folder = resolve_model(folder)
+    file = (_read_target(folder, ADAPTER_BASE) if is_adapter(folder) else folder) / "generation_config.json"
+    found = read_json(file).get("eos_token_id") if file.exists() else None
+    return [token for token in (found if isinstance(found, list) else [found]) if isinstance(token, int)]
 
 
 def load_config(folder: Path) -> PretrainedConfig:
+    """With the defaults of its family, which a file may leave out."""
     from transformers import AutoConfig
 
+    folder = _config_folder(folder)
     with loading(folder, "its config.json"):
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
@@ -188,8 +203,8 @@ def stored_dtype(folder: Path) -> torch.dtype:
 
 
 def merged_snapshot(snapshot: Path, folder: Path, *, compute: ComputeSettings) -> Path:
-    """The whole model of a snapshot: its own folder, a pointer's target, or `folder` with the adapter merged in, shard
-    by shard and in the dtype of its base.
+    """The whole model of a snapshot: its own folder, a pointer's target, or `folder` with the adapter merged in,
+    tensor by tensor and in the dtype of its base.
     """
     found = resolve_model(snapshot)
     if not is_adapter(found):

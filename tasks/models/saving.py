@@ -38,8 +38,6 @@ def _tensors_to_save(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def _write_shards(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    from safetensors.torch import save_file
-
     dtypes = {name: dtype if tensor.is_floating_point() else tensor.dtype for name, tensor in tensors.items()}
     sizes = {name: tensor.numel() * dtypes[name].itemsize for name, tensor in tensors.items()}
     shards = _divide(sizes)
@@ -47,11 +45,18 @@ def _write_shards(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtyp
     if len(shards) == 1:
         files = [SINGLE]
     for file, names in zip(files, shards, strict=True):
-        shard = {name: tensors[name].to("cpu", dtypes[name]).contiguous() for name in names}
-        save_file(shard, folder / file, metadata={"format": "pt"})
+        _write_shard(folder / file, {name: tensors[name] for name in names}, dtypes)
     if len(shards) > 1:
         places = {name: file for file, names in zip(files, shards, strict=True) for name in names}
         write_json(folder / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places})
+
+
+def _write_shard(file: Path, tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> None:
+    """A function of its own, so that its copies are gone before the next shard's are made."""
+    from safetensors.torch import save_file
+
+    stored = {name: tensor.to("cpu", dtypes[name]).contiguous() for name, tensor in tensors.items()}
+    save_file(stored, file, metadata={"format": "pt"})
 
 
 def _divide(sizes: Mapping[str, int]) -> list[list[str]]:

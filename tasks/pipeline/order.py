@@ -20,6 +20,7 @@ from tasks.core.settings import PARAMS_FILE, Paths, Settings, check_section_name
 from tasks.models.settings import ComputeSettings
 from tasks.models.torch_setup import device_name
 from tasks.pipeline.run_lock import only_run
+from tasks.planning.family import check_family
 from tasks.planning.nearest import check_size
 
 STAGES = ("curate", "assess", "warm_start", "train", "evaluate", "promote")
@@ -69,13 +70,15 @@ def check_params(params: dict[str, Any] | None = None, *, source: Path = PARAMS_
 
 
 def check_sources(params: dict[str, Any]) -> None:
-    """Refuse a model that cannot fit, and a missing model or data file, before any stage starts: DVC's own message is
-    obscure.
+    """Refuse a model that cannot fit or be trained, and a missing model or data file, before any stage starts.
+
+    DVC's own message is obscure.
     """
     from tasks.models.missing import check_model_path
 
     check_size(params)
     check_model_path(params["model"]["path"])
+    check_family(params)
     for name, path, what in (
         ("curate.source", params["curate"]["source"], "a JSONL file of problems, or tasks/environments/<name>"),
         (
@@ -99,6 +102,7 @@ def run_stage(name: str, **asked: Any) -> Path:
     device = device_name(compute)  # refuses one that is not there
     if name == "train":
         check_size(params)
+        check_family(params)
     with only_run(paths.artifacts):
         for folder in (paths.artifacts, provenance_file(name, paths).parent):
             remove_leftovers(folder)

@@ -34,21 +34,23 @@ class Machine:
     dollars_per_hour: float
 
 
-def _gpu(name: str, gib: float, bfloat16: float, tf32: float, bandwidth: float, dollars: float) -> Machine:
-    """TFLOP/s of bfloat16 and of TF32, which float32 products use; GB/s."""
-    rate = {"bfloat16": 1e12 * bfloat16, "float32": 1e12 * tf32}
+def _gpu(
+    name: str, gib: float, bfloat16: float, tf32: float, float32: float, bandwidth: float, dollars: float
+) -> Machine:
+    """TFLOP/s of bfloat16, TF32 and float32; GB/s."""
+    rate = {"bfloat16": 1e12 * bfloat16, "tf32": 1e12 * tf32, "float32": 1e12 * float32}
     return Machine(name, True, GIB * gib, rate, 1e9 * bandwidth, dollars)
 
 
 GPUS = {
     machine.name: machine
     for machine in (
-        _gpu("h200-141gb", 140, 989, 494, 4800, 3.5),
-        _gpu("h100-80gb", 79, 989, 494, 3350, 2.5),
-        _gpu("a100-80gb", 79, 312, 156, 2039, 1.7),
-        _gpu("a100-40gb", 39.4, 312, 156, 1555, 1.2),
-        _gpu("l40s-48gb", 44.5, 362, 183, 864, 0.9),
-        _gpu("4090-24gb", 23.5, 165, 82.6, 1008, 0.4),
+        _gpu("h200-141gb", 140, 989, 494, 67, 4800, 3.5),
+        _gpu("h100-80gb", 79, 989, 494, 67, 3350, 2.5),
+        _gpu("a100-80gb", 79, 312, 156, 19.5, 2039, 1.7),
+        _gpu("a100-40gb", 39.4, 312, 156, 19.5, 1555, 1.2),
+        _gpu("l40s-48gb", 44.5, 362, 183, 91.6, 864, 0.9),
+        _gpu("4090-24gb", 23.5, 165, 82.6, 82.6, 1008, 0.4),
     )
 }
 # How torch names these cards; the memory of the card says which of two.

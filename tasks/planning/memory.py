@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tasks.planning.hardware import GIB
 from tasks.planning.setup import Setup, num_bytes
 
 FLOAT = 4
@@ -150,16 +151,38 @@ def _logits(setup: Setup) -> Part:
 
 
 def _engine(setup: Setup) -> Iterator[Part]:
-    """Keys and values of all live episodes; vLLM's own weights beside the trainer's, given back before an update."""
+    """Keys and values; vLLM's own weights beside the trainer's. All of it is given back before an update."""
     if not setup.shares_the_device:
         return
-    own = setup.settings.engine.own
-    dtype = getattr(own, "dtype", setup.settings.compute.weights)
     if setup.is_vllm:
-        yield Part("engine's weights", setup.shape.num_parameters * num_bytes(dtype), 0, 0)
+        yield Part("engine's weights", setup.shape.num_parameters * _engine_size(setup), 0, 0)
         yield Part("engine's workspace", ENGINE_WORKSPACE if setup.machine.is_gpu else 0, 0, 0)
-    tokens = setup.at_once * setup.settings.sampling.max_tokens_per_episode
-    yield Part("keys and values", tokens * setup.shape.key_value_elements * num_bytes(dtype), 0, 0)
+    yield Part("keys and values", cached_tokens(setup) * _token_bytes(setup), 0, 0)
+
+
+def cached_tokens(setup: Setup) -> float:
+    """Of the keys and values the engine has room for; at least one episode's, without which nothing is played.
+
+    vLLM fills its share of a GPU's memory with them. The in-process engine has as many as the episodes at once need,
+    or `engine.settings.kv_cache_gib`.
+    """
+    longest, own = setup.settings.sampling.max_tokens_per_episode, setup.settings.engine.own
+    wanted = float(setup.at_once * longest)
+    if setup.is_vllm and setup.machine.is_gpu:
+        rest = getattr(own, "gpu_memory_utilization", 0.9) * setup.machine.memory - ENGINE_WORKSPACE
+        return max(longest, (rest - setup.shape.num_parameters * _engine_size(setup)) / _token_bytes(setup))
+    bound = getattr(own, "kv_cache_gib", None)
+    return wanted if bound is None else max(longest, min(wanted, bound * GIB / _token_bytes(setup)))
+
+
+def _token_bytes(setup: Setup) -> float:
+    return setup.shape.key_value_elements * _engine_size(setup)
+
+
+def _engine_size(setup: Setup) -> int:
+    """Bytes of one number in the engine."""
+    compute, lora = setup.settings.compute, setup.settings.train.lora
+    return num_bytes(getattr(setup.settings.engine.own, "dtype", compute.frozen if lora else compute.weights))
 
 
 def _checkpoint(setup: Setup) -> Part:

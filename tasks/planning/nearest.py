@@ -85,7 +85,7 @@ def _changes(setup: Setup) -> Iterator[Change]:
     longest = settings.sampling.max_tokens_per_episode
     for size in _halves(settings.train.micro_batch_tokens, longest):
         yield "train.micro_batch_tokens", size
-    for number in _halves(setup.at_once, SMALLEST_EPISODES):
+    for number in () if setup.is_vllm else _halves(setup.at_once, SMALLEST_EPISODES):
         yield "engine.max_concurrent_episodes", number
     if setup.machine.is_gpu:
         yield "compute.offload", "optimizer"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tasks.planning.memory import computes_in_half, optimizer_bytes, trained_parameters
+from tasks.planning.memory import cached_tokens, computes_in_half, optimizer_bytes, trained_parameters
 from tasks.planning.setup import Setup, num_bytes
 
 DAY = 86_400
@@ -110,10 +110,11 @@ def rollout_seconds(setup: Setup, lengths: Lengths, episodes: float) -> float:
     A step reads all weights and the live keys and values, or multiplies for every live episode: the slower of both.
     """
     shape, engine = setup.shape, setup.settings.engine
+    most = max(1.0, min(engine.max_concurrent_episodes, cached_tokens(setup) / lengths.total))
     prompts = episodes / setup.settings.train.group_size
     fed = prompts * lengths.prompt + episodes * lengths.replies
     feeding = (_token_operations(setup) * fed + _pair_operations(setup) * fed * lengths.total / 2) / _rate(setup)
-    live = min(episodes, engine.max_concurrent_episodes)
+    live = min(episodes, most)
     size = num_bytes(getattr(engine.own, "dtype", setup.settings.compute.weights))
     read = size * (shape.num_parameters + live * lengths.total * shape.key_value_elements)
     arithmetic = live * _token_operations(setup) / _rate(setup)
@@ -146,7 +147,8 @@ def _pair_operations(setup: Setup) -> float:
 
 def _rate(setup: Setup) -> float:
     share = GPU_EFFICIENCY if setup.machine.is_gpu else CPU_EFFICIENCY
-    return share * setup.machine.rate["bfloat16" if computes_in_half(setup) else "float32"]
+    float32 = "tf32" if setup.machine.is_gpu and setup.settings.compute.tf32 else "float32"
+    return share * setup.machine.rate["bfloat16" if computes_in_half(setup) else float32]
 
 
 def _step_overhead(setup: Setup) -> float:

@@ -62,6 +62,7 @@ def texts_of(episode: Trajectory) -> Iterator[str]:
     yield episode.request
     yield episode.fault or ""
     for turn in episode.turns:
+        yield turn.thought or ""
         yield turn.text
         yield from turn.replies
         yield from (error for error in turn.errors if error is not None)
@@ -84,8 +85,17 @@ def _turn(turn: Turn, span: tuple[int, int] | None) -> dict[str, Any]:
         "raw": shorten(turn.text) if turn.calls else None,
         "calls": [_call(*item) for item in zip_longest(turn.calls, turn.replies, turn.errors)],
         "num_tokens": span[1] - span[0] if span else None,
+        **({} if turn.thought is None else {"thought": _thought(turn)}),
         "stopped_by": None if turn.stop_reason == "end_of_turn" else turn.stop_reason,
         "follow_up": turn.follow_up and shorten(turn.follow_up),
+    }
+
+
+def _thought(turn: Turn) -> dict[str, Any]:
+    return {
+        "text": shorten(turn.thought or ""),
+        "num_tokens": turn.num_thought_tokens,
+        "was_cut": turn.thought_was_cut,
     }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from tasks.core.files import read_jsonl
@@ -41,9 +42,15 @@ def read_trajectories(file: Path, *, is_only_shown: bool = False) -> Iterator[tu
 
 
 def turn_spans(trajectory: Trajectory) -> list[tuple[int, int]] | None:
-    """(start, end) of each turn's sampled tokens; None if they are not one run per turn."""
-    spans = [found.span() for found in SAMPLED_RUN.finditer(bytes(trajectory.sampled_mask))]
-    return spans if spans and len(spans) == len(trajectory.turns) else None
+    """(start, end) of each turn's sampled tokens; None if they are not one run per turn. A cut thought and its message
+    are two runs, with the ids that closed the thought between them.
+    """
+    runs = [found.span() for found in SAMPLED_RUN.finditer(bytes(trajectory.sampled_mask))]
+    num_runs = [2 if turn.thought_was_cut else 1 for turn in trajectory.turns]
+    if not runs or len(runs) != sum(num_runs):
+        return None
+    ends = list(accumulate(num_runs))
+    return [(runs[end - num][0], runs[end - 1][1]) for end, num in zip(ends, num_runs, strict=True)]
 
 
 def turn_tokens(trajectory: Trajectory) -> list[TurnTokens]:

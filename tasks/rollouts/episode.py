@@ -4,6 +4,9 @@ It never waits (`conversation.py`), so any number of episodes interleave. A clos
 after the last request the episode ends. It also ends at a limit (turns: an ordinary failure; tokens: overlong) or with
 a fault of the environment. A turn cut at its own token limit does not end it: that message is answered as a malformed
 call.
+
+Where thoughts have a budget of their own, a turn is two requests: the first ends with the thought, or with the turn
+where there is none. A thought that its budget cuts is closed by ids that are given, not sampled, so no loss sees them.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ TokenBudget = Literal["max_tokens_per_episode", "max_completion_tokens"]
 class EpisodeRun(Conversation):
     """`next_request` is the turn it needs, `advance` takes the reply; `outcome` is set when it has ended."""
 
+    _unsent: list[int]  # what the engine has not been given yet
+
     def __init__(
         self,
         key: EpisodeKey,
@@ -46,34 +51,72 @@ class EpisodeRun(Conversation):
         self.handle, self.chat, self.tools, self.sampling = handle, chat, tools, sampling
         self.seed_key = (seed, stage, key.draw, key.problem.id, key.sample_index)
         self.token_limit = sampling.token_limit(len(prompt_ids))
+        self._budget = sampling.max_thinking_tokens_per_turn if chat.thinking else None
+        self._begin_turn()
         self._append(prompt_ids)
 
     def next_request(self) -> TurnRequest:
-        room = self.token_limit - len(self.token_ids)
-        seed = stream_seed(*self.seed_key, len(self.turns))
-        return TurnRequest(self.handle, self._unsent, min(self.sampling.max_tokens_per_turn, room), seed)
+        """The second request of a turn has a stream of its own; the first has the one it always had."""
+        room, is_first = self.token_limit - len(self.token_ids), not self._written
+        seed = stream_seed(*self.seed_key, len(self.turns), *([] if is_first else [1]))
+        if is_first and self._budget is not None:
+            assert self.chat.end_of_thought is not None
+            return TurnRequest(self.handle, self._unsent, min(self._budget, room), seed, (self.chat.end_of_thought,))
+        left = self.sampling.max_tokens_per_turn - self._num_message_tokens
+        return TurnRequest(self.handle, self._unsent, min(left, room), seed)
 
     def advance(self, reply: TurnReply) -> None:
+        is_thought = not self._written and self._budget is not None
+        self._unsent = []
+        self._written += reply.token_ids
         self.token_ids += reply.token_ids
         self.sampled_mask += [True] * len(reply.token_ids)
         self.sampler_logp += reply.sampler_logp
+        if is_thought and self._goes_on_after(reply):
+            return
+        self._num_message_tokens += 0 if is_thought else len(reply.token_ids)
         self._steps = self._take_turn(reply)
         self.resume()
+
+    def _goes_on_after(self, reply: TurnReply) -> bool:
+        """Whether a turn's first request is followed by a second. One that wrote no thought has begun the message."""
+        num_tokens = len(reply.token_ids)
+        thinks = self.chat.read_turn(self._written).thought is not None
+        self._num_thought_tokens, self._num_message_tokens = (num_tokens, 0) if thinks else (0, num_tokens)
+        is_closed = reply.token_ids[-1] == self.chat.end_of_thought
+        if is_closed or not thinks:
+            is_cut = reply.finish == "length" and num_tokens == self._budget
+            has_room = len(self.token_ids) < self.token_limit
+            return (is_closed or is_cut) and has_room and self._num_message_tokens < self.sampling.max_tokens_per_turn
+        return num_tokens == self._budget and reply.finish == "length" and self._close_thought()
+
+    def _close_thought(self) -> bool:
+        """Give the ids that close a thought cut by its budget, unless no token would fit after them."""
+        closing = self.chat.thought_closing_ids
+        if len(self.token_ids) + len(closing) >= self.token_limit:
+            return False
+        self._thought_was_cut = True
+        self._written += closing
+        self._append(closing)
+        return True
 
     def _take_turn(self, reply: TurnReply) -> Waits:
         turn = self._read_turn(reply)
         self.turns.append(turn)
+        is_ended = reply.token_ids[-1] in self.chat.end_ids
+        self._begin_turn()
         calls = self.chat.calls(turn.text, self.tools)
         if turn.stop_reason == self._token_budget:
             yield from self._end(None, "overlong", self._token_budget)
             return
         if turn.stop_reason == "max_tokens_per_turn":
             calls = calls or [None]
-        closing = [] if reply.finish == "end_of_turn" else [self.chat.end_of_turn]
         if calls:
             yield from self._answer(turn, calls)
+            closing = [] if is_ended else [self.chat.end_of_calls]
             self._append([*closing, *self.chat.reply_ids(tuple(turn.replies))])
         elif self._more_requests:
+            closing = [] if is_ended else [self.chat.end_of_turn]
             self._append(
                 [*closing, *self.chat.request_ids(self._ask_again(turn, self.chat.call_format.answer(turn.text)))]
             )
@@ -85,6 +128,12 @@ class EpisodeRun(Conversation):
         elif len(self.token_ids) >= self.token_limit:
             yield from self._end(None, "overlong", self._token_budget)
 
+    def _begin_turn(self) -> None:
+        """`_written` has the ids of the turn so far, those that closed a thought included."""
+        self._written: list[int] = []
+        self._num_message_tokens = self._num_thought_tokens = 0
+        self._thought_was_cut = False
+
     @property
     def _token_budget(self) -> TokenBudget:
         """Which of the two limits on an episode's tokens comes first."""
@@ -95,13 +144,17 @@ class EpisodeRun(Conversation):
         """A turn cut at its own limit is answered, not the end: a rambling agent can recover, or fail and learn from
         it.
         """
-        written, version = reply.token_ids, reply.policy_version
-        if reply.finish == "end_of_turn":
-            return Turn(self.chat.decode(written[:-1]), policy_version=version)
-        at_turn_limit = len(written) == self.sampling.max_tokens_per_turn
-        cut: StopReason = "max_tokens_per_turn" if at_turn_limit else self._token_budget
-        stop_reason: StopReason = "stop_string" if reply.finish == "stop_string" else cut
-        return Turn(self.chat.decode(written), stop_reason=stop_reason, policy_version=version)
+        is_ended = reply.token_ids[-1] in self.chat.end_ids
+        written = self.chat.read_turn(self._written[:-1] if is_ended else self._written)
+        turn = Turn(written.message, policy_version=reply.policy_version)
+        if written.thought is not None:
+            turn.thought, turn.thought_was_cut = written.thought, self._thought_was_cut
+            turn.num_thought_tokens = self._num_thought_tokens or written.num_thought_tokens
+        if not is_ended:
+            at_turn_limit = self._num_message_tokens >= self.sampling.max_tokens_per_turn
+            cut: StopReason = "max_tokens_per_turn" if at_turn_limit else self._token_budget
+            turn.stop_reason = "stop_string" if reply.finish == "stop_string" else cut
+        return turn
 
     def _append(self, token_ids: list[int]) -> None:
         self._unsent = token_ids

@@ -14,7 +14,7 @@ from tasks.chat.format import ChatFormat, load_chat
 from tasks.core.records import Problem
 from tasks.models.architecture import model_logp
 from tasks.models.folders import load_model, model_config
-from tasks.models.policy_weights import PolicyWeights
+from tasks.models.policy_weights import AdapterShape, PolicyWeights
 from tasks.models.settings import ComputeSettings
 from tasks.rollouts.engine import Engine, FixedWeights
 from tasks.rollouts.probe import compare_logp, probe_sequences
@@ -30,6 +30,7 @@ def load_checked_chat(
 ) -> ChatFormat:
     """Reads tokenizer and config.json only; ValueError where the tokenizer, the context or a prompt cannot work."""
     chat = load_chat(folder)
+    refuse_thinking_budget(chat, sampling)
     config = model_config(folder)
     config = config.get("text_config", config)
     max_positions = config.get("max_position_embeddings")
@@ -53,6 +54,23 @@ def load_checked_chat(
     return chat
 
 
+def refuse_thinking_budget(chat: ChatFormat, sampling: SamplingSettings) -> None:
+    """ValueError where thoughts are to have a budget of their own and the model's cannot be told from its message."""
+    if sampling.max_thinking_tokens_per_turn is None:
+        return
+    if chat.thinking is None:
+        raise ValueError(
+            f"{chat.source}: its chat template knows no thoughts, so sampling.max_thinking_tokens_per_turn would do "
+            f"nothing. Set it to null, or use a model that thinks."
+        )
+    if chat.end_of_thought is None:
+        raise ValueError(
+            f"{chat.source}: {chat.thinking.closing!r} is several tokens of its tokenizer, and an engine stops at one, "
+            f"so thoughts can have no budget of their own. Set sampling.max_thinking_tokens_per_turn to null, and "
+            f"sampling.max_tokens_per_turn to enough for thought and message."
+        )
+
+
 def load_engine(
     folder: Path,
     chat: ChatFormat,
@@ -61,17 +79,17 @@ def load_engine(
     sampling: SamplingSettings,
     compute: ComputeSettings,
     model: PreTrainedModel | None = None,
-    lora_rank: int | None = None,
+    lora: AdapterShape | None = None,
 ) -> Engine:
     """The configured engine over the model in `folder`; the caller closes it.
 
     `model` is a trainer's: an engine in the same memory generates with it, one with its own memory starts from the
-    folder and gets the model's weights at each refresh: where `lora_rank` says that they are an adapter of this rank
-    over those in `folder`, the adapter alone.
+    folder and gets the model's weights at each refresh: where they are a `lora` adapter over those in
+    `folder`, the adapter alone.
     """
     module = importlib.import_module(f"tasks.engines.{engine.name}.engine")
     found: Engine = module.load_engine(
-        folder, chat, engine=engine, sampling=sampling, compute=compute, model=model, lora_rank=lora_rank
+        folder, chat, engine=engine, sampling=sampling, compute=compute, model=model, lora=lora
     )
     return found
 

@@ -184,6 +184,10 @@ class Environment(Protocol):
         """Who plays the demonstrations of a warm start; None: the reference solutions."""
         return None
 
+    def thoughts(self, demonstration: Demonstration) -> list[str]:
+        """What an expert might think before each message of a demonstration; empty: it tells no thoughts."""
+        return []
+
     def vocabulary(self) -> list[str]:
         """Words in its messages; each is one token of the embedded model's tokenizer."""
         return []

@@ -28,9 +28,9 @@ MAX_BATCH_METRICS = 1000  # MLflow's own limit of one log_batch
 MAX_METRICS = 20  # of a run: with hundreds, its page and the table of runs show nothing
 # The curves: these keys of metrics.jsonl. A table of the run has all keys.
 CURVES = (
-    "success_rate", "mean_reward", "mean_sampled_tokens", "mean_turns", "informative_group_share", "overlong_share",
-    "entropy", "repetition", "loss", "kl", "clip_share", "ratio_max", "mismatch_mean", "mismatch_weight_max",
-    "grad_norm", "learning_rate", "optimizer_steps",
+    "success_rate", "mean_reward", "mean_sampled_tokens", "mean_thinking_tokens", "mean_turns",
+    "informative_group_share", "overlong_share", "entropy", "repetition", "loss", "kl", "clip_share", "ratio_max",
+    "mismatch_mean", "mismatch_weight_max", "grad_norm", "learning_rate", "optimizer_steps",
 )  # fmt: skip
 # No telemetry; without HF_HUB_OFFLINE logging a model waited 48 s for a network (measured); a server that is down must
 # fail in seconds, not after MLflow's seven retries.

@@ -131,11 +131,10 @@ def link_weights(folder: Path, store: Path | None) -> set[str]:
     would change the version too. So is every one where the file system has no links.
     """
     linked: set[str] = set()
-    for file in sorted(folder.glob("*.safetensors")) if store else ():
-        assert store is not None
+    if store is None:
+        return linked
+    for file in [file for file in sorted(folder.glob("*.safetensors")) if not file.stat().st_mode & MAY_WRITE]:
         with suppress(OSError):
-            if file.stat().st_mode & MAY_WRITE:
-                continue
             store.mkdir(parents=True, exist_ok=True)
             (store / file.name).unlink(missing_ok=True)  # of a killed call
             os.link(os.path.realpath(file), store / file.name)

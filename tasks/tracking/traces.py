@@ -193,7 +193,11 @@ def _add_turn(
         f"turn {number}",
         "CHAT_MODEL",
         inputs={"messages": said},
-        outputs={"role": "assistant", "content": _cut(turn.text)},
+        outputs={
+            "role": "assistant",
+            **({} if turn.thought is None else {"reasoning_content": _cut(turn.thought)}),
+            "content": _cut(turn.text),
+        },
         attributes={"stop_reason": turn.stop_reason, "policy_version": turn.policy_version, **_usage(tokens)},
     )
 

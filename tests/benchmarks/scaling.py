@@ -60,6 +60,7 @@ class Point:
             stop=None,
             max_context=PROMPT + sampled,
             max_concurrent_episodes=PROBLEMS * group_size,
+            kv_cache_bytes=None,
             num_threads=torch.get_num_threads(),
         )
         settings = GRPOSettings(**{**params["train"], "learning_rate": 0.0})

@@ -36,12 +36,6 @@ QWEN = (
     + HERMES_CALLS + "{% elif not (loop.first and m.role == 'system') %}" + CHATML_MESSAGE + "{% endif %}{% endfor %}"
     + CHATML_HEADER
 )  # fmt: skip
-# Reasoning stays in the last message alone, where it is added even if there was none.
-QWEN_THINKING = QWEN.replace(
-    CHATML_MESSAGE,
-    "<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}"
-    "{{ m.content.split('</think>')[-1] }}<|im_end|>\n",
-)
 # A reply may follow calls alone, and those have a field of their own.
 HERMES_STRICT = QWEN.replace(
     "{% if m.role == 'tool' %}",

@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
+from tasks.commands.plan.plan import make_plan
 from tasks.commands.profile import difference, merge, read_profiles
 from tasks.core.settings import parse_params, read_params
 from tasks.pipeline.order import check_params
+from tasks.planning.nearest import fits
 from tests.conftest import ROOT
 from tests.profiles import FOLDER, NAMES, profile_params, profile_text
 
 OVERLAYS = [name for name in NAMES if name != "demo"]
+MODELS = [name for name in NAMES if name.endswith(("24gb", "80gb"))]
 SOURCE = Path("infra/profiles/mine.yaml")
 WHOLE = """\
 seed: 1              # every random stream
@@ -48,6 +51,19 @@ def test_a_profile_is_valid_and_keeps_every_key_of_the_demo(name: str) -> None:
     check_params(params, source=FOLDER / f"{name}.yaml")
     kept = {key.rpartition(".")[0] for key in leaves(profile_params("demo"))}
     assert kept <= {key.rpartition(".")[0] for key in leaves(params)}
+
+
+@pytest.mark.parametrize("environment", ["bfcl", "mcp"])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_models_profile_takes_an_environment_over_it_and_fits_its_gpu(model: str, environment: str) -> None:
+    params = profile_params(model, environment)
+    check_params(params, source=FOLDER / f"{model}.yaml")
+    assert params["environment"]["name"] == environment
+    assert params["model"] == profile_params(model)["model"]
+    plan = make_plan(gpu="4090-24gb" if model.endswith("24gb") else "a100-80gb", profiles=[model, environment])
+    assert fits(plan.setup)
+    section = (FOLDER / "README.md").read_text(encoding="utf-8").partition(f"## {model}\n")[2].partition("\n## ")[0]
+    assert "**Not run.**" in section
 
 
 @pytest.mark.parametrize("name", OVERLAYS)

@@ -151,5 +151,5 @@ def test_a_model_that_takes_no_attention_from_outside_is_refused_when_it_is_load
 def an_engine(model: PreTrainedModel) -> TransformersEngine:
     return TransformersEngine(
         model, end_ids=(), temperature=1.0, top_p=1.0, stop=None, max_context=LENGTH, max_concurrent_episodes=2,
-        num_threads=1,
+        kv_cache_bytes=None, num_threads=1,
     )  # fmt: skip

@@ -74,7 +74,7 @@ def warm_started(folder: Path, texts: list[list[str]], problems: list[Problem]) 
     from tasks.models.folders import load_model, save_snapshot
 
     names = [*mcp_server.ROOMS, *mcp_server.GUESTS]
-    words = build_tokenizer([text for texts_of in texts for text in texts_of], names, tools_in_prompt=False)
+    words = build_tokenizer([text for texts_of in texts for text in texts_of], names, tiny.EMBEDDED)
     model = build_model(len(words), tiny.EMBEDDED, seed=0, end_of_turn=words.eos_token_id)
     chat = ChatFormat(words, source="test")
     rows = []

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tasks.core.settings import Settings, load
+from tasks.engines.transformers.settings import kv_cache_bytes
 from tasks.rollouts.settings import EngineSettings
 from tests.engine_benches import vllm_settings
 
@@ -31,7 +32,8 @@ def vllm(**changed: Any) -> dict[str, Any]:
         ({"name": "endpoint"}, ["engine.name", "baseline", "transformers, vllm"]),
         ({"name": "scripted"}, ["engine.name", "no weights", "transformers, vllm"]),
         ({"name": "../x"}, ["engine.name", "no folder", "transformers, vllm"]),
-        ({"settings": {"dtype": "float32"}}, ["engine.settings", "transformers has no settings", "null"]),
+        ({"settings": {"kv_cache_gib": 1.0, "dtype": "float32"}}, ["engine.settings.dtype", "not a setting"]),
+        ({"settings": {"kv_cache_gib": 0.0}}, ["engine.settings.kv_cache_gib = 0.0"]),
         ({"name": "vllm"}, ["engine.settings", "null", "dtype"]),
         ({"name": "vllm", "settings": vllm(dtpye="float32")}, ["engine.settings.dtpye", "Did you mean dtype"]),
         ({"name": "vllm", "settings": vllm(num_servers=0)}, ["engine.settings.num_servers = 0"]),
@@ -44,6 +46,11 @@ def test_a_mistake_is_one_line_with_its_key(changed: dict[str, Any], words: list
     line = str(caught.value)
     assert "\n" not in line
     assert [word for word in words if word not in line] == []
+
+
+def test_the_cache_of_the_engine_in_process_may_be_bounded() -> None:
+    assert kv_cache_bytes(read(settings={"kv_cache_gib": 1.5})) == 3 * 2**29
+    assert kv_cache_bytes(read(settings=None)) is None
 
 
 def test_what_is_read_comes_back_from_what_is_written() -> None:

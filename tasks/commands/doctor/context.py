@@ -132,7 +132,8 @@ class DoctorContext:
     def _unbuilt_model(self) -> Model:
         embedded, environment = self.settings.model.embedded, self.environment
         texts = embedded_texts(embedded, self.paths, environment)
-        tokenizer = build_tokenizer(texts, environment.vocabulary(), tools_in_prompt=embedded.tools_in_prompt)
+        tokenizer = build_tokenizer(texts, environment.vocabulary(), embedded)
+        state_template(tokenizer, self.settings.model.template)
         config = {**embedded.model_dump(), "vocab_size": len(tokenizer), "tie_word_embeddings": True}
         name = "the embedded model, not built yet"
         return Model(name, tokenizer, config, config_shape(name, config).num_parameters)
@@ -180,7 +181,7 @@ class DoctorContext:
     def play(self, scripts: Sequence[tuple[Problem, list[str]]], *, concurrency: int = BATCH) -> list[Trajectory]:
         """Trajectories in which the model writes exactly these texts; the same key and seed each time."""
         chat = self.chat
-        ids = [[chat.encode(text) for text in texts] for _, texts in scripts]
+        ids = [[[*given, *written] for given, written in map(chat.written_ids, texts)] for _, texts in scripts]
         collector = Collector(
             EngineEpisodes(ScriptedEngine(ids, end_of_turn=chat.end_of_turn), chat, NO_LIMITS),
             self.environment,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from itertools import groupby
+from pathlib import Path
 
 from tasks.chat.format import ChatFormat
 from tasks.commands.doctor.context import DoctorContext, PlayedReference
@@ -15,6 +16,7 @@ from tasks.commands.doctor.findings import Finding, failed, list_some, passed, w
 from tasks.core.records import Trajectory, Turn
 from tasks.core.text import one_line
 from tasks.models.embedded import is_embedded
+from tasks.planning.family import check_config
 
 BROKEN_UP = (
     "Episodes split such a token with a space, so that no text is read as another message. Do the same in "
@@ -35,6 +37,14 @@ def chat_template(context: DoctorContext) -> Finding:
             "request.",
         )
     return passed(f"it writes calls as {chat.call_format.name} ({context.model.source})")
+
+
+def model_family(context: DoctorContext) -> Finding:
+    """Its config.json asks for nothing that the trainer, or the engine in this process, does not compute."""
+    if is_embedded(context.settings.model.path):
+        return passed("the embedded model's")
+    name = check_config(Path(context.model.source), context.settings)
+    return passed(f"{name}: its config.json asks for nothing that trainer and engine do not compute")
 
 
 def loss_mask(context: DoctorContext) -> Finding:
@@ -61,8 +71,9 @@ def mask_fault(context: DoctorContext, reference: PlayedReference) -> str:
     sampled, given = split_by_mask(played)
     end = chat.decode([chat.end_of_turn])
     for written, text in zip([chat.decode(ids) for ids in sampled], reference.texts, strict=False):
-        if written != text + end:
-            return f"the model wrote {one_line(repr(text + end))}, and its tokens read {one_line(repr(written))}"
+        asked = empty_thought(chat) + text + end
+        if written != asked:
+            return f"the model wrote {one_line(repr(asked))}, and its tokens read {one_line(repr(written))}"
     if len(sampled) != len(reference.texts):
         return f"{len(reference.texts)} messages were written, and {len(sampled)} runs of tokens are in the mask"
     expected = [[reference.problem.requests[0]], *filter(None, map(given_after, played.turns))]
@@ -71,6 +82,11 @@ def mask_fault(context: DoctorContext, reference: PlayedReference) -> str:
         if missing:
             return f"{one_line(repr(missing[0]))} was given to the model, but is not between its turns"
     return "" if len(given) == len(expected) else "a tool reply is in the mask, or a message of the model is not"
+
+
+def empty_thought(chat: ChatFormat) -> str:
+    """What a scripted model writes before its message, if the model thinks."""
+    return chat.decode(chat.written_ids("")[0])
 
 
 def given_after(turn: Turn) -> list[str]:
@@ -86,7 +102,8 @@ def rendering_fault(context: DoctorContext, reference: PlayedReference) -> str:
         messages.append(chat.template.written(text))
         messages += chat.replies(tuple(turn.replies)) if turn.replies else []
         messages += [chat.asking(turn.follow_up)] if turn.follow_up is not None else []
-    rendered, whole = chat.template.render(messages, tools=rendered_tools), chat.decode(played.token_ids)
+    rendered = chat.template.without_thoughts(chat.template.render(messages, tools=rendered_tools))
+    whole = chat.template.without_thoughts(chat.decode(played.token_ids))
     if rendered.startswith(whole) or chat.decode(chat.encode(rendered)).startswith(whole):
         return ""
     start = next((place for place, (a, b) in enumerate(zip(whole, rendered, strict=False)) if a != b), len(rendered))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.commands.doctor.context import DoctorContext, DoctorSections
-from tasks.commands.doctor.conversation import chat_template, loss_mask, requests, tool_replies
+from tasks.commands.doctor.conversation import chat_template, loss_mask, model_family, requests, tool_replies
 from tasks.commands.doctor.environment import lost_episodes, same_seed, separate_episodes, tools_answer
 from tasks.commands.doctor.findings import Finding, NotCheckable, Skipped, of_error, skipped
 from tasks.commands.doctor.machine import disk, duration, memory, threads
@@ -38,6 +38,7 @@ Check = Callable[[DoctorContext], Finding]
 # Causes first: a check that fails explains those after it.
 CHECKS: dict[str, Check] = {
     "chat template": chat_template,
+    "model family": model_family,
     "tools answer": tools_answer,
     "lost episodes": lost_episodes,
     "loss mask": loss_mask,

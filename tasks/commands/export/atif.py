@@ -86,6 +86,7 @@ def _agent_step(number: int, turn: Turn, metrics: Document | None) -> Document:
     return {
         "source": "agent",
         "message": turn.text,
+        **({} if turn.thought is None else {"reasoning_content": turn.thought}),
         **({"tool_calls": calls} if calls else {}),
         **({"observation": {"results": results}} if results else {}),
         **({"metrics": metrics} if metrics else {}),

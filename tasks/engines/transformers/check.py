@@ -1,7 +1,7 @@
 """Check before any episode that the in-process engine computes what the model's own forward does.
 
 Its cache and attention plans are right only if every token attends to all before it. Some configs say that it does not;
-the rest shows by playing two short episodes.
+the rest shows by playing three short episodes.
 """
 
 from __future__ import annotations
@@ -11,23 +11,22 @@ from collections.abc import Sequence
 from transformers import PreTrainedModel
 
 from tasks.engines.transformers.decode_step import Decoder, is_traceable
-from tasks.engines.transformers.shard import LONG_APPEND, EngineShard
-from tasks.models.architecture import check_own_forward, check_positions, example_ids, limited_attention, own_logp
+from tasks.engines.transformers.memory import ForwardLimits
+from tasks.engines.transformers.shard import EngineShard
+from tasks.models.architecture import check_own_forward, example_ids, own_logp
+from tasks.models.limits import check_playable
 from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
 
-PROMPTS, APPENDS = (9, 5), (3, LONG_APPEND + 4)  # tokens of either episode; a long append has a forward of its own
+# Forwards of up to 12 tokens, of which up to 3 join a step. So 12 tokens of either long prompt are read alone and the
+# rest in one chunk of both; two replies are read together and a short one with the step.
+LIMITS = ForwardLimits(num_bytes=12, per_token=1, in_step=3)
+PROMPTS, APPENDS = (18, 17, 3), (6, 5, 2)  # tokens of each episode
 WRITTEN = 2  # tokens of a turn
 
 
 def check_architecture(model: PreTrainedModel, *, max_tokens: int) -> None:
     """ValueError for a model whose episodes of up to `max_tokens` the engine would play with another distribution."""
-    name = model.config.model_type
-    check_positions(model.config, max_tokens=max_tokens)
-    if reason := limited_attention(model.config, max_tokens=max_tokens):
-        raise ValueError(
-            f"engine.name: transformers lets every token attend to all before it, and this {name} model does not: "
-            f"{reason}; another policy would be played. Set engine.name: vllm."
-        )
+    check_playable(model.config, max_tokens=max_tokens)
     if is_traceable(model):  # the engine's tests cover these families
         return
     check_own_forward(
@@ -42,7 +41,15 @@ def check_architecture(model: PreTrainedModel, *, max_tokens: int) -> None:
 def _gaps_from_own_forward(model: PreTrainedModel) -> list[float]:
     max_context = max(PROMPTS) + max(APPENDS) + 2 * WRITTEN
     decoder = Decoder(model, temperature=1.0, top_p=1.0)
-    shard = EngineShard(decoder, end_ids=(), stop=None, max_context=max_context, max_episodes=len(PROMPTS))
+    shard = EngineShard(
+        decoder,
+        end_ids=(),
+        stop=None,
+        max_context=max_context,
+        max_episodes=len(PROMPTS),
+        max_positions=(len(PROMPTS) + 1) * max_context,
+        limits=LIMITS,
+    )
     texts: list[list[int]] = [[] for _ in PROMPTS]
     sampled: list[list[tuple[int, float]]] = [[] for _ in PROMPTS]  # place in the text, log-prob
     for turn, lengths in enumerate((PROMPTS, APPENDS)):

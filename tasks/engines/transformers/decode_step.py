@@ -95,7 +95,7 @@ class Decoder:
         if is_traceable(model):
             for has_appends in (False, True):
                 self.traced[has_appends] = self._trace_step(*_example(model, has_appends=has_appends))
-            self.traced_prefill = self._trace(_run_prefill, [torch.zeros(2, 3, dtype=torch.long), torch.arange(3)])
+            self.traced_prefill = self._trace(run_prefill, [torch.zeros(2, 3, dtype=torch.long), torch.arange(3)])
 
     def take_weights(self) -> None:
         """Look up the model's tensors again: needed after tensors were replaced, not after in-place changes."""
@@ -110,13 +110,22 @@ class Decoder:
 
     def prefill(self, ids_BT: Tensor, place_T: Tensor) -> tuple[Tensor, ...]:
         if self.traced_prefill is None:
-            return _run_prefill(self.model, ids_BT, place_T)
+            return run_prefill(self.model, ids_BT, place_T)
         return self.traced_prefill(ids_BT, place_T, *self.weights)
 
-    def feed(self, cache: RaggedCache, packed_3P: Tensor, span_T: Tensor, width_W: Tensor, *, num_rows: int) -> None:
+    def feed(
+        self,
+        cache: RaggedCache,
+        packed_3P: Tensor,
+        span_T: Tensor,
+        *,
+        append_A: Tensor,
+        width_W: Tensor,
+        num_rows: int,
+    ) -> None:
         packed_forward(
-            self.model, cache, packed_3P, span_T, last_N=None, append_A=packed_3P[2, :1], width_W=width_W,
-            num_rows=num_rows, dtype=self.model.dtype,
+            self.model, cache, packed_3P, span_T, last_N=None, append_A=append_A, width_W=width_W, num_rows=num_rows,
+            dtype=self.model.dtype,
         )  # fmt: skip
 
     def _sampled(
@@ -161,7 +170,8 @@ class Decoder:
         return traced
 
 
-def _run_prefill(model: Callable[..., Any], ids_BT: Tensor, place_T: Tensor) -> tuple[Tensor, ...]:
+def run_prefill(model: Callable[..., Any], ids_BT: Tensor, place_T: Tensor) -> tuple[Tensor, ...]:
+    """Causal forward of rows side by side; the keys of every layer, [B, K, T, D], then the values."""
     cache = DynamicCache()
     model(
         input_ids=ids_BT,

@@ -21,12 +21,15 @@ from transformers import PreTrainedModel
 from tasks.chat.format import ChatFormat
 from tasks.engines.transformers.check import check_architecture
 from tasks.engines.transformers.decode_step import Decoder
+from tasks.engines.transformers.memory import check_budget, forward_limits, position_bytes, smallest_cache
+from tasks.engines.transformers.settings import kv_cache_bytes
 from tasks.engines.transformers.shard import EngineShard
 from tasks.models.architecture import model_logp
-from tasks.models.folders import load_model
-from tasks.models.policy_weights import PolicyWeights
+from tasks.models.folders import load_config, load_model
+from tasks.models.limits import check_playable
+from tasks.models.policy_weights import AdapterShape, PolicyWeights
 from tasks.models.settings import ComputeSettings
-from tasks.models.torch_setup import use_threads
+from tasks.models.torch_setup import free_unused, use_threads
 from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest, never
 from tasks.rollouts.sampling import StopStrings
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
@@ -38,9 +41,9 @@ MAX_BYTES_IN_SHARDS = 32 << 20  # of weights, which each shard reads: cheap whil
 class TransformersEngine:
     """Generates with a model that the caller owns, and may train between polls (see `policy_version`).
 
-    Any of `end_ids`, one of the request's own or `stop` completes a turn; `max_context` bounds an episode's tokens and
-    sizes the cache. `num_threads` are torch's, over all shards. ValueError where the engine would not compute the
-    model's distribution.
+    Any of `end_ids`, one of the request's own or `stop` completes a turn; `max_context` bounds an episode's tokens,
+    `kv_cache_bytes` the cache (None: all of `max_concurrent_episodes` have room). `num_threads` are torch's, over all
+    shards. ValueError where the engine would not compute the model's distribution, or the cache fits no episode.
     """
 
     has_own_memory, knows_its_weights = False, True
@@ -56,16 +59,29 @@ class TransformersEngine:
         stop: StopStrings | None,
         max_context: int,
         max_concurrent_episodes: int,
+        kv_cache_bytes: int | None,
         num_threads: int,
         policy_version: int = 0,
     ):
         check_architecture(model, max_tokens=max_context)
         self.model, self.policy_version = model, policy_version
         self.decoder = Decoder(model, temperature=temperature, top_p=top_p)
-        num_shards = NUM_SHARDS if num_threads >= NUM_SHARDS and _is_small(model) else 1
+        cached = position_bytes(model)
+        check_budget(kv_cache_bytes, max_context=max_context, cached=cached)
+        is_shared = kv_cache_bytes is None or kv_cache_bytes // NUM_SHARDS >= smallest_cache(max_context, cached)
+        num_shards = NUM_SHARDS if num_threads >= NUM_SHARDS and is_shared and _is_small(model) else 1
         max_episodes = -(-max_concurrent_episodes // num_shards)
+        all_positions = (max_episodes + 1) * max_context
         self.shards = [
-            EngineShard(self.decoder, end_ids=end_ids, stop=stop, max_context=max_context, max_episodes=max_episodes)
+            EngineShard(
+                self.decoder,
+                end_ids=end_ids,
+                stop=stop,
+                max_context=max_context,
+                max_episodes=max_episodes,
+                max_positions=all_positions if kv_cache_bytes is None else kv_cache_bytes // num_shards // cached,
+                limits=forward_limits(model, cached=cached),
+            )
             for _ in range(num_shards)
         ]
         self.threads = _threads(num_shards, num_threads // num_shards) if num_shards > 1 else []
@@ -90,15 +106,22 @@ class TransformersEngine:
     def refresh(self, weights: PolicyWeights, policy_version: int) -> None:
         assert weights.model is self.model
         self.policy_version = policy_version
+        for shard, released in self._idle_shards():
+            shard.forget(released)
 
     def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
         return model_logp(self.model, sequences)
 
     def sleep(self) -> None:
-        """The model is the trainer's own; there is nothing to give back."""
+        """Gives the cache back; the model is the trainer's own."""
+        for shard, released in self._idle_shards():
+            shard.sleep(released)
+        free_unused(self.model.device)
 
     def counts(self) -> dict[str, float]:
-        return {}
+        """What episodes that left the cache for want of room cost."""
+        num_recomputed = sum(shard.rows.num_recomputed for shard in self.shards)
+        return {"recomputed_tokens": num_recomputed} if num_recomputed else {}
 
     def close(self) -> None:
         for thread in self.threads:
@@ -119,6 +142,12 @@ class TransformersEngine:
                 return replies
             self._start(shard)
         return []
+
+    def _idle_shards(self) -> list[tuple[EngineShard, list[TurnRequest | EpisodeHandle]]]:
+        """Between turns: each with the releases it has not seen."""
+        assert not any(self.num_turns)
+        released, self.requests = self.requests, [[] for _ in self.shards]
+        return list(zip(self.shards, released, strict=True))
 
     def _start(self, shard: int) -> None:
         if not self.num_turns[shard]:
@@ -153,8 +182,10 @@ def load_engine(
     sampling: SamplingSettings,
     compute: ComputeSettings,
     model: PreTrainedModel | None,
-    lora_rank: int | None,
+    lora: AdapterShape | None,
 ) -> TransformersEngine:
+    if model is None:
+        check_playable(load_config(folder), max_tokens=sampling.max_tokens_per_episode)
     return TransformersEngine(
         model if model is not None else load_model(folder, compute=compute),
         end_ids=chat.end_ids,
@@ -163,5 +194,6 @@ def load_engine(
         stop=StopStrings(sampling.stop_strings, chat) if sampling.stop_strings else None,
         max_context=sampling.max_tokens_per_episode,
         max_concurrent_episodes=engine.max_concurrent_episodes,
+        kv_cache_bytes=kv_cache_bytes(engine),
         num_threads=compute.num_threads,
     )

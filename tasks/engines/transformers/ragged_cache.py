@@ -1,8 +1,9 @@
 """A key-value cache whose rows have different lengths, behind the transformers Cache API.
 
 One slot per live episode. Live slots are always a prefix of the storage, so a decode step reads views and copies
-nothing: when an episode ends, the last live slot moves into its place. Shapes: S slots, P packed positions, N live
-rows, K key-value heads, T positions, D head size.
+nothing: when an episode ends, the last live slot moves into its place. Blocks of positions shared out among rows would
+waste nothing, but be gathered at every step (`rows.py` bounds the rectangle instead). Shapes: S slots, P
+packed positions, N live rows, K key-value heads, T positions, D head size.
 """
 
 from __future__ import annotations
@@ -27,6 +28,14 @@ class RaggedLayer(CacheLayerMixin):
         self.keys = key_states.new_zeros(*shape, key_states.shape[-1])
         self.values = value_states.new_zeros(*shape, value_states.shape[-1])
         self.is_initialized = True
+
+    def resize(self, *, num_rows: int, length: int) -> None:
+        """Allocate for the owner's new size; one layer after another, so that hardly more than one is there twice."""
+        for name in ("keys", "values"):
+            before = getattr(self, name)
+            after = before.new_zeros(self.cache.num_slots + 1, before.shape[1], self.cache.capacity, before.shape[3])
+            after[:num_rows, :, :length] = before[:num_rows, :, :length]
+            setattr(self, name, after)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
@@ -69,6 +78,20 @@ class RaggedCache(Cache):
     def storage(self) -> list[Tensor]:
         return [*(layer.keys for layer in self.layers), *(layer.values for layer in self.layers)]
 
+    def resize(self, num_slots: int, capacity: int, *, num_rows: int, length: int) -> None:
+        """Have so many slots of so many positions; the first rows keep their first `length` positions."""
+        self.num_slots, self.capacity, self.nowhere = num_slots, capacity, num_slots
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.resize(num_rows=num_rows, length=length)
+
+    def free(self) -> None:
+        """Have no slot and no storage; the next `resize` and forward allocate anew."""
+        self.num_slots = self.capacity = self.nowhere = 0
+        for layer in self.layers:
+            layer.keys = layer.values = None
+            layer.is_initialized = False
+
     def at(self, slots: Tensor, positions: Tensor, *, num_rows: int, length: int) -> RaggedCache:
         """Make the next forward write `positions` of `slots` ([P] each) and read the first rows up to `length`."""
         self.slots, self.positions, self.num_rows, self.length = slots, positions, num_rows, length
@@ -84,6 +107,7 @@ class RaggedCache(Cache):
             layer.values[row, :, :length] = values[source_row, :, :length]
 
     def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of one slot into another."""
         for layer in self.layers:
             layer.keys[target, :, :length] = layer.keys[source, :, :length]
             layer.values[target, :, :length] = layer.values[source, :, :length]

@@ -21,7 +21,7 @@ from functools import wraps
 from typing import Annotated, Any
 
 from tasks.core.records import Demonstration, Problem, ReferenceTurn, ToolCall
-from tasks.environments.travel_desk.experts import free_expert, record, solve
+from tasks.environments.travel_desk.experts import free_expert, record, solve, think
 from tasks.environments.travel_desk.problems import (
     AIRPORTS,
     CARDS,
@@ -201,6 +201,9 @@ class TravelDesk(ToolEnvironment):
         if problem.world["error"] != "none":
             return None
         return record(TravelDeskEpisode(problem), free_expert(problem.world, rng))
+
+    def thoughts(self, demonstration: Demonstration) -> list[str]:
+        return think(demonstration)
 
     def vocabulary(self) -> list[str]:
         numbers = [str(number) for number in range(10, 100)]

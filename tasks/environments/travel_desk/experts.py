@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from tasks.core.records import Demonstration, ToolCall
-from tasks.core.tool_calls import call_text
+from tasks.core.tool_calls import call_text, parse_calls
 from tasks.tools.authoring import ToolEpisode
 from tasks.tools.base import block_until
 
@@ -21,6 +21,17 @@ COMPARE_PROBABILITY = 0.35  # the expert compares the user's second class or car
 SWAP_PROBABILITY = 0.5  # destination's airport first, so that codes are matched by city, not by order
 ASK_AGAIN_PROBABILITY = 0.1  # a city looked up once more after the other
 MAX_REPEATS = 3  # per episode, far below the turn limit
+
+# What a thought says of a call: its part of the plan, and the step itself.
+THOUGHTS = {
+    "get_nearest_airport_by_city": ("airports", "look up {location}"),
+    "get_flight_cost": ("price", "price of {travel_class}"),
+    "convert_currency": ("currency", "convert to {currency}"),
+    "check_card": ("card", "check {card_id}"),
+    "book_flight": ("booking", "book with {card_id}"),
+    "cancel_booking": ("cancel", "cancel {booking_id}"),
+}
+LAST_THOUGHT = "answer"
 
 Move = ToolCall | str  # what an expert does next: a call, or the closing message
 Expert = Generator[Move, dict[str, Any], None]
@@ -129,3 +140,11 @@ def record(episode: ToolEpisode, expert: Expert) -> Demonstration:
     return Demonstration(
         problem_id=problem.id, request=problem.requests[0], assistant_texts=[*texts, move], replies=[*replies, []]
     )
+
+
+def think(demonstration: Demonstration) -> list[str]:
+    """A thought before each message: the step it takes, and at first the plan. A function of its calls alone."""
+    calls = [call for text in demonstration.assistant_texts[:-1] for call in parse_calls(text) if call is not None]
+    plan = ", ".join(dict.fromkeys(THOUGHTS[call.name][0] for call in calls))
+    steps = [THOUGHTS[call.name][1].format(**call.arguments) for call in calls]
+    return [f"{plan}: {steps[0]}", *steps[1:], LAST_THOUGHT]

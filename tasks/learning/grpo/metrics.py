@@ -34,6 +34,18 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         # The mean of −log p over sampled tokens is an unbiased estimate of the entropy.
         "entropy": -sum(sum(trajectory.sampler_logp) for trajectory in trajectories) / max(1, num_sampled),
         "repetition": sum(map(repetition, trajectories)) / count,
+        **thinking_metrics(trajectories),
+    }
+
+
+def thinking_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
+    """Tokens of thoughts per trajectory, and the share of thoughts that their budget cut; empty without a thought."""
+    thoughts = [turn for trajectory in trajectories for turn in trajectory.turns if turn.thought is not None]
+    if not thoughts:
+        return {}
+    return {
+        "mean_thinking_tokens": sum(turn.num_thought_tokens for turn in thoughts) / len(trajectories),
+        "cut_thought_share": sum(turn.thought_was_cut for turn in thoughts) / len(thoughts),
     }
 
 

@@ -16,8 +16,9 @@ from tasks.core.records import Group
 from tasks.learning.shared.batching import MicroBatch, Packing, Row, micro_batches
 from tasks.learning.shared.policy import Autocast, prepare_for_gradients, token_logp
 from tasks.learning.shared.settings import OptimizerSettings
-from tasks.models.architecture import check_own_forward, check_positions, example_ids, limited_attention, own_logp
+from tasks.models.architecture import check_own_forward, example_ids, own_logp
 from tasks.models.differences import Differences, Tolerance
+from tasks.models.limits import check_trainable
 
 NUM_COMPARED = 4  # episodes of the engine
 SHARED, LENGTHS = 8, (20, 14)  # tokens of the sequences compared: the first branches off the second
@@ -31,14 +32,7 @@ def prepare_model(model: PreTrainedModel, settings: OptimizerSettings, *, max_to
 
 
 def check_trainer(model: PreTrainedModel, *, packing: Packing, max_tokens: int) -> None:
-    name = model.config.model_type
-    check_positions(model.config, max_tokens=max_tokens)
-    reason = limited_attention(model.config, max_tokens=max_tokens) if packing == "tree" else None
-    if reason is not None:
-        raise ValueError(
-            f"packing: tree needs every token to attend to all before it, and this {name} model does not: {reason}; "
-            f"tokens of one trajectory would leak into others or be lost. Set packing: none."
-        )
+    check_trainable(model.config, packing=packing, max_tokens=max_tokens)
     check_own_forward(
         model,
         lambda: _gaps_from_own_forward(model, packing),

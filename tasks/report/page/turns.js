@@ -9,6 +9,7 @@
   // turn makes no call and another column does; `tokens` is what heat.js draws, or null.
   turnwise.drawTurn = (turn, number, { difference = null, tokens = null } = {}) => {
     const body = tokens ? [turnwise.heatOf(tokens)] : [
+      turn.thought ? drawThought(turn.thought) : null,
       turn.prose ? el("pre.prose", { dir: "auto" }, turn.prose) : null,
       ...turn.calls.map((call, i) => drawCall(call, difference && difference.call === i ? difference.words : null)),
     ];
@@ -22,6 +23,14 @@
           : fold(["as written", facts].filter(Boolean).join(" · "), el("pre.raw", { dir: "auto" }, turn.raw)),
         turn.follow_up === null ? null : el("p.user", { dir: "auto" }, el("b", "user "), turn.follow_up)));
   };
+
+  // What the model thought is no message: folded, and marked as such.
+  function drawThought(thought) {
+    const size = turnwise.count(thought.num_tokens, "token");
+    return el("details.fold.thought",
+      el("summary", `thought · ${size}${thought.was_cut ? " · cut by its budget" : ""}`),
+      el("pre", { dir: "auto" }, thought.text || "(empty)"));
+  }
 
   function drawCall(call, difference) {
     return el("div.call",

@@ -28,6 +28,7 @@ def prepare_base_model(folder: Path, settings: AssessSections, paths: Paths, env
             texts=embedded_texts(settings.model.embedded, paths, environment),
             vocabulary=environment.vocabulary(),
             settings=settings.model.embedded,
+            template=settings.model.template,
             seed=settings.seed,
             compute=settings.compute,
         )
@@ -46,6 +47,7 @@ def embedded_texts(settings: EmbeddedModelSettings, paths: Paths, environment: E
     texts = [request for problem in read_split(paths, "train") for request in problem.requests]
     for shown in read_records(paths.stage("curate") / "demonstrations.jsonl", Demonstration):
         texts += [*shown.assistant_texts, *(reply for replies in shown.replies for reply in replies)]
+        texts += environment.thoughts(shown) if settings.thinks else []
     if settings.tools_in_prompt:
         texts += [json.dumps(tool.schema(), ensure_ascii=False) for tool in environment.tools]
     return list(dict.fromkeys(texts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
@@ -22,8 +23,9 @@ def demonstration_rows(settings: WarmStartSections, paths: Paths, chat: ChatForm
     rows = []
     with closing(load_environment(settings.environment)) as environment:
         for demonstration in read_records(path, Demonstration):
-            tools = environment.tools_for(problems[demonstration.problem_id])
-            rows.append(demonstration_row(demonstration, chat, [tool.schema() for tool in tools]))
+            tools = [tool.schema() for tool in environment.tools_for(problems[demonstration.problem_id])]
+            thoughts = environment.thoughts(demonstration) if chat.thoughts_are_learnt else []
+            rows.append(demonstration_row(demonstration, chat, tools, thoughts))
     if not rows:
         raise ValueError(
             f"{path}: contains no demonstration, and the base model is below assess.warm_start_below, so a warm start "
@@ -33,13 +35,19 @@ def demonstration_rows(settings: WarmStartSections, paths: Paths, chat: ChatForm
     return rows
 
 
-def demonstration_row(demonstration: Demonstration, chat: ChatFormat, tools: list[dict[str, Any]]) -> Row:
-    """The mask is True for what the assistant wrote, False for prompt and replies."""
+def demonstration_row(
+    demonstration: Demonstration, chat: ChatFormat, tools: list[dict[str, Any]], thoughts: Sequence[str] = ()
+) -> Row:
+    """The mask is True for what the assistant wrote, False for prompt and replies. `thoughts` is empty, or has one for
+    each of its messages.
+    """
     token_ids = chat.prompt_ids(demonstration.request, tools)
     sampled_mask = [False] * len(token_ids)
-    for text, replies in zip(demonstration.assistant_texts, demonstration.replies, strict=True):
-        written = [*chat.encode(chat.call_format.rewrite(text)), chat.end_of_turn]
+    texts = demonstration.assistant_texts
+    for text, replies, thought in zip(texts, demonstration.replies, thoughts or [""] * len(texts), strict=True):
+        given, written = chat.written_ids(chat.call_format.rewrite(text), thought)
+        written = [*written, chat.end_of_calls if replies else chat.end_of_turn]
         answered = chat.reply_ids(tuple(replies)) if replies else []
-        token_ids += written + answered
-        sampled_mask += [True] * len(written) + [False] * len(answered)
+        token_ids += given + written + answered
+        sampled_mask += [False] * len(given) + [True] * len(written) + [False] * len(answered)
     return Row(token_ids, sampled_mask, [0.0] * len(token_ids), advantage=1.0)

@@ -43,11 +43,14 @@ def fine_tune(settings: WarmStartSections, paths: Paths, base: Path, output: Pat
     from tasks.core.progress import progress_bar
     from tasks.learning.sft.trainer import SupervisedTrainer
     from tasks.learning.shared.checkpoints import Checkpoints, seed_generators
-    from tasks.models.folders import load_model, save_snapshot, stored_dtype
+    from tasks.models.folders import load_config, load_model, save_snapshot, stored_dtype
+    from tasks.models.limits import check_trainable
     from tasks.stages.warm_start.rows import demonstration_rows
 
     params, chat = settings.warm_start, load_chat(base)
     rows = demonstration_rows(settings, paths, chat)
+    longest = max(len(row.token_ids) for row in rows)
+    check_trainable(load_config(base), packing=params.packing, max_tokens=longest, key="warm_start.packing")
     seed_generators(settings.seed)
     trainer = SupervisedTrainer(load_model(base, compute=settings.compute), rows, params, seed=settings.seed)
     checkpoints = Checkpoints(resume_folder("warm_start", settings, paths), unit="step")

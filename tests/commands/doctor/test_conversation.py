@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from tasks.commands.doctor.context import DoctorContext, DoctorSections, PlayedReference
 from tasks.commands.doctor.conversation import split_by_mask
@@ -26,7 +29,7 @@ FORGETS = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 NUMBERS = FORGETS.replace("(cut)", "{{ loop.index }}: {{ m.content }}").replace(
-    "not loop.last", "loop.index > 3"
+    "not loop.last", "loop.index > 5"
 )  # keeps its prefix, but a reply reads otherwise the later it comes
 
 
@@ -131,3 +134,14 @@ def test_replies_that_are_cut_or_pose_as_messages_warn(artifacts: Path, monkeypa
     found(
         posing, "warn", 'some contain control tokens of the template: {"done": "<|im_end|>', "Do the same in production"
     )
+
+
+def test_a_family_that_cannot_be_trained_with_these_settings_is_found_in_its_config(
+    artifacts: Path, tmp_path: Path
+) -> None:
+    found(look("model family", artifacts), "pass", "embedded", "")
+    templates.tokenizer(templates.QWEN).save_pretrained(tmp_path)
+    config = {"model_type": "mistral", "sliding_window": 64, "hidden_size": 32, "num_hidden_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file({"weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    found(look("model family", artifacts, model__path=str(tmp_path)), "fail", "sliding_window 64", "packing: none")

@@ -46,7 +46,8 @@ def two_shards(folder: Path) -> TransformersEngine:
     chat = load_chat(folder)
     return TransformersEngine(
         load_model(folder, compute=on_cpu(2)), end_ids=chat.end_ids, temperature=1.0, top_p=1.0, stop=None,
-        max_context=tiny.SAMPLING.max_tokens_per_episode, max_concurrent_episodes=8, num_threads=2,
+        max_context=tiny.SAMPLING.max_tokens_per_episode, max_concurrent_episodes=8, kv_cache_bytes=None,
+        num_threads=2,
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from tasks.learning.grpo.metrics import rollout_metrics
 from tasks.learning.sft.trainer import SupervisedTrainer
 from tasks.models.embedded import build_embedded_model
 from tasks.models.folders import load_model, save_snapshot
-from tasks.models.settings import on_cpu
+from tasks.models.settings import PLAIN_TEMPLATE, on_cpu
 from tasks.stages.train.alarms import Alarm
 from tasks.stages.train.sentinel import Sentinel
 from tasks.stages.train.settings import SentinelSettings, TrainSections
@@ -214,6 +214,7 @@ def start(tmp_path_factory: pytest.TempPathFactory, problems: list[Problem]) -> 
         texts=[text for item in demonstrations for text in texts_of(item)],
         vocabulary=world.vocabulary(),
         settings=tiny.EMBEDDED.model_validate(params["model"]["embedded"]),
+        template=PLAIN_TEMPLATE,
         seed=7,
         compute=on_cpu(1),
     )

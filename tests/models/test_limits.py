@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from tasks.models.architecture import check_positions, limited_attention
+from tasks.models.limits import check_positions, limited_attention
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,76 @@
+"""Thoughts: what a model writes before its message, between marks of its family.
+
+A thought is the policy's own text, so it is sampled, trained on and kept in context; it is not its message, so no call
+and no answer is read from it. A prompt may open the thought itself (`<think>` at its end: DeepSeek, QwQ, Qwen3.5), and
+may close it at once (thinking switched off). In Harmony (gpt-oss) thoughts are messages of the channel `analysis`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtMarks:
+    """`lead` is written before `opening`, `before` between a thought and `closing`, `after` between that and the
+    message. `ends_thoughts_only`: `closing` ends nothing else, so what precedes it is a thought even where `opening` is
+    missing.
+    """
+
+    opening: str
+    closing: str
+    before: str
+    after: str
+    ends_thoughts_only: bool
+    lead: str = ""
+
+    @property
+    def closed(self) -> str:
+        """What closes a thought that was cut."""
+        return f"{self.before}{self.closing}{self.after}"
+
+    def are_in(self, template: str) -> bool:
+        return self.opening in template or (self.ends_thoughts_only and self.closing in template)
+
+    def is_open(self, text: str) -> bool:
+        """Whether the text of a prompt ends within a thought. Text of tools and users has no such mark."""
+        return text.rstrip().endswith(self.opening)
+
+    def split(self, text: str, *, is_open: bool) -> tuple[list[str], str]:
+        """The thoughts of a turn and its message; `is_open`: the prompt opened the first. An unclosed thought has no
+        message.
+        """
+        thoughts, message = list[str](), text
+        while is_open or self._thinks(message, is_first=not thoughts):
+            thought, _, message = message.partition(self.closing)
+            thoughts.append(thought.strip().removeprefix(self.opening).strip())
+            message, is_open = message.removeprefix(self.after).lstrip("\n"), False
+        return thoughts, message
+
+    def _thinks(self, text: str, *, is_first: bool) -> bool:
+        is_closed = is_first and self.ends_thoughts_only and self.closing in text
+        return is_closed or text.lstrip().startswith(self.opening)
+
+    def strip(self, text: str) -> str:
+        """A rendered conversation without its thoughts, closed or at its end."""
+        opening, closing = re.escape(self.opening), re.escape(self.closing + self.after.rstrip("\n"))
+        return re.sub(
+            rf"{re.escape(self.lead)}{opening}(?:(?!{opening}).)*?(?:{closing}\s*|\Z)", "", text, flags=re.DOTALL
+        )
+
+
+def in_tags(opening: str, closing: str) -> ThoughtMarks:
+    return ThoughtMarks(opening, closing, before="\n", after="\n\n", ends_thoughts_only=True)
+
+
+HARMONY = ThoughtMarks(
+    "<|channel|>analysis<|message|>", "<|end|>", before="", after="<|start|>assistant", ends_thoughts_only=False
+)
+CALL = "<|call|>"  # ends a turn of Harmony that calls a tool
+MARKS = (HARMONY, in_tags("<think>", "</think>"), in_tags("[THINK]", "[/THINK]"))
+
+
+def find_marks(template: str) -> ThoughtMarks | None:
+    """The marks that the text of a chat template names; None for a model that does not think."""
+    return next((marks for marks in MARKS if marks.are_in(template)), None)
