@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 from tasks.learning.shared import policy
 from tasks.learning.shared.batching import MicroBatch, Packing, Row, micro_batches
 from tasks.learning.shared.policy import token_logp
-from tasks.models.attention import tree_block_mask
 from tasks.models.folders import load_model
 from tasks.models.settings import on_cpu
+from tasks.models.tree_blocks import tree_block_mask
 from tests import tiny
 from tests.learning.rows import branching_group, random_rows
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from tasks.learning.shared.batching import Row, micro_batches
-from tasks.models.attention import BLOCK, tree_block_mask
+from tasks.models.tree_blocks import BLOCK, tree_block_mask
 
 CPU = torch.device("cpu")
 TABLES = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks", "q_indices")

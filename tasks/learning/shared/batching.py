@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from tasks.core.records import Group, Trajectory
-from tasks.models.attention import Branch, TreePlan, tree_block_mask
+from tasks.models.attention import Branch, TreePlan
+from tasks.models.tree_blocks import tree_block_mask
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
