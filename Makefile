@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-demo test-vllm check lint bench clean setup-demo setup-test setup-vllm-cpu setup-vllm-gpu chromium node
+.PHONY: help demo test test-demo test-vllm check lint bench bench-gpu clean setup-demo setup-test setup-vllm-cpu setup-vllm-gpu chromium node
 
 ifndef PYTHON
 PYTHON := $(shell for p in python3.11 python3 python; do \
@@ -36,6 +36,7 @@ help:  ## this list
 	@echo "make test-vllm  the drills of vLLM's servers, where the engine or its lock has changed since they passed"
 	@echo "make lint   format, lint and types alone"
 	@echo "make bench  the measurements, and the proofs that take minutes (whole flows with vLLM)"
+	@echo "make bench-gpu  the checks of infra/gpu_checklist.md; without a GPU it says so and claims nothing"
 	@echo "make setup-vllm-cpu, make setup-vllm-gpu  add the vLLM engine (engine.name: vllm) to what make demo sets up"
 	@echo "make clean  delete results, the registry with its champion, and caches; .venv stays"
 	@echo "Variables:  TORCH_INDEX=URL  package index to take torch from (a CPU build is ten times smaller than CUDA's)"
@@ -62,6 +63,9 @@ test-vllm: setup-test
 
 bench: setup-test $(PROGRAMS)
 	@$(TIDY) python -m pytest -m "bench $(WITHOUT)" -s $(ARGS)
+
+bench-gpu: setup-test
+	@$(TIDY) python -m tests.benchmarks.gpu
 
 check: lint
 	@$(TIDY) python -m pytest $(PARALLEL) -m "not slow and not browser and not bench and not demo and not drill" $(ARGS)

@@ -142,7 +142,9 @@ def our_batches(
     """turnwise's batches, each computed when it is asked for."""
     sampling, chat = SamplingSettings(**params["sampling"]), load_chat(model_folder)
     engine = EngineSettings(**params["engine"])
-    model = load_model(model_folder, compute=on_cpu(num_threads))
+    device = params["compute"]["device"]
+    compute = on_cpu(num_threads).model_copy(update={"device": device})
+    model = load_model(model_folder, compute=compute)
     everything = [problem for problems in drawn for problem in problems]
     sampler = ProblemSampler(everything, settings, seed=params["seed"])
     order = iter(drawn)
@@ -154,7 +156,7 @@ def our_batches(
                 chat,
                 engine=engine,
                 sampling=sampling,
-                compute=on_cpu(num_threads),
+                compute=compute,
                 model=model,
             ),
             chat,
@@ -170,12 +172,12 @@ def our_batches(
     trainer = GRPOTrainer(
         model,
         settings,
-        compute=on_cpu(num_threads),
+        compute=compute,
         temperature=sampling.temperature,
         max_tokens=sampling.max_tokens_per_episode,
     )
     for _ in drawn:
-        torch.use_deterministic_algorithms(mode=True, warn_only=True)
+        torch.use_deterministic_algorithms(mode=device == "cpu", warn_only=True)
         start = time.perf_counter()
         trainer.iterate(collect)
         seconds = time.perf_counter() - start
@@ -300,7 +302,7 @@ def their_trainer(
             max_grad_norm=settings.max_grad_norm,
             # Nothing that costs time.
             model_init_kwargs={"dtype": "float32", "attn_implementation": "sdpa"},
-            use_cpu=True,
+            use_cpu=params["compute"]["device"] == "cpu",
             bf16=False,
             gradient_checkpointing=False,
             logging_strategy="no",

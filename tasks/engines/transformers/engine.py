@@ -27,7 +27,7 @@ from tasks.engines.transformers.shard import EngineShard
 from tasks.models.architecture import model_logp
 from tasks.models.folders import load_config, load_model
 from tasks.models.limits import check_playable
-from tasks.models.policy_weights import PolicyWeights
+from tasks.models.policy_weights import AdapterShape, PolicyWeights
 from tasks.models.settings import ComputeSettings
 from tasks.models.torch_setup import use_threads
 from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest, never
@@ -182,7 +182,7 @@ def load_engine(
     sampling: SamplingSettings,
     compute: ComputeSettings,
     model: PreTrainedModel | None,
-    lora_rank: int | None,
+    lora: AdapterShape | None,
 ) -> TransformersEngine:
     if model is None:
         check_playable(load_config(folder), max_tokens=sampling.max_tokens_per_episode)

@@ -1,0 +1,151 @@
+"""What has to be seen on a GPU before anything is claimed of one: `make bench-gpu`. infra/gpu_checklist.md explains it.
+
+Without a GPU it says so in one line, exits 0 and claims nothing. Random weights in the shapes of known models are made
+on the spot, so nothing is downloaded. A row that fails is told and the next one runs. **Never run on a GPU.**
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tasks.core.files import write_json
+from tests.conftest import ROOT
+
+FILE = ROOT / "artifacts" / "bench" / "gpu.json"
+NO_GPU = "no GPU: torch finds no CUDA device here, so nothing was measured and nothing is claimed."
+WITHIN = 0.15  # of the memory that plan said
+GOAL_MFU, GOAL_TRL = 0.5, 4.0
+Row = dict[str, Any]
+ITERATIONS = {
+    "iteration, 0.5B in full": ("Qwen2.5-0.5B", False),
+    "iteration, 1.5B in full": ("Qwen2.5-1.5B", False),
+    "iteration, 7B with LoRA": ("Qwen2.5-7B", True),
+}
+
+
+def main() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        print(NO_GPU)
+        return
+    print(f"{torch.cuda.get_device_name()}, {torch.cuda.get_device_properties(0).total_memory / 1e9:.0f} GB")
+    rows: dict[str, Row] = {}
+    for name, check in CHECKS.items():
+        rows[name] = run_check(check)
+        print(name, rows[name], flush=True)
+        write_json(FILE, {"card": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows})
+    print(FILE)
+
+
+def run_check(check: Callable[[], Row]) -> Row:
+    """What it found, or why it could not."""
+    try:
+        return check()
+    except Exception as error:
+        traceback.print_exc()
+        return {"failed": f"{type(error).__name__}: {error}"}
+
+
+def train_step() -> Row:
+    """A packed update at 1.5B through FlexAttention: MFU on distinct tokens, against rows one by one."""
+    from tests.benchmarks import on_cuda
+
+    found = on_cuda.measure()
+    return {"left_out": found} if isinstance(found, str) else {**found, "goal_mfu": GOAL_MFU}
+
+
+def vllm_checks() -> Row:
+    """Start, sleep, wake, weights by disk, IPC, NCCL and adapter; whether log-probs are the trainer's after each."""
+    with small_model() as folder:
+        return run_module("tests.benchmarks.gpu_vllm", str(folder))
+
+
+def iteration(model: str, has_lora: bool) -> Row:
+    """Seconds and peak of each phase, tokens per second, MFU of the update, and memory against plan."""
+    from tests.benchmarks.at_size import GROUP_SIZE, GROUPS, SAMPLED, TURNS, Variant, in_a_process, planned
+
+    variant = Variant(model, "bfloat16", has_lora, device="cuda", num_threads=8)
+    with tempfile.TemporaryDirectory() as folder:
+        in_a_process("build", Path(folder), variant)
+        done = in_a_process("iterate", Path(folder), variant)
+        again = in_a_process("resume", Path(folder), variant)
+    told = planned(variant)
+    sampled = GROUPS * GROUP_SIZE * TURNS * SAMPLED
+    return {
+        **asdict(variant), **done, "planned": told, "memory_ratio": done["peak"] / told["peak"], "within": WITHIN,
+        "is_resumed": again["sum"] == done["sum"], "sampled_tokens_per_second": sampled / done["seconds"]["rollout"],
+        **update_mfu(variant, done["seconds"]["update"]),
+    }  # fmt: skip
+
+
+def update_mfu(variant: Any, seconds: float) -> Row:
+    """Operations of the weights over time and the card's own matrix rate, on distinct tokens and on padded ones."""
+    import torch
+
+    from tasks.planning.shapes import known_shape
+    from tests.benchmarks.at_size import GROUP_SIZE, GROUPS, REPLY, SAMPLED, TURNS
+    from tests.benchmarks.floor import matrix_rate
+
+    rate = matrix_rate(torch.bfloat16, sizes=(4096, 8192), device="cuda")
+    own = TURNS * SAMPLED + (TURNS - 1) * REPLY
+    distinct = GROUPS * (variant.prompt + GROUP_SIZE * own)
+    padded = GROUPS * GROUP_SIZE * (variant.prompt + own)
+    # Forward and backward, the reference's forward, and forward again for checkpointing, which counts as no progress.
+    a_token = 2 * 4 * known_shape(variant.model).matrix_parameters
+    return {
+        "matrix_rate": rate,
+        "mfu_distinct": a_token * distinct / seconds / rate,
+        "mfu_padded": a_token * padded / seconds / rate,
+        "goal_mfu": GOAL_MFU,
+    }
+
+
+def against_trl() -> Row:
+    """One GRPO batch of each on the same problems in the same process. The model is the demo's, of 0.4 million weights:
+    what the loop costs, and not yet what a large model does.
+    """
+    from tasks.core.splits import read_split
+    from tests.benchmarks import trl_step
+    from tests.benchmarks.demo import demo_artifacts, demo_params
+
+    paths, params = demo_artifacts(), demo_params()
+    params["compute"] |= {"device": "cuda"}
+    found = trl_step.measure(
+        paths.stage("warm_start") / "model", read_split(paths, "train"), params, num_threads=8, rounds=3
+    )
+    return {**found, "goal": GOAL_TRL}
+
+
+def run_module(module: str, *arguments: str) -> Row:
+    """In a process of its own, which gives its GPU memory back."""
+    done = subprocess.run([sys.executable, "-m", module, *arguments], cwd=ROOT, capture_output=True, text=True)
+    return {"status": done.returncode, "told": (done.stdout or done.stderr).splitlines()[-40:]}
+
+
+@contextmanager
+def small_model() -> Iterator[Path]:
+    from tests import tiny
+
+    with tempfile.TemporaryDirectory() as folder:
+        yield tiny.model_folder(Path(folder) / "model")
+
+
+CHECKS: dict[str, Callable[[], Row]] = {
+    "update at 1.5B": train_step,
+    "vLLM on the trainer's GPU": vllm_checks,
+    **{name: partial(iteration, *model) for name, model in ITERATIONS.items()},
+    "against TRL": against_trl,
+}
+
+if __name__ == "__main__":
+    main()
