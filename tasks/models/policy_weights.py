@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,3 +29,13 @@ class PolicyWeights:
     def of(cls, model: PreTrainedModel) -> PolicyWeights:
         """The weights of a model without an adapter."""
         return cls(model, lambda: ((name, tensor.detach()) for name, tensor in model.state_dict().items()))
+
+
+class AdapterShape(Protocol):
+    """What an engine must know of LoRA adapters before the first; `target_modules` is `all-linear` or names."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def target_modules(self) -> str | list[str]: ...

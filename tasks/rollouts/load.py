@@ -14,7 +14,7 @@ from tasks.chat.format import ChatFormat, load_chat
 from tasks.core.records import Problem
 from tasks.models.architecture import model_logp
 from tasks.models.folders import load_model, model_config
-from tasks.models.policy_weights import PolicyWeights
+from tasks.models.policy_weights import AdapterShape, PolicyWeights
 from tasks.models.settings import ComputeSettings
 from tasks.rollouts.engine import Engine, FixedWeights
 from tasks.rollouts.probe import compare_logp, probe_sequences
@@ -79,17 +79,17 @@ def load_engine(
     sampling: SamplingSettings,
     compute: ComputeSettings,
     model: PreTrainedModel | None = None,
-    lora_rank: int | None = None,
+    lora: AdapterShape | None = None,
 ) -> Engine:
     """The configured engine over the model in `folder`; the caller closes it.
 
     `model` is a trainer's: an engine in the same memory generates with it, one with its own memory starts from the
-    folder and gets the model's weights at each refresh: where `lora_rank` says that they are an adapter of this rank
-    over those in `folder`, the adapter alone.
+    folder and gets the model's weights at each refresh: where they are a `lora` adapter over those in
+    `folder`, the adapter alone.
     """
     module = importlib.import_module(f"tasks.engines.{engine.name}.engine")
     found: Engine = module.load_engine(
-        folder, chat, engine=engine, sampling=sampling, compute=compute, model=model, lora_rank=lora_rank
+        folder, chat, engine=engine, sampling=sampling, compute=compute, model=model, lora=lora
     )
     return found
 

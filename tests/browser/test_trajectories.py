@@ -354,6 +354,16 @@ def test_what_models_and_tools_wrote_is_inert_and_readable(hostile_report: Path,
     assert all(address.startswith("file://") for address in tab.requests)
 
 
+def test_a_thought_is_folded_apart_from_the_message_and_says_what_cut_it(hostile_report: Path, open_page: Open):
+    page = open_page(hostile_report.parent / "trajectories.html", f"problem={PROBLEM}").page
+    thought = page.locator(".thought").first
+    assert thought.locator("summary").inner_text() == "thought · 7 tokens · cut by its budget"
+    assert not thought.locator("pre").is_visible()
+    thought.locator("summary").click()
+    assert HANDLER in thought.locator("pre").inner_text()
+    assert page.locator(".thought").count() == 2  # one of each policy; no other turn has one
+
+
 def test_a_reply_of_a_megabyte_opens_in_part_and_says_what_is_missing(hostile_report: Path, open_page: Open):
     page = open_page(hostile_report.parent / "trajectories.html", f"problem={PROBLEM}").page
     reply = page.locator(".reply", has_text="xxxx").first

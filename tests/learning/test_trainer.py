@@ -15,6 +15,7 @@ from tasks.core.records import Group
 from tasks.learning.grpo.trainer import Collect, GRPOTrainer
 from tasks.learning.shared.batching import Row, micro_batches
 from tasks.learning.shared.checkpoints import seed_generators
+from tasks.learning.shared.host_memory import HostMemory
 from tasks.learning.shared.lora import POLICY, Adapter
 from tasks.learning.shared.optimizer import Step
 from tasks.learning.shared.policy import token_logp
@@ -518,3 +519,51 @@ def test_a_trainer_written_down_and_put_back_goes_on_bitwise(folder: Path, chang
     assert rows == expected
     for part, named in whole.tensors().items():
         assert all(torch.equal(tensor, second.tensors()[part][name]) for name, tensor in named.items()), part
+
+
+BFLOAT16 = on_cpu(1).model_copy(update={"weights": "bfloat16", "offload": "optimizer"})
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_16_bit_weights_move_by_their_masters_which_a_checkpoint_brings_back_bitwise(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
+) -> None:
+    """Rates of 1e-5 would move no bfloat16 weight near 1; the masters move, and some weights follow. The state waits in
+    buffers between the iterations, as it would in the host's memory.
+    """
+    monkeypatch.setattr(
+        "tasks.learning.grpo.trainer.prepare_model", lambda *_, **__: None
+    )  # its tolerance is float32's
+
+    def in_bfloat16() -> GRPOTrainer:
+        model = load_model(folder, compute=BFLOAT16)
+        options = grpo(optimizer=optimizer, learning_rate=1e-5, kl_weight=0.0)
+        trainer = GRPOTrainer(model, options, compute=BFLOAT16, temperature=1.0, max_tokens=200)
+        trainer.optimizer.host = HostMemory(torch.device("cpu"))
+        return trainer
+
+    whole, first, second = in_bfloat16(), in_bfloat16(), in_bfloat16()
+    start = whole.optimizer.tensors()["master.0"].clone()
+    expected = run_of(whole, 4)
+    rows = run_of(first, 2)
+    kept = {part: {name: t.clone() for name, t in named.items()} for part, named in first.tensors().items()}
+    second.load(kept, first.state())
+    assert rows + run_of(second, 2) == expected
+    for part, named in whole.tensors().items():
+        assert all(torch.equal(tensor, second.tensors()[part][name]) for name, tensor in named.items()), part
+    masters, parameters = whole.optimizer.masters, whole.optimizer.parameters
+    assert {tensor.dtype for tensor in masters} == {torch.float32}
+    assert not torch.equal(masters[0], start)
+    assert all(torch.equal(p, m.bfloat16()) for p, m in zip(parameters, masters, strict=True))
+
+
+def test_a_roll_back_of_16_bit_weights_takes_the_masters_along(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.learning.grpo.trainer.prepare_model", lambda *_, **__: None)
+    model = load_model(folder, compute=BFLOAT16)
+    trainer = GRPOTrainer(model, grpo(kl_weight=0.0), compute=BFLOAT16, temperature=1.0, max_tokens=200)
+    good = {name: tensor.clone() for name, tensor in trainer.tensors()["policy"].items()}
+    trainer.iterate(fresh([1.0, 0.0, 0.0, 0.0]))
+    trainer.roll_back(good, step_factor=0.5)
+    masters, parameters = trainer.optimizer.masters, trainer.optimizer.parameters
+    assert all(torch.equal(m, p.float()) for p, m in zip(parameters, masters, strict=True))
+    assert all(torch.equal(tensor, good[name]) for name, tensor in trainer.tensors()["policy"].items())

@@ -45,7 +45,7 @@ def _hostile_row() -> dict:
             calls=[{"name": "read_log", "arguments": {}}, {}],
             replies=[HUGE, f"no text: {NO_UTF_8}"],
         ),
-        Turn(text=CLOSING),
+        Turn(text=CLOSING, thought=f"{SCRIPT}{HANDLER}{CLOSING}", num_thought_tokens=7, thought_was_cut=True),
     ]
     row = trajectory(PROBLEM, False, category="book/declined", turns=turns, num_invalid_calls=1).to_row()
     return {**row, "request": f"{SCRIPT}{CLOSING} مرحبا {REVERSED}"}

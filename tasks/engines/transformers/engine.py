@@ -21,15 +21,15 @@ from transformers import PreTrainedModel
 from tasks.chat.format import ChatFormat
 from tasks.engines.transformers.check import check_architecture
 from tasks.engines.transformers.decode_step import Decoder
-from tasks.engines.transformers.memory import check_budget, forward_limits, free_unused, position_bytes, smallest_cache
+from tasks.engines.transformers.memory import check_budget, forward_limits, position_bytes, smallest_cache
 from tasks.engines.transformers.settings import kv_cache_bytes
 from tasks.engines.transformers.shard import EngineShard
 from tasks.models.architecture import model_logp
 from tasks.models.folders import load_config, load_model
 from tasks.models.limits import check_playable
-from tasks.models.policy_weights import PolicyWeights
+from tasks.models.policy_weights import AdapterShape, PolicyWeights
 from tasks.models.settings import ComputeSettings
-from tasks.models.torch_setup import use_threads
+from tasks.models.torch_setup import free_unused, use_threads
 from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest, never
 from tasks.rollouts.sampling import StopStrings
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
@@ -182,7 +182,7 @@ def load_engine(
     sampling: SamplingSettings,
     compute: ComputeSettings,
     model: PreTrainedModel | None,
-    lora_rank: int | None,
+    lora: AdapterShape | None,
 ) -> TransformersEngine:
     if model is None:
         check_playable(load_config(folder), max_tokens=sampling.max_tokens_per_episode)

@@ -1,8 +1,7 @@
 """vLLM's engine core, the process its model runs in: started, asked, given weights, and always ended.
 
 Each call that waits for the core is watched: a core that dies or falls silent ends the wait with `core_death()`. A core
-survives the kill of its parent; then the guardian ends it (`core/child_processes.py`). The GPU-only parts (IPC, sleep
-and wake) are written from vLLM 0.32's sources and have never run. `in_process.py` restarts it.
+survives the kill of its parent; then the guardian ends it (`core/child_processes.py`). `in_process.py` restarts it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from tasks.core.text import one_line
 from tasks.engines.vllm import shared as vllm_shared
 from tasks.engines.vllm.ipc import check_transfer, send_by_ipc, transfer_arguments
 from tasks.engines.vllm.settings import VLLMSettings, settings_of
-from tasks.models.policy_weights import PolicyWeights
+from tasks.models.policy_weights import AdapterShape, PolicyWeights
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 
 if TYPE_CHECKING:
@@ -145,7 +144,7 @@ class VLLMCore:
 
 
 def start_core(
-    folder: Path, settings: EngineSettings, sampling: SamplingSettings, *, lora_rank: int | None
+    folder: Path, settings: EngineSettings, sampling: SamplingSettings, *, lora: AdapterShape | None
 ) -> VLLMCore:
     options = settings_of(settings)
     os.environ |= ENVIRONMENT | {"VLLM_ENGINE_READY_TIMEOUT_S": str(int(options.start_timeout_seconds))}
@@ -166,7 +165,11 @@ def start_core(
     guardian.remove(sockets)
     try:
         with _set_variables(vllm_shared.private_sockets(sockets) | ({} if _on_gpu() else _cpu_environment())):
-            llm = LLM(str(folder), **_arguments(options, max_model_len, settings.max_concurrent_episodes, lora_rank))
+            llm = LLM(
+                str(folder),
+                **_arguments(options, max_model_len, settings.max_concurrent_episodes),
+                **vllm_shared.lora_arguments(lora, folder),
+            )
     except (RuntimeError, TimeoutError, ValueError, core_death()) as error:
         shutil.rmtree(sockets, ignore_errors=True)
         raise NotStarted(
@@ -182,7 +185,7 @@ def start_core(
     return VLLMCore(llm, watch, sockets)
 
 
-def _arguments(options: VLLMSettings, max_model_len: int, max_num_seqs: int, lora_rank: int | None) -> dict[str, Any]:
+def _arguments(options: VLLMSettings, max_model_len: int, max_num_seqs: int) -> dict[str, Any]:
     on_gpu_alone = {"gpu_memory_utilization": options.gpu_memory_utilization, "enable_sleep_mode": True}
     on_cpu_alone = {
         "kv_cache_memory_bytes": options.kv_cache_gib * GIB,
@@ -206,7 +209,6 @@ def _arguments(options: VLLMSettings, max_model_len: int, max_num_seqs: int, lor
         "use_tqdm_on_load": False,
         **(on_gpu_alone if _on_gpu() else on_cpu_alone),
         **transfer_arguments(options.transfer),
-        **vllm_shared.lora_arguments(lora_rank),
     }
 
 

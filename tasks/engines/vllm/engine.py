@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tasks.chat.format import ChatFormat
 from tasks.engines.vllm.settings import settings_of
+from tasks.models.policy_weights import AdapterShape
 from tasks.models.settings import ComputeSettings
 from tasks.rollouts.engine import Engine
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
@@ -23,12 +24,12 @@ def load_engine(
     sampling: SamplingSettings,
     compute: ComputeSettings,
     model: PreTrainedModel | None,
-    lora_rank: int | None,
+    lora: AdapterShape | None,
 ) -> Engine:
     if settings_of(engine).mode == "server":
         from tasks.engines.vllm.server_engine import ServerEngine
 
-        return ServerEngine(folder=folder, chat=chat, sampling=sampling, settings=engine, lora_rank=lora_rank)
+        return ServerEngine(folder=folder, chat=chat, sampling=sampling, settings=engine, lora=lora)
     from tasks.engines.vllm.in_process import VLLMEngine
 
-    return VLLMEngine(folder=folder, chat=chat, sampling=sampling, settings=engine, lora_rank=lora_rank)
+    return VLLMEngine(folder=folder, chat=chat, sampling=sampling, settings=engine, lora=lora)

@@ -3,7 +3,7 @@
 A turn's prompt is the whole conversation as ids, which vLLM's prefix cache mostly has. The model runs in vLLM's engine
 core, another process: on CPU a worker binds its threads to cores and replaces `torch.set_num_threads`. A core that dies
 or falls silent is started again, and its turns are repeated with the same seeds. Weights arrive by folder, or by IPC on
-a shared GPU, which has never run; a probe follows each refresh.
+a shared GPU; a probe follows each refresh.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tasks.engines.vllm import shared as vllm_shared
 from tasks.engines.vllm.core_process import NotStarted, VLLMCore, core_death, start_core
 from tasks.engines.vllm.settings import WRONG_DTYPE, settings_of
 from tasks.engines.vllm.weights_folder import WeightsFolder
-from tasks.models.policy_weights import PolicyWeights
+from tasks.models.policy_weights import AdapterShape, PolicyWeights
 from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest, never
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 
@@ -29,7 +29,7 @@ HALF_APPLIED = "half applied"  # what vLLM calls its weights while a refresh is 
 
 
 class VLLMEngine:
-    """`lora_rank` is of a policy that is an adapter over the weights in `folder`; a refresh then sends it alone."""
+    """With `lora` the policy is an adapter over the weights in `folder`; a refresh then sends it alone."""
 
     has_own_memory = knows_its_weights = True
     remedy = WRONG_DTYPE
@@ -41,9 +41,9 @@ class VLLMEngine:
         chat: ChatFormat,
         sampling: SamplingSettings,
         settings: EngineSettings,
-        lora_rank: int | None = None,
+        lora: AdapterShape | None = None,
     ):
-        self.options, self.settings, self.lora_rank = settings_of(settings), settings, lora_rank
+        self.options, self.settings, self.lora = settings_of(settings), settings, lora
         self.chat, self.sampling, self.policy_version = chat, sampling, 0
         self.conversation: dict[EpisodeHandle, list[int]] = {}
         self.under_way: dict[str, TurnRequest] = {}
@@ -139,7 +139,7 @@ class VLLMEngine:
 
     @property
     def _takes_adapters(self) -> bool:
-        return self.lora_rank is not None and self.has_first_weights
+        return self.lora is not None and self.has_first_weights
 
     def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
         """Prompt log-probs, which vLLM gives before temperature and top-p and never takes from the prefix cache."""
@@ -245,7 +245,7 @@ class VLLMEngine:
         return "stop_string" if reason == "stop" else "length"
 
     def _start(self) -> VLLMCore:
-        return start_core(self.served, self.settings, self.sampling, lora_rank=self.lora_rank)
+        return start_core(self.served, self.settings, self.sampling, lora=self.lora)
 
     def _restart(self, death: Exception) -> None:
         """Start a new core with the current weights and repeat the turns under way, until one survives."""

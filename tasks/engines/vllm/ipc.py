@@ -1,7 +1,7 @@
 """Weights from the trainer to vLLM without a folder: which transfer is allowed where, and CUDA IPC on one GPU.
 
 vLLM's own sender walks the tensors in chunks; this module gives it the policy's tensors and calls the engine. Written
-from vLLM 0.32's sources; never run, for want of a GPU. `nccl.py` is for servers on other GPUs.
+from vLLM 0.32's sources. `nccl.py` is for servers on other GPUs.
 """
 
 from __future__ import annotations

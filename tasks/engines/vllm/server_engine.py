@@ -28,7 +28,7 @@ from tasks.engines.vllm.settings import WRONG_DTYPE, settings_of
 from tasks.engines.vllm.shared import max_model_len, vocabulary_size
 from tasks.engines.vllm.turns import ask_turn, score_on_all
 from tasks.engines.vllm.weights_folder import WeightsFolder
-from tasks.models.policy_weights import PolicyWeights
+from tasks.models.policy_weights import AdapterShape, PolicyWeights
 from tasks.rollouts.engine import EpisodeHandle, FixedWeights, TurnReply, TurnRequest, never
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 
@@ -39,8 +39,8 @@ TICK_SECONDS = 0.01  # between two checks whether `poll` should end early
 class ServerEngine:
     """Generates with the model in `folder`, later with what `refresh` brings. Servers start when first needed.
 
-    `lora_rank` is of a policy that is an adapter over the weights in `folder`: servers started here then get it alone,
-    those in `urls` the merged weights.
+    With `lora` the policy is an adapter over the weights in `folder`: servers started here then get it alone, those in
+    `urls` the merged weights.
     """
 
     has_own_memory = True
@@ -53,7 +53,7 @@ class ServerEngine:
         chat: ChatFormat,
         sampling: SamplingSettings,
         settings: EngineSettings,
-        lora_rank: int | None = None,
+        lora: AdapterShape | None = None,
     ):
         options = settings_of(settings)
         self.knows_its_weights = not options.urls
@@ -64,7 +64,7 @@ class ServerEngine:
         self.vocabulary_size = vocabulary_size(folder, chat.tokenizer)
         self.policy_version = 0
         self.weights_folder = WeightsFolder(Path(options.folder), chat.tokenizer, dtype=options.dtype)
-        self.lora_rank = None if options.urls else lora_rank
+        self.lora = None if options.urls else lora
         self.first_folder: Path | None = None
         self.log_folder = Path(options.folder) / f"logs-{os.getpid()}"
         self.run_name, self.num_refreshes, self.num_torn_exports = uuid.uuid4().hex[:12], 0, 0
@@ -149,10 +149,10 @@ class ServerEngine:
 
     def _weights(self, given: PolicyWeights, policy_version: int) -> Weights:
         label = f"{self.run_name}-{self.num_refreshes}"
-        if self.lora_rank is not None and given.save_adapter is not None:
+        if self.lora is not None and given.save_adapter is not None:
             adapter = self.weights_folder.export_adapter(given.save_adapter, policy_version)
             return Weights(self._first_folder(), label, policy_version, adapter=adapter)
-        self.lora_rank = None  # other weights come below it
+        self.lora = None  # other weights come below it
         if self.options.transfer == "disk":
             return Weights(self._export(given, policy_version), label, policy_version)
         served = self.servers.weights if self.servers is not None else None
@@ -198,7 +198,7 @@ class ServerEngine:
             max_model_len=max_model_len(self.model_folder, self.sampling),
             max_num_seqs=self.max_num_seqs,
             log_folder=self.log_folder,
-            lora_rank=self.lora_rank,
+            lora=self.lora,
         )
 
     def _make_client(self, url: str) -> VLLMClient:

@@ -14,10 +14,12 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from tasks.core.child_processes import ChildProcess
 from tasks.engines.vllm import shared as vllm_shared
 from tasks.engines.vllm.settings import VLLMSettings
+from tasks.models.policy_weights import AdapterShape
 
 MODEL_NAME = "policy"
 LOOK_AGAIN_SECONDS = 0.25
@@ -41,7 +43,7 @@ class ServerProcess(ChildProcess):
         max_model_len: int,
         max_num_seqs: int,
         log_folder: Path,
-        lora_rank: int | None,
+        lora: AdapterShape | None,
     ):
         sockets = vllm_shared.private_folder()
         self.settings, self.socket = settings, sockets / "server"
@@ -53,10 +55,10 @@ class ServerProcess(ChildProcess):
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             on_gpu=num_gpus() > 0,
-            lora_rank=lora_rank,
+            lora=lora,
         )
         variables = server_environment(settings, number=number, num_gpus=num_gpus())
-        if lora_rank is not None:
+        if lora is not None:
             variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         log_folder.mkdir(parents=True, exist_ok=True)
         super().__init__(
@@ -94,7 +96,7 @@ def serve_command(
     max_model_len: int,
     max_num_seqs: int,
     on_gpu: bool,
-    lora_rank: int | None = None,
+    lora: AdapterShape | None = None,
 ) -> list[str]:
     """Log-probs are of the distribution sampled from; only requests set the sampling."""
     command = [
@@ -112,8 +114,8 @@ def serve_command(
         command.append("--enforce-eager")
     if settings.transfer == "nccl":
         command += ["--weight-transfer-config", json.dumps({"backend": "nccl"})]
-    for name, value in vllm_shared.lora_arguments(lora_rank).items():
-        command += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    for name, value in vllm_shared.lora_arguments(lora, folder).items():
+        command += [f"--{name.replace('_', '-')}", *_words(value)]
     if on_gpu:
         return [*command, "--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
     step = str(vllm_shared.whole_prompts(max_model_len))
@@ -123,6 +125,10 @@ def serve_command(
         *("--no-enable-chunked-prefill", "--max-num-batched-tokens", step),
         *("--distributed-executor-backend", vllm_shared.cpu_executor(settings.tensor_parallel_size)),
     ]
+
+
+def _words(value: Any) -> list[str]:
+    return [] if value is True else value if isinstance(value, list) else [str(value)]
 
 
 def server_environment(settings: VLLMSettings, *, number: int, num_gpus: int) -> dict[str, str]:

@@ -6,18 +6,22 @@ Measured with vLLM 0.32 on CPU: each line prevents a wrong answer, a dead engine
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.models.files import read_header, weight_files
 from tasks.models.folders import model_config
+from tasks.models.policy_weights import AdapterShape
 from tasks.rollouts.settings import SamplingSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vLLM allocates for one of these
+MATRIX_OF_A_LAYER = re.compile(r".+\.[0-9]+\..*?([^.]+)\.weight")
 
 SEED_BITS = 63  # a turn's seed has 64 bits, vLLM takes a signed integer of 64
 
@@ -75,17 +79,35 @@ def vocabulary_size(model_folder: Path, tokenizer: PreTrainedTokenizerBase) -> i
     return max(len(tokenizer), config.get("text_config", config).get("vocab_size") or 0)
 
 
-def lora_arguments(rank: int | None) -> dict[str, Any]:
-    """What vLLM must be started with to take the policy as an adapter of `rank`: room for one."""
-    if rank is None:
+def lora_arguments(lora: AdapterShape | None, folder: Path) -> dict[str, Any]:
+    """What vLLM must be started with to take a `lora` adapter over the weights in `folder`: room for one.
+
+    The output head is named by no adapter of ours and must not be by default: with a head made for adapters vLLM
+    computes prompt log-probs of two requests by the mapping of one, and dies.
+    """
+    if lora is None:
         return {}
-    fitting = [most for most in MAX_LORA_RANKS if most >= rank]
+    fitting = [most for most in MAX_LORA_RANKS if most >= lora.rank]
     if not fitting:
         raise ValueError(
-            f"train.lora.rank is {rank} and vLLM takes adapters of rank {MAX_LORA_RANKS[-1]} at most, so it could not "
-            f"generate with the policy. Lower the rank, or set engine.name: transformers."
+            f"train.lora.rank is {lora.rank} and vLLM takes adapters of rank {MAX_LORA_RANKS[-1]} at most, so it could "
+            f"not generate with the policy. Lower the rank, or set engine.name: transformers."
         )
-    return {"enable_lora": True, "max_lora_rank": fitting[0], "max_loras": 1, "max_cpu_loras": 1}
+    targets = lora.target_modules if isinstance(lora.target_modules, list) else matrices_of_layers(folder)
+    return {
+        "enable_lora": True,
+        "max_lora_rank": fitting[0],
+        "max_loras": 1,
+        "max_cpu_loras": 1,
+        "lora_target_modules": targets,
+    }
+
+
+def matrices_of_layers(folder: Path) -> list[str]:
+    """The last names of the modules inside layers that have a matrix, such as q_proj."""
+    headers = [read_header(file) for file in weight_files(folder, is_adapter=False)]
+    names = [name for header in headers for name, _, shape in header if len(shape) == 2]
+    return sorted({found[1] for name in names if (found := MATRIX_OF_A_LAYER.fullmatch(name))})
 
 
 def cpu_executor(tensor_parallel_size: int) -> str:

@@ -94,7 +94,7 @@ class TrainingRun:
             resources.callback(self.pipeline.close)
 
     def _start_engine(self, resources: ExitStack, model: PreTrainedModel | None = None) -> None:
-        settings, lora = self.settings, self.params.lora
+        settings = self.settings
         self.engine = load_engine(
             self.start,
             self.chat,
@@ -102,7 +102,7 @@ class TrainingRun:
             sampling=settings.sampling,
             compute=settings.compute,
             model=model,
-            lora_rank=None if lora is None else lora.rank,
+            lora=self.params.lora,
         )
         resources.callback(self.engine.close)
 

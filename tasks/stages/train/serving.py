@@ -52,10 +52,11 @@ class Serving:
 
     def refresh(self, version: int) -> None:
         """With the policy as it is now."""
+        probe_logp = self._probe_logp()
         if self.has_own_memory:
             free_unused(self.model.device)
         weights = PolicyWeights.of(self.model) if self.adapter is None else self.adapter.weights(POLICY)
-        self._refresh(weights, version, self._probe_logp())
+        self._refresh(weights, version, probe_logp)
 
     @torch.no_grad()
     def copy(self) -> Copy:

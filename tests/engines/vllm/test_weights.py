@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tasks.chat.format import load_chat
 from tasks.core.background import run
 from tasks.core.files import read_json, write_json
 from tasks.engines.scripted.scripts import ScriptedEngine
+from tasks.engines.vllm.served_tensors import served_tensors, write_tensors
 from tasks.engines.vllm.server import Server, Weights
 from tasks.engines.vllm.weights_folder import WeightsFolder, has_tied_head, read_record
 from tasks.environments.travel_desk.environment import TravelDesk
@@ -45,6 +49,62 @@ def test_the_copy_has_an_output_head_of_its_own_and_computes_the_same(folder: Pa
     assert model.config.tie_word_embeddings is True
     ids = [list(range(20, 60))]
     assert model_logp(copy, ids)[0] == pytest.approx(model_logp(model, ids)[0], abs=1e-6)
+
+
+def test_weights_leave_in_the_engines_dtype_and_the_config_says_which(folder: Path, tmp_path: Path) -> None:
+    """16 bits are half of what a float32 trainer has; nothing is rounded where both have the same."""
+    model, sizes = load_model(folder, compute=on_cpu(1)), {}
+    for dtype in ("float32", "bfloat16", "auto"):
+        weights = WeightsFolder(tmp_path / dtype, load_tokenizer(folder), dtype=dtype)
+        copy = weights.export(PolicyWeights.of(model), 1)
+        sizes[dtype] = sum(tensor.nbytes for tensor in load_file(copy / "model-00001.safetensors").values())
+        assert read_json(copy / "config.json")["dtype"] == {"auto": "float32"}.get(dtype, dtype)
+    assert sizes["float32"] == sizes["auto"] == 2 * sizes["bfloat16"]
+
+
+def test_tensors_are_written_a_file_at_a_time(folder: Path, tmp_path: Path) -> None:
+    """Those of the layers, at most 64 kB a file. A merged tensor exists only until its file is written."""
+    model = load_model(folder, compute=on_cpu(1))
+    layers = {name: tensor for name, tensor in PolicyWeights.of(model).tensors() if ".layers." in name}
+    alive: list[weakref.ref[torch.Tensor]] = []
+    most = 0
+
+    def merged() -> Iterator[tuple[str, torch.Tensor]]:
+        nonlocal most
+        for name, tensor in layers.items():
+            made = tensor.clone()
+            alive.append(weakref.ref(made))
+            most = max(most, sum(item.nbytes for ref in alive if (item := ref()) is not None))
+            yield name, made
+
+    write_tensors(tmp_path, served_tensors(PolicyWeights(model, merged), torch.float32), max_bytes=64_000)
+    sizes = [tensor.nbytes for tensor in layers.values()]
+    assert most <= 64_000 + 3 * max(sizes) < sum(sizes)
+    files = sorted(tmp_path.glob("*.safetensors"))
+    assert len(files) > 3
+    written = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    assert written.keys() == layers.keys()
+    assert all(torch.equal(written[name], layers[name]) for name in layers)
+    assert read_json(tmp_path / "model.safetensors.index.json")["weight_map"].keys() == layers.keys()
+
+
+def test_a_copy_of_the_tensors_shares_no_memory_with_the_trainer(folder: Path) -> None:
+    model = load_model(folder, compute=on_cpu(1))
+    own = {tensor.data_ptr() for tensor in model.state_dict().values()}
+    for dtype in (None, torch.float32, torch.bfloat16):
+        copies = dict(served_tensors(PolicyWeights.of(model), dtype, copy=True))
+        assert not own & {tensor.data_ptr() for tensor in copies.values()}
+        assert {tensor.dtype for tensor in copies.values()} == {dtype or torch.float32}
+
+
+def test_the_last_two_adapters_are_kept_beside_the_weights_below_them(folder: Path, weights: WeightsFolder) -> None:
+    def save(place: Path) -> None:
+        (place / "adapter_config.json").write_text("{}", encoding="utf-8")
+
+    weights.open_model(folder)
+    for version in (1, 2, 3):
+        weights.export_adapter(save, version)
+    assert names(weights) == ["adapter-000002-3", "adapter-000003-4", "version-000000-1"]
 
 
 def test_an_untied_model_is_served_from_where_it_lies(folder: Path, weights: WeightsFolder) -> None:

@@ -14,9 +14,10 @@ from tasks.engines.vllm import in_process
 from tasks.learning.shared.optimizer import Optimizer
 from tasks.stages.train import groups as grouping
 from tasks.stages.train import run as training
+from tasks.stages.train import serving
 from tests import tiny
 from tests.engine_benches import engine_settings, vllm_settings
-from tests.stages.train.test_training import settings
+from tests.stages.train.test_training import LORA, settings
 
 pytestmark = pytest.mark.slow
 ITERATION = ["empty_cache", "wake weights", "load", "wake kv_cache", "roll out", "sleep", "offload in", "offload out"]
@@ -99,7 +100,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(in_process, "core_death", lambda: ConnectionError)
     monkeypatch.setattr(in_process.VLLMEngine, "_params", lambda self, **named: named)
     monkeypatch.setattr(training, "load_model", noting("load the trainer's model", training.load_model))
-    monkeypatch.setattr(training, "free_unused", noting("empty_cache", lambda device: None))
+    monkeypatch.setattr(serving, "free_unused", noting("empty_cache", lambda device: None))
     monkeypatch.setattr(Optimizer, "load_to_device", noting("offload in", lambda self: None))
     monkeypatch.setattr(Optimizer, "offload", noting("offload out", lambda self: None))
     monkeypatch.setattr(grouping, "reward", tiny.reward_of_any_text)
@@ -125,3 +126,11 @@ def test_vllm_has_the_gpu_first_and_sleeps_whenever_the_trainer_computes(calls: 
     """The trainer's moments go out as soon as they are made, which is before the first iteration."""
     train(tmp_path)
     assert calls == ["start", "sleep", "load the trainer's model", "offload out", *ITERATION, *ITERATION]
+
+
+def test_under_lora_the_weights_below_the_adapter_are_kept_while_vllm_sleeps(calls: list[str], tmp_path: Path) -> None:
+    train(tmp_path, lora=LORA)
+    sleeps = [call for call in calls if call.startswith("sleep")]
+    assert sleeps == ["sleep, weights kept"] * 3
+    assert calls.count("load adapter") == 2
+    assert "load" not in calls
