@@ -22,8 +22,8 @@ KEPT_HIDDEN, KEPT_INNER = 12, 3.6
 WORK_HIDDEN, WORK_INNER = 4, 3
 HALF_SHARE = 0.65  # of float32's activations, in bfloat16: norms and rotary embeddings compute in float32
 # By whether the device is a GPU; tests compare both with the modules that set them, whose import takes seconds.
-LOGIT_BYTES = {False: 64 << 20, True: 512 << 20}  # of a chunk of learning/shared/chunked_head.py
-FORWARD_BYTES = {False: 512 << 20, True: 2 << 30}  # of engines/transformers/memory.py
+LOGIT_BYTES = {False: 64 << 20, True: 512 << 20}  # of a chunk of the output head
+FORWARD_BYTES = {False: 512 << 20, True: 2 << 30}  # of one in the in-process engine
 LOGITS_COPIES = 5  # of a chunk in backward
 ENGINE_WORKSPACE = 2 << 30  # of vLLM on a GPU: activations and CUDA graphs; an assumption
 
