@@ -128,7 +128,9 @@ class StepPlan:
     append; either kind may be missing. `span_T` counts the cache's positions. All sizes come from these tensors, so a
     plan can be traced. Last positions use two batched matrix products over the cache's views: transformers' sdpa path
     copies each key and value G times first, which at decode costs more than the arithmetic. Appends use torch's SDPA
-    over a copy of their rows.
+    over a copy of their rows. On a GPU and in 16 bits both are torch's SDPA with the heads of a key as queries or batch
+    (`_fold_heads`): scores stay in float32, and no kernel with a mask takes grouped heads there without writing out
+    all scores.
     """
 
     def __init__(
@@ -158,14 +160,12 @@ class StepPlan:
 
     def _appends(self, query_AWHD: Tensor, key: Tensor, value: Tensor, scaling: float, kernel: Kernel) -> Tensor:
         assert self.append_A is not None
-        result = kernel(
-            query_AWHD.transpose(1, 2),
-            key.index_select(0, self.append_A),
-            value.index_select(0, self.append_A),
-            attn_mask=self.append_bias,
-            scale=scaling,
-            enable_gqa=True,
-        )
+        query = query_AWHD.transpose(1, 2)
+        key, value = (tensor.index_select(0, self.append_A) for tensor in (key, value))
+        if kernel is FUSED and query.is_cuda:
+            result = _fold_heads(query, key, value, self.append_bias, scaling)
+        else:
+            result = kernel(query, key, value, attn_mask=self.append_bias, scale=scaling, enable_gqa=True)
         return result.transpose(1, 2).flatten(0, 1)
 
     def _last(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, kernel: Kernel) -> Tensor:
@@ -173,6 +173,8 @@ class StepPlan:
             mask, positions = self.last_bias, query[:, :, None]
             return kernel(positions, key, value, attn_mask=mask, scale=scaling, enable_gqa=True)[:, :, 0]
         grouped = query.unflatten(1, (key.shape[1], -1))
+        if query.is_cuda or query.dtype != torch.float32:
+            return FUSED(grouped, key, value, attn_mask=self.last_bias, scale=scaling).flatten(1, 2)
         scores = torch.matmul(grouped, key.transpose(-1, -2)).mul_(scaling).add_(self.last_bias)
         return torch.matmul(scores.softmax(-1), value).flatten(1, 2)
 
@@ -184,6 +186,16 @@ class PromptPlan:
         """query [N, K·G, T, D], key and value [N, K, T, D]; returns [N, T, K·G, D]."""
         output = kernel(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
         return output.transpose(1, 2)
+
+
+def _fold_heads(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+    """Attention of query [A, K·G, W, D] over key and value [A, K, T, D], each key's heads in the batch; as query."""
+    num_keys = key.shape[1]
+    group = query.shape[1] // num_keys
+    key, value = (tensor.flatten(0, 1)[:, None].expand(-1, group, -1, -1) for tensor in (key, value))
+    mask = None if mask is None else mask.repeat_interleave(num_keys, 0)
+    result = FUSED(query.unflatten(1, (num_keys, group)).flatten(0, 1), key, value, attn_mask=mask, scale=scaling)
+    return result.unflatten(0, (-1, num_keys)).flatten(1, 2)
 
 
 def _hidden_beyond(place_NQ: Tensor, span_T: Tensor, dtype: torch.dtype) -> Tensor:

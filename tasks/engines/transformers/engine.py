@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from tasks.chat.format import ChatFormat
 from tasks.engines.transformers.check import check_architecture
 from tasks.engines.transformers.decode_step import Decoder
-from tasks.engines.transformers.memory import check_budget, forward_limits, free_unused, position_bytes, smallest_cache
+from tasks.engines.transformers.memory import check_budget, forward_limits, position_bytes, smallest_cache
 from tasks.engines.transformers.settings import kv_cache_bytes
 from tasks.engines.transformers.shard import EngineShard
 from tasks.models.architecture import model_logp
@@ -29,7 +29,7 @@ from tasks.models.folders import load_config, load_model
 from tasks.models.limits import check_playable
 from tasks.models.policy_weights import AdapterShape, PolicyWeights
 from tasks.models.settings import ComputeSettings
-from tasks.models.torch_setup import use_threads
+from tasks.models.torch_setup import free_unused, use_threads
 from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest, never
 from tasks.rollouts.sampling import StopStrings
 from tasks.rollouts.settings import EngineSettings, SamplingSettings

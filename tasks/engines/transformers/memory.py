@@ -123,9 +123,3 @@ def check_budget(kv_cache_bytes: int | None, *, max_context: int, cached: int) -
             f"engine.settings.kv_cache_gib to at least that, or sampling.max_tokens_per_episode to at most "
             f"{kv_cache_bytes // (2 * cached):,}."
         )
-
-
-def free_unused(device: torch.device) -> None:
-    """Give what torch keeps for reuse back to the GPU, where a trainer or another program can take it."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
