@@ -77,7 +77,10 @@ class Uploads:
     def _store(self, model: Any, snapshot: Path) -> None:
         with only_the_model(snapshot) as folder, TemporaryDirectory() as beside:
             write_flavour(folder, Path(beside))
-            linked = link_weights(folder, store_folder(model))
+            store = store_folder(model)
+            if store:
+                _remove_earlier(folder, store)
+            linked = link_weights(folder, store)
             with _without(folder, linked) as rest:
                 self.client.log_model_artifacts(model.model_id, str(rest))
             self.client.log_model_artifacts(model.model_id, beside)
@@ -126,6 +129,13 @@ def store_folder(model: Any) -> Path | None:
     return Path(local_file_uri_to_path(location)) if is_here else None
 
 
+def _remove_earlier(folder: Path, store: Path) -> None:
+    """What a killed call left of the files in `folder`: copies of read-only files could not be written over."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            (store / file.relative_to(folder)).unlink(missing_ok=True)
+
+
 def link_weights(folder: Path, store: Path | None) -> set[str]:
     """The names of the weight files that `store` has as links now. Those that somebody may write are left out: an edit
     would change the version too. So is every one where the file system has no links.
@@ -136,7 +146,6 @@ def link_weights(folder: Path, store: Path | None) -> set[str]:
     for file in [file for file in sorted(folder.glob("*.safetensors")) if not file.stat().st_mode & MAY_WRITE]:
         with suppress(OSError):
             store.mkdir(parents=True, exist_ok=True)
-            (store / file.name).unlink(missing_ok=True)  # of a killed call
             os.link(os.path.realpath(file), store / file.name)
             linked.add(file.name)
     return linked

@@ -233,8 +233,9 @@ class Registry:
             raise self._cannot_fetch(version, "its folder is missing or empty")
         for item in () if source.samefile(folder) else source.iterdir():
             shutil.move(item, folder / item.name)
-        for file in folder.glob("*.safetensors"):  # the store's may be read-only
-            file.chmod(file.stat().st_mode | stat.S_IWUSR)
+        for file in folder.rglob("*"):  # the store's may be read-only
+            if file.is_file():
+                file.chmod(file.stat().st_mode | stat.S_IWUSR)
 
     def _fetched(self, version: Version, path: str, folder: Path) -> Path:
         from mlflow.artifacts import download_artifacts

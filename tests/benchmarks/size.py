@@ -135,12 +135,13 @@ def fetch(folder: Path) -> None:
 
 
 def save(folder: Path) -> None:
-    """The peak above the model itself, which is in memory before the step."""
+    """In shards of the base's size; the peak is above the model itself, which is in memory before the step."""
+    from tasks.models import saving
     from tasks.models.folders import stored_dtype
-    from tasks.models.saving import save_model
 
     (folder / "saved").mkdir()
-    save_model(folder / "saved", _MODEL[0], stored_dtype(folder / "base"))
+    saving.MAX_SHARD_BYTES = max(shard_sizes(folder / "base"))
+    saving.save_model(folder / "saved", _MODEL[0], stored_dtype(folder / "base"))
 
 
 _MODEL: list[Any] = []

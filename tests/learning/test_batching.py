@@ -14,9 +14,10 @@ from transformers import PreTrainedModel
 
 from tasks.learning.shared import policy
 from tasks.learning.shared.batching import MicroBatch, Packing, Row, micro_batches
-from tasks.learning.shared.policy import token_logp, tree_block_mask
+from tasks.learning.shared.policy import token_logp
 from tasks.models.folders import load_model
 from tasks.models.settings import on_cpu
+from tasks.models.tree_blocks import tree_block_mask
 from tests import tiny
 from tests.learning.rows import branching_group, random_rows
 
@@ -114,7 +115,7 @@ def test_logits_in_chunks_give_the_same_loss_and_gradient(
 ) -> None:
     groups = [branching_group(3, 5), branching_group(4, 5)]
     loss, gradient = loss_and_gradient(model, packed(groups))
-    monkeypatch.setattr(policy, "LOGITS_AT_ONCE", 7 * model.config.vocab_size)
+    monkeypatch.setattr(policy, "chunk_size", lambda vocabulary, device: 7)
     other_loss, other_gradient = loss_and_gradient(model, packed(groups))
     assert other_loss == pytest.approx(loss, abs=1e-5)
     torch.testing.assert_close(other_gradient, gradient, atol=1e-5, rtol=0)
@@ -128,7 +129,8 @@ def test_the_flex_attention_mask_says_the_same_as_the_plan(model: PreTrainedMode
     (batch,) = packed([branching_group(7, 6), branching_group(8, 4)])
     assert batch.tree is not None
     length = batch.ids_BT.shape[1]
-    visible = create_mask(tree_block_mask(batch.tree).mask_mod, 1, 1, length, length, device="cpu")
+    mask = tree_block_mask(batch.tree.subtree_end_BT[0].numpy(), device=batch.ids_BT.device)
+    visible = create_mask(mask.mask_mod, 1, 1, length, length, device="cpu")
     bias = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))
     with torch.no_grad():
         hidden = model.base_model(

@@ -7,6 +7,7 @@ file.
 from __future__ import annotations
 
 import json
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from tasks.core.settings import Paths
 from tasks.core.splits import read_split
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.files import TRAINED_ON
-from tasks.models.folders import is_adapter, load_model, weights_hash
+from tasks.models.folders import is_adapter, load_model, merged_snapshot, weights_hash
 from tasks.models.settings import on_cpu
 from tasks.models.trained_on import TrainedOn, digests_of, read_trained_on
 from tests import tiny
@@ -55,6 +56,14 @@ def own(tmp_path_factory: pytest.TempPathFactory, databases: Path, prefect: dict
     return project
 
 
+@pytest.fixture(scope="module")
+def merged(own: Project, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The challenger, as `promote` registers it."""
+    snapshot = own.artifacts / "train" / "snapshots" / own.evaluation()["best_snapshot"]
+    with chdir(own.folder):
+        return merged_snapshot(snapshot, tmp_path_factory.mktemp("merged") / "model", compute=on_cpu(1))
+
+
 def test_the_flow_runs_on_them_to_a_decision(own: Project) -> None:
     assert own.decision()["decision"] in ("promote", "hold", "reject")
     assert (own.artifacts / "report" / "index.html").exists()
@@ -68,19 +77,21 @@ def test_a_snapshot_is_the_adapter_alone(own: Project) -> None:
         assert [item.name for item in snapshot.glob("*.safetensors")] == ["adapter_model.safetensors"]
 
 
-def test_the_challenger_is_a_whole_llama_without_a_trace_of_the_adapter(own: Project) -> None:
-    folder = own.artifacts / "promote" / "merged"
-    assert json.loads((folder / "config.json").read_text())["model_type"] == "llama"
-    assert not is_adapter(folder)
-    assert weights_hash(folder) == own.decision()["challenger"]["weights"]
-    assert not [name for name, _ in load_model(folder, compute=on_cpu(1)).named_parameters() if "lora" in name]
+def test_the_challenger_is_a_whole_llama_without_a_trace_of_the_adapter(own: Project, merged: Path) -> None:
+    assert not (own.artifacts / "promote" / "merged").exists()
+    assert json.loads((merged / "config.json").read_text())["model_type"] == "llama"
+    assert not is_adapter(merged)
+    assert weights_hash(merged) == own.decision()["challenger"]["weights"]
+    assert not [name for name, _ in load_model(merged, compute=on_cpu(1)).named_parameters() if "lora" in name]
 
 
-def test_every_model_of_the_run_says_what_it_learnt_from_and_the_users_has_no_such_file(own: Project) -> None:
+def test_every_model_of_the_run_says_what_it_learnt_from_and_the_users_has_no_such_file(
+    own: Project, merged: Path
+) -> None:
     """The adapter's snapshot, the whole model it was merged into, and the warm start, which saw less."""
     paths, base = Paths(own.artifacts), Path(own.params()["model"]["path"])
     train, select = (digests_of(read_split(paths, name)) for name in ("train", "select"))
-    for folder in (own.artifacts / "promote" / "merged", own.artifacts / "train" / "snapshots" / "iteration-0002"):
+    for folder in (merged, own.artifacts / "train" / "snapshots" / "iteration-0002"):
         assert read_trained_on(folder) == TrainedOn(train, chosen=select, elsewhere=frozenset([base.name]))
     warm_start = read_trained_on(own.artifacts / "warm_start" / "model")
     assert warm_start.trained.ids and warm_start.trained.ids <= train.ids and not warm_start.chosen.ids
@@ -92,6 +103,7 @@ def test_the_base_under_the_adapter_is_checked(own: Project) -> None:
     snapshot = own.artifacts / "train" / "snapshots" / "iteration-0002"
     base = own.artifacts / "warm_start" / "model" / "model.safetensors"
     content = base.read_bytes()
+    base.unlink()  # a link of DVC's, which an edit in place would follow
     base.write_bytes(content[:-4] + b"\x00\x00\x00\x01")
     try:
         with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""A model's size never is the memory that it takes to merge, register and fetch it."""
+"""What it takes to save, merge, register and fetch a model is the memory of a shard or two, not of the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIBRARIES = 40e6  # what MLflow and its database take by themselves, whatever th
 def test_a_model_of_eight_shards_needs_the_memory_of_two(tmp_path: Path) -> None:
     write_base(tmp_path / "base", SHAPE, shard_bytes=20_000_000)
     write_adapter(tmp_path / "snapshot", tmp_path / "base", SHAPE)
-    peaks, sizes = peaks_of(tmp_path, "merge", "register", "fetch"), shard_sizes(tmp_path / "base")
+    peaks, sizes = peaks_of(tmp_path, "save", "merge", "register", "fetch"), shard_sizes(tmp_path / "base")
     assert len(sizes) >= 8
     assert shard_sizes(tmp_path / "fetched") == sizes
     assert 2 * max(sizes) + LIBRARIES < sum(sizes)

@@ -74,7 +74,7 @@ class GRPOTrainer:
         adapter: Adapter | None = None,
     ):
         self.model, self.settings, self.temperature, self.adapter = model, settings, temperature, adapter
-        self.reference = Reference(model, adapter) if settings.kl_weight else None
+        self.reference = Reference(model, adapter, frozen=compute.frozen) if settings.kl_weight else None
         self.steps_per_iteration = settings.updates_per_batch * settings.steps_per_batch
         self.optimizer = Optimizer(
             model,

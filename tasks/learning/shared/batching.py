@@ -2,7 +2,7 @@
 
 The trajectories of a group share a prompt, and often the first calls and replies. A tree computes every common prefix
 once; with prompts of thousands of tokens that is most of the work. Nodes are in depth-first order, so position q sees
-position k where k ≤ q < subtree_end[k]. On CUDA FlexAttention makes its block mask from that; on CPU each branch (what
+position k where k ≤ q < subtree_end[k]. On CUDA FlexAttention has a block mask of that; on CPU each branch (what
 a trajectory adds to those before it) attends to its own path (`models/attention.TreePlan`). No trajectory is cut in
 two.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -22,6 +22,10 @@ from torch import Tensor
 
 from tasks.core.records import Group, Trajectory
 from tasks.models.attention import Branch, TreePlan
+from tasks.models.tree_blocks import tree_block_mask
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 Packing = Literal["tree", "none"]
 
@@ -54,12 +58,13 @@ def check_tokens(groups: Sequence[Group], *, vocabulary_size: int) -> None:
 class TreeLayout:
     """Depth and end of the subtree (exclusive, in the row) of each position of a packed row.
 
-    `plan` is for attention on CPU; None on CUDA, where `subtree_end_BT` makes the block mask.
+    `plan` is for attention on CPU, `block_mask` on CUDA; the other is None. Every forward of the micro-batch uses it.
     """
 
     position_BT: Tensor
     subtree_end_BT: Tensor
     plan: TreePlan | None
+    block_mask: BlockMask | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,10 +217,12 @@ def _pack(trees: list[_Tree], device: torch.device) -> MicroBatch:
         for tree, start in zip(trees, starts, strict=True)
         for branch in tree.branches
     ]
+    subtree_end, on_cuda = np.concatenate(ends), device.type == "cuda"
     layout = TreeLayout(
         position_BT=torch.from_numpy(np.concatenate([tree.position for tree in trees]))[None].to(device),
-        subtree_end_BT=torch.from_numpy(np.concatenate(ends))[None].to(device),
-        plan=None if device.type == "cuda" else TreePlan(branches, device=device),
+        subtree_end_BT=torch.from_numpy(subtree_end)[None].to(device),
+        plan=None if on_cuda else TreePlan(branches, device=device),
+        block_mask=tree_block_mask(subtree_end, device=device) if on_cuda else None,
     )
     ids = np.concatenate([tree.ids for tree in trees])[None]
     return _with_entries(trees, starts.tolist(), device, ids_BT=torch.from_numpy(ids), tree=layout)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from tasks.models.torch_setup import free_unused
+
 
 class HostMemory:
     """A buffer by name for each tensor that was ever moved out; buffers are pinned for CUDA, and used again.
@@ -31,8 +33,7 @@ class HostMemory:
             torch.cuda.synchronize(self.device)  # the copies are done before the device's memory is used again
         for name, tensor in tensors.items():
             tensor.data = self.buffers[name]
-        if is_cuda:
-            torch.cuda.empty_cache()
+        free_unused(self.device)
 
     def move_in(self, tensors: Mapping[str, Tensor]) -> None:
         """Copies on the device. Kernels that follow wait for them, being on the same stream."""

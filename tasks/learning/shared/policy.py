@@ -1,27 +1,25 @@
 """The policy as the trainer sees it: log-probs of sampled tokens from the Hugging Face model's own forward.
 
-Logits are computed in chunks, only where the next token was sampled: a vocabulary of 150,000 would fill memory. Models
-treat hidden states differently (Granite divides logits, Cohere multiplies, Gemma caps), so each chunk goes through the
-model's own forward without its layers. Shapes: B rows, T positions, D hidden, U predicting positions, M sampled tokens,
-C positions of a chunk, V vocabulary.
+Logits are computed in chunks (`chunked_head.py`), only where the next token was sampled: a vocabulary of 150,000 would
+fill memory. Models treat hidden states differently (Granite divides logits, Cohere multiplies, Gemma caps), so each
+chunk goes through the model's own forward without its layers. Log-probs are float32, of logits in the dtype in which
+the model computes them: those of the engine are rounded likewise. Shapes: B rows, T positions, D hidden, U predicting
+positions, M sampled tokens, C positions of a chunk, V vocabulary.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from tasks.learning.shared.batching import MicroBatch, TreeLayout
-
-LOGITS_AT_ONCE = 1 << 24  # elements of one chunk: 64 MB in float32
+from tasks.learning.shared.batching import MicroBatch
+from tasks.learning.shared.chunked_head import Chunks, chunk_size, chunked_logp
 
 Autocast = Literal["none", "bfloat16"]
 
@@ -34,7 +32,8 @@ def token_logp(
     with _autocast(model, autocast):
         output = layers(input_ids=batch.ids_BT, use_cache=False, **attention_inputs(batch))
         hidden_UD = output.last_hidden_state.flatten(0, 1)[batch.predictor_U]
-        return _chunked_logp(_without_layers(model, layers, type(output)), hidden_UD, batch, temperature)
+        head = _without_layers(model, layers, type(output))
+        return _chunked_logp(model, head, hidden_UD, batch, temperature, autocast)
 
 
 def _without_layers(model: PreTrainedModel, layers: torch.nn.Module, output: type[Any]) -> PreTrainedModel:
@@ -68,37 +67,39 @@ def attention_inputs(batch: MicroBatch) -> dict[str, Any]:
     if tree is None:
         return {}
     if tree.plan is None:
-        return {"position_ids": tree.position_BT, "attention_mask": tree_block_mask(tree)}
+        return {"position_ids": tree.position_BT, "attention_mask": tree.block_mask}
     nothing = torch.full((1, 1, 1, 1), float("nan"), device=batch.ids_BT.device)
     return {"position_ids": tree.position_BT, "attention_mask": nothing, "plan": tree.plan}
 
 
-def tree_block_mask(tree: TreeLayout) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    end_BT = tree.subtree_end_BT
-    length = end_BT.shape[1]
-
-    def is_visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) & (query < end_BT[row, key])
-
-    return create_block_mask(is_visible, 1, None, length, length, device=end_BT.device)
-
-
-def _chunked_logp(head: PreTrainedModel, hidden_UD: Tensor, batch: MicroBatch, temperature: float) -> Tensor:
-    """With several chunks, each chunk's logits are computed again for its gradient."""
-    rows = max(1, LOGITS_AT_ONCE // head.config.get_text_config().vocab_size)
-    if len(hidden_UD) <= rows:
+def _chunked_logp(
+    model: PreTrainedModel,
+    head: PreTrainedModel,
+    hidden_UD: Tensor,
+    batch: MicroBatch,
+    temperature: float,
+    autocast: Autocast,
+) -> Tensor:
+    """One chunk goes through plain autograd, so that a small model's gradients do not depend on chunks."""
+    size = chunk_size(head.config.get_text_config().vocab_size, hidden_UD.device)
+    if len(hidden_UD) <= size:
         return _logp(head, hidden_UD, batch.predictor_M, batch.target_M, temperature)
-    starts = torch.arange(0, len(hidden_UD), rows, device=hidden_UD.device)
-    bounds = [*torch.searchsorted(batch.predictor_M, starts).tolist(), batch.num_tokens]
-    is_training = torch.is_grad_enabled() and hidden_UD.requires_grad
-    compute = partial(checkpoint, _logp, use_reentrant=False, preserve_rng_state=False) if is_training else _logp
-    parts = []
-    for start, first, last in zip(starts.tolist(), bounds, bounds[1:], strict=False):
-        hidden_CD, position_M = hidden_UD[start : start + rows], batch.predictor_M[first:last] - start
-        parts.append(compute(head, hidden_CD, position_M, batch.target_M[first:last], temperature))
-    return torch.cat(parts)
+    output = model.get_output_embeddings()
+    path = next(name for name, module in head.named_modules() if module is output).split(".")
+
+    def logp(hidden_CD: Tensor, position: Tensor, target: Tensor, matrix: torch.nn.Module | None) -> Tensor:
+        changed = head if matrix is None else _with_replaced(head, path, matrix)
+        with _autocast(model, autocast):
+            return _logp(changed, hidden_CD, position, target, temperature)
+
+    chunks = Chunks(batch.predictor_M, batch.target_M, len(hidden_UD), size)
+    return chunked_logp(logp, hidden_UD, chunks, output=output, parameters=_head_parameters(model, output))
+
+
+def _head_parameters(model: PreTrainedModel, output: torch.nn.Module) -> list[Tensor]:
+    """What is trained outside the layers; a tied output matrix too, which is the embedding inside them."""
+    inside = {id(item) for item in model.get_decoder().parameters()} - {id(item) for item in output.parameters()}
+    return [item for item in model.parameters() if item.requires_grad and id(item) not in inside]
 
 
 def _logp(head: PreTrainedModel, hidden_CD: Tensor, position_M: Tensor, target_M: Tensor, temperature: float) -> Tensor:
