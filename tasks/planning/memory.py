@@ -21,10 +21,11 @@ PROCESS_BYTES, CUDA_BYTES = 700 << 20, 1500 << 20
 KEPT_HIDDEN, KEPT_INNER = 12, 3.6
 WORK_HIDDEN, WORK_INNER = 4, 3
 HALF_SHARE = 0.65  # of float32's activations, in bfloat16: norms and rotary embeddings compute in float32
-LOGITS_COPIES = 3  # logits, their exponentials and a gradient
-LOGITS_AT_ONCE = 1 << 24  # elements
+# By whether the device is a GPU; tests compare both with the modules that set them, whose import takes seconds.
+LOGIT_BYTES = {False: 64 << 20, True: 512 << 20}  # of a chunk of the output head
+FORWARD_BYTES = {False: 512 << 20, True: 2 << 30}  # of one in the in-process engine
+LOGITS_COPIES = 5  # of a chunk in backward
 ENGINE_WORKSPACE = 2 << 30  # of vLLM on a GPU: activations and CUDA graphs; an assumption
-PREFILL_TOKENS = 8192  # of one forward of prompts; an assumption
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +134,9 @@ def _activations(setup: Setup) -> Part:
     kept = a_layer * shape.num_layers
     if settings.train.gradient_checkpointing:
         kept = (shape.hidden + (0 if setup.machine.is_gpu else shape.inner)) * shape.num_layers + a_layer
-    playing = 0 if setup.is_vllm else min(positions, PREFILL_TOKENS) * work
     scale = FLOAT * (HALF_SHARE if computes_in_half(setup) else 1)
-    return Part("activations", scale * playing, scale * positions * (kept + work), 0)
+    playing = min(FORWARD_BYTES[setup.machine.is_gpu], scale * setup.at_once * positions * work)
+    return Part("activations", 0 if setup.is_vllm else playing, scale * positions * (kept + work), 0)
 
 
 def computes_in_half(setup: Setup) -> bool:
@@ -145,9 +146,14 @@ def computes_in_half(setup: Setup) -> bool:
 
 
 def _logits(setup: Setup) -> Part:
-    sampled = min(LOGITS_AT_ONCE, setup.settings.train.micro_batch_tokens * setup.shape.vocabulary)
-    playing = 0 if setup.is_vllm else FLOAT * 2 * setup.at_once * setup.shape.vocabulary
-    return Part("logits", playing, LOGITS_COPIES * FLOAT * sampled, 0)
+    """A chunk with its gradients, and where the output matrix is trained its float32 gradient, which waits for that of
+    the embeddings.
+    """
+    settings, shape = setup.settings, setup.shape
+    chunk = min(LOGIT_BYTES[setup.machine.is_gpu], FLOAT * settings.train.micro_batch_tokens * shape.vocabulary)
+    matrix = 0 if settings.train.lora else FLOAT * shape.head_parameters
+    playing = 0 if setup.is_vllm else FLOAT * 2 * setup.at_once * shape.vocabulary
+    return Part("logits", playing, LOGITS_COPIES * chunk + matrix, 0)
 
 
 def _engine(setup: Setup) -> Iterator[Part]:
@@ -167,7 +173,7 @@ def cached_tokens(setup: Setup) -> float:
     or `engine.settings.kv_cache_gib`.
     """
     longest, own = setup.settings.sampling.max_tokens_per_episode, setup.settings.engine.own
-    wanted = float(setup.at_once * longest)
+    wanted = float((setup.at_once + 1) * longest)  # one takes padding
     if setup.is_vllm and setup.machine.is_gpu:
         rest = getattr(own, "gpu_memory_utilization", 0.9) * setup.machine.memory - ENGINE_WORKSPACE
         return max(longest, (rest - setup.shape.num_parameters * _engine_size(setup)) / _token_bytes(setup))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tasks.planning import nearest
+from tasks.planning import memory, nearest
 from tasks.planning.hardware import GPUS, amount, find_gpu
 from tasks.planning.memory import plan_memory
 from tasks.planning.nearest import arithmetic, check_size, describe, fits, nearest_that_fits
@@ -54,9 +54,9 @@ def test_under_lora_the_base_is_frozen_and_only_the_adapter_is_mirrored() -> Non
 
 
 def test_keys_and_values_are_of_the_episodes_at_once() -> None:
-    # 2 × 24 layers × 2 heads × 64 numbers a token, 4 bytes; 32 episodes at most, 8 × 8 in an iteration.
+    # 2 × 24 layers × 2 heads × 64 numbers a token, 4 bytes; 32 episodes at most, and one for padding.
     found = parts(setup("Qwen2.5-0.5B", "h100-80gb"))
-    assert found["keys and values"] == (32 * 4096 * 2 * 24 * 2 * 64 * 4, 0)
+    assert found["keys and values"] == (33 * 4096 * 2 * 24 * 2 * 64 * 4, 0)
 
 
 @pytest.mark.parametrize(("gpu", "is_enough"), [("a100-80gb", True), ("a100-40gb", True), ("4090-24gb", False)])
@@ -97,7 +97,7 @@ def test_a_run_far_beyond_the_devices_memory_is_refused_with_the_arithmetic(monk
 
 def test_the_arithmetic_is_one_line_with_the_largest_first() -> None:
     told = arithmetic(plan_memory(setup("Qwen2.5-7B", "a100-40gb")))
-    assert told.startswith("30 GB weights + 15 GB keys and values")
+    assert told.startswith("30 GB weights + 16 GB keys and values")
     assert "\n" not in told
 
 
@@ -110,3 +110,9 @@ def test_amounts_are_told_as_people_do() -> None:
     assert [amount(value) for value in (1600, 1_640_000, 23.4e9, 4.2e15)] == [
         "1.6 KB", "1.6 MB", "23 GB", "4,200.0 TB"
     ]  # fmt: skip
+
+
+def test_the_sizes_of_forwards_are_those_of_the_engine() -> None:
+    from tasks.engines.transformers import memory as engine
+
+    assert {False: engine.FORWARD_BYTES["cpu"], True: engine.FORWARD_BYTES["cuda"]} == memory.FORWARD_BYTES
