@@ -14,7 +14,7 @@ from tasks.learning.shared import policy
 from tasks.learning.shared.batching import MicroBatch, Row, micro_batches
 from tasks.learning.shared.chunked_head import LOGIT_BYTES, Chunks, chunk_size
 from tasks.learning.shared.policy import Autocast, token_logp
-from tests.contracts.test_families import FAMILIES, Family
+from tests.contracts.families import FAMILIES, Family
 
 pytestmark = pytest.mark.slow
 TIED = {"tie_word_embeddings": True}
