@@ -192,8 +192,10 @@ def _engine_size(setup: Setup) -> int:
 
 
 def _checkpoint(setup: Setup) -> Part:
-    """A copy of all that is trained, which a thread writes: on a CPU beside it, for a GPU in pinned memory."""
+    """A copy of all that is trained, which a thread writes while the next episodes are played: on a CPU beside the
+    rest, for a GPU in pinned memory.
+    """
     settings, lora = setup.settings, setup.settings.train.lora
     trained = num_bytes("float32" if lora else settings.compute.weights) * trained_parameters(setup)
     size = trained + optimizer_bytes(setup) + _reference(setup).save
-    return Part("checkpoint", 0, 0, 0, host=size) if setup.machine.is_gpu else Part("checkpoint", 0, 0, size)
+    return Part("checkpoint", 0, 0, 0, host=size) if setup.machine.is_gpu else Part("checkpoint", size, 0, size)

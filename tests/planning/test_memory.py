@@ -116,3 +116,15 @@ def test_the_sizes_of_forwards_are_those_of_the_engine() -> None:
     from tasks.engines.transformers import memory as engine
 
     assert {False: engine.FORWARD_BYTES["cpu"], True: engine.FORWARD_BYTES["cuda"]} == memory.FORWARD_BYTES
+
+
+def test_the_sizes_of_a_chunk_of_logits_are_those_of_the_trainer() -> None:
+    from tasks.learning.shared import chunked_head
+
+    assert {False: chunked_head.LOGIT_BYTES["cpu"], True: chunked_head.LOGIT_BYTES["cuda"]} == memory.LOGIT_BYTES
+
+
+def test_on_a_cpu_a_checkpoint_is_still_being_written_while_the_next_episodes_are_played() -> None:
+    wanted = setup("Qwen2.5-0.5B", "h100-80gb", train__lora=None)
+    on_cpu = replace(wanted, machine=replace(wanted.machine, is_gpu=False))
+    assert parts(on_cpu)["checkpoint"] == (16 * COUNT, 0)  # weights, reference and two averages
