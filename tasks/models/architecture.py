@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from tasks.core.text import one_line
 from tasks.models.attention import UnknownAttention
 from tasks.models.differences import Differences, tolerance_of
+from tasks.models.torch_setup import product_dtype
 
 OWN_ATTENTION = "eager"  # transformers' reference, with soft caps and sinks
 
@@ -30,10 +31,11 @@ def check_own_forward(
         raise ValueError(
             f"{name}: {who} cannot run this architecture ({type(error).__name__}: {one_line(error)}). {remedy}"
         ) from error
-    if not found.is_within(tolerance_of(dtype)):
+    tolerance = tolerance_of(dtype, product_dtype(model.device))
+    if not found.is_within(tolerance):
         raise ValueError(
             f"{name}: the log-probs of {who} differ from those of the model's own forward (nats: {found}; {dtype} "
-            f"allows {tolerance_of(dtype)}), so {harm}. {remedy}"
+            f"allows {tolerance}), so {harm}. {remedy}"
         )
 
 

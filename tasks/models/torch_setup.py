@@ -79,6 +79,14 @@ def prepare_torch(compute: ComputeSettings) -> torch.device:
     return device
 
 
+def product_dtype(device: torch.device) -> str:
+    """The dtype as exact as float32 products are: with TensorFloat-32 their factors have 10 bits, as float16's have."""
+    import torch
+
+    is_rounded = device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    return "float16" if is_rounded else "float32"
+
+
 def free_unused(device: torch.device) -> None:
     """Give what torch keeps for reuse back to the GPU, where another process can take it; nothing on a CPU."""
     import torch

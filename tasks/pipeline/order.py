@@ -70,12 +70,12 @@ def check_params(params: dict[str, Any] | None = None, *, source: Path = PARAMS_
 
 
 def check_sources(params: dict[str, Any]) -> None:
-    """Refuse a model that cannot fit or be trained, and a missing model or data file, before any stage starts.
-
-    DVC's own message is obscure.
+    """Refuse a device that is not there, a model that cannot fit or be trained, and a missing model or data file,
+    before any stage starts. DVC's own message is obscure.
     """
     from tasks.models.missing import check_model_path
 
+    device_name(load(CommonSections, params).compute)  # else a missing GPU's model would not fit the processor
     check_size(params)
     check_model_path(params["model"]["path"])
     check_family(params)

@@ -16,6 +16,7 @@ from tasks.models.architecture import model_logp
 from tasks.models.folders import load_model, model_config
 from tasks.models.policy_weights import AdapterShape, PolicyWeights
 from tasks.models.settings import ComputeSettings
+from tasks.models.torch_setup import product_dtype
 from tasks.rollouts.engine import Engine, FixedWeights
 from tasks.rollouts.probe import compare_logp, probe_sequences
 from tasks.rollouts.settings import EngineSettings, PlaySettings, SamplingSettings
@@ -122,7 +123,8 @@ class Engines:
     def _check(self, folder: Path, model: PreTrainedModel, probe: list[list[int]], *, remedy: str) -> None:
         assert self._live is not None
         computed = self._live.token_logp(probe)
-        tolerance = self.settings.tolerance(self.settings.own.weights_dtype(self.compute), self.compute.weights)
+        dtypes = self.settings.own.weights_dtype(self.compute), self.compute.weights, product_dtype(model.device)
+        tolerance = self.settings.tolerance(*dtypes)
         found = compare_logp(computed, model_logp(model, probe))
         if not found.differences.is_within(tolerance):
             raise ValueError(

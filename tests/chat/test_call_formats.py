@@ -132,6 +132,9 @@ A_NOTE = ToolCall(name="note", arguments={"text": "5", "count": 5, "all": [5]})
         (PYTHONIC, "[add(amount=1+2)]", [None]),
         (PYTHONIC, "[add(amount=__import__('os'))]", [None]),
         (PYTHONIC, "[add(amount='3)]", [None]),
+        (PYTHONIC, "[add(amount='\\U00110000')]", [None]),
+        (PYTHONIC, "[add(amount='\\UFFFFFFFF')]", [None]),
+        (PYTHONIC, "[add(amount='\\ud83d')]", [None]),
         (PYTHONIC, "[add(amount=3), add(", [ADD, None]),
         (PYTHONIC, "[add(amount=3)] is what I call", [ADD, None]),
         (PYTHONIC, f"[add(amount=[{'1,' * MAX_CHARACTERS}])]", [None]),
@@ -275,6 +278,15 @@ def test_calls_of_plain_names_are_read_again_whatever_their_values(calls: list[T
         assert call_format.calls(call_format.text(calls)) == calls
         assert call_format.escaping().text(calls).isascii()
         assert call_format.escaping().calls(call_format.escaping().text(calls)) == calls
+
+
+@pytest.mark.parametrize(
+    "parameters", [None, [], {"properties": None}, {"properties": ["a"]}, {"properties": {"a": 1}}]
+)
+def test_a_schema_that_is_none_leaves_every_kind_open(parameters: Any) -> None:
+    add = {"type": "function", "function": {"name": "add", "parameters": parameters}}
+    (call,) = GLM_XML.calls("<tool_call>add<arg_key>a</arg_key><arg_value>7</arg_value></tool_call>", [add])
+    assert call is not None and call.arguments == {"a": 7}
 
 
 # ---- values as bare text

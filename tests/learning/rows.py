@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from tasks.core.records import Group, Score, Trajectory
+from tasks.learning.shared import batching
 from tasks.learning.shared.batching import Row
 
 
@@ -61,3 +64,9 @@ def a_group(number: int, rewards: list[float], outcomes: list[str] | None = None
 
 def weights(model: Any) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def subtree_end(groups: Sequence[Sequence[Row]]) -> np.ndarray:
+    """Where the subtree of each position ends, in the one row that the groups are packed into: the largest is first."""
+    trees = [batching._tree(group) for group in groups]
+    return batching._subtree_end(sorted(trees, key=lambda tree: tree.size, reverse=True))

@@ -19,7 +19,7 @@ from tasks.models.folders import load_model
 from tasks.models.settings import on_cpu
 from tasks.models.tree_blocks import tree_block_mask
 from tests import tiny
-from tests.learning.rows import branching_group, random_rows
+from tests.learning.rows import branching_group, random_rows, subtree_end
 
 CPU = torch.device("cpu")
 
@@ -59,7 +59,7 @@ def test_a_group_shares_its_prompt_and_every_longer_common_prefix() -> None:
     assert batch.tree is not None
     assert batch.ids_BT.tolist() == [[1, 2, 3, 4, 5, 6, 7]]
     assert batch.tree.position_BT.tolist() == [[0, 1, 2, 3, 4, 4, 3]]
-    assert batch.tree.subtree_end_BT.tolist() == [[7, 7, 7, 6, 5, 6, 7]]
+    assert subtree_end([rows]).tolist() == [7, 7, 7, 6, 5, 6, 7]
 
 
 def test_a_token_sampled_by_several_trajectories_is_one_entry_of_each() -> None:
@@ -73,10 +73,11 @@ def test_a_token_sampled_by_several_trajectories_is_one_entry_of_each() -> None:
 
 
 def test_several_groups_lie_in_one_row_and_never_see_each_other() -> None:
-    (batch,) = packed([[row([1, 2, 3], [2])], [row([4, 5, 6], [2])]])
+    groups = [[row([1, 2, 3], [2])], [row([4, 5, 6], [2])]]
+    (batch,) = packed(groups)
     assert batch.tree is not None
     assert batch.ids_BT.tolist() == [[1, 2, 4, 5]]
-    assert batch.tree.subtree_end_BT.tolist() == [[2, 2, 4, 4]]
+    assert subtree_end(groups).tolist() == [2, 2, 4, 4]
 
 
 def test_a_group_too_large_for_a_micro_batch_is_split_between_trajectories() -> None:
@@ -126,10 +127,11 @@ def test_the_flex_attention_mask_says_the_same_as_the_plan(model: PreTrainedMode
     """The BlockMask is for CUDA; here its mask function is read out whole and used as a dense one."""
     from torch.nn.attention.flex_attention import create_mask
 
-    (batch,) = packed([branching_group(7, 6), branching_group(8, 4)])
+    groups = [branching_group(7, 6), branching_group(8, 4)]
+    (batch,) = packed(groups)
     assert batch.tree is not None
     length = batch.ids_BT.shape[1]
-    mask = tree_block_mask(batch.tree.subtree_end_BT[0].numpy(), device=batch.ids_BT.device)
+    mask = tree_block_mask(subtree_end(groups), device=CPU)
     visible = create_mask(mask.mask_mod, 1, 1, length, length, device="cpu")
     bias = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))
     with torch.no_grad():

@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 import torch
 
+from tasks.core.settings import read_params
 from tasks.models import folders
+from tasks.models.differences import tolerance_of
 from tasks.models.folders import load_model
 from tasks.models.settings import ComputeSettings, on_cpu
-from tasks.models.torch_setup import device_name, find_device, prepare_torch
+from tasks.models.torch_setup import device_name, find_device, prepare_torch, product_dtype
+from tasks.pipeline.order import check_sources
 
 CARD = "NVIDIA T4"
+ROOT = Path(__file__).parents[2]
 
 
 def compute(**values: Any) -> ComputeSettings:
@@ -43,6 +47,24 @@ def test_cuda_without_a_card_is_refused_and_auto_takes_the_cpu(monkeypatch: pyte
     with pytest.raises(ValueError, match=r"compute\.device.*cpu or auto"):
         find_device(compute(device="cuda"))
     assert find_device(compute(device="auto")).type == "cpu"
+
+
+def test_a_flow_for_a_card_that_is_not_there_says_so_and_not_that_the_model_is_too_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    params = read_params(ROOT / "infra" / "profiles" / "demo.yaml")
+    params["compute"]["device"] = "cuda"
+    with pytest.raises(ValueError, match=r"compute\.device is cuda.*no CUDA device"):
+        check_sources(params)
+
+
+def test_float32_products_with_short_factors_are_as_exact_as_those_of_float16(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert (product_dtype(cpu), product_dtype(cuda)) == ("float32", "float32")
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    assert (product_dtype(cpu), product_dtype(cuda)) == ("float32", "float16")
+    assert tolerance_of("float32", product_dtype(cuda)).mean == 0.0125
 
 
 @pytest.mark.usefixtures("old_card")

@@ -12,6 +12,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from tasks.learning.shared.batching import Row, micro_batches
 from tasks.models.tree_blocks import BLOCK, tree_block_mask
+from tests.learning.rows import subtree_end
 
 CPU = torch.device("cpu")
 TABLES = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks", "q_indices")
@@ -78,7 +79,7 @@ def test_flex_attention_computes_what_the_plan_of_the_branches_does() -> None:
     assert length == 150 + 3 * 29 + 63
     query = torch.randn(1, 4, length, 16, generator=generator)
     key, value = (torch.randn(1, 2, length, 16, generator=generator) for _ in range(2))
-    mask = tree_block_mask(batch.tree.subtree_end_BT[0].numpy(), device=CPU)
+    mask = tree_block_mask(subtree_end([first, second]), device=CPU)
     with torch.no_grad():
         found = flex_attention(query, key, value, block_mask=mask, scale=0.25, enable_gqa=True)
         expected = batch.tree.plan.attend(query, key, value, 0.25)

@@ -19,16 +19,20 @@ MAX_ALTERNATIVES = 100  # schemas within one parameter's
 
 def type_arguments(calls: Sequence[ToolCall | None], tools: Sequence[dict[str, Any]]) -> list[ToolCall | None]:
     """The calls with each text as a value that its parameter's schema allows, or as text where none fits."""
-    schemas = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools} if calls else {}
-    return [call and _type_call(call, schemas.get(call.name, {})) for call in calls]
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools} if calls else {}
+    return [call and _type_call(call, _as_table(schemas.get(call.name))) for call in calls]
 
 
 def _type_call(call: ToolCall, schema: dict[str, Any]) -> ToolCall | None:
-    properties = schema.get("properties", {})
+    properties = _as_table(schema.get("properties"))
     arguments = {
         name: read_bare(text, _kinds(properties.get(name, {}), schema)) for name, text in call.arguments.items()
     }
     return as_call({"name": call.name, "arguments": arguments})
+
+
+def _as_table(schema: Any) -> dict[str, Any]:
+    return schema if isinstance(schema, dict) else {}
 
 
 def read_bare(text: str, kinds: frozenset[str]) -> Any:

@@ -6,6 +6,7 @@ Only literals are values, read by the rules below and never by Python, whose par
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -146,7 +147,11 @@ def _unquote(token: str) -> str:
 def _unescape(found: re.Match[str]) -> str:
     """What a backslash and what follows it are; a backslash that escapes nothing is itself, as in Python."""
     code = found[1]
-    return chr(int(code[1:], 16)) if len(code) > 1 else LETTERS.get(code, f"\\{code}")
+    if len(code) == 1:
+        return LETTERS.get(code, f"\\{code}")
+    if (number := int(code[1:], 16)) > sys.maxunicode:
+        raise ValueError("beyond the last letter")
+    return chr(number)
 
 
 def _write(calls: Sequence[ToolCall], *, quote: str, opening: str = "", closing: str = "") -> str:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from tasks.commands.doctor.context import DoctorContext
 from tasks.commands.doctor.findings import NotCheckable, Skipped
 from tasks.learning.shared.settings import GRPOSettings
+from tasks.models.torch_setup import device_name
 from tasks.planning.hardware import measured, this_machine
 from tasks.planning.memory import trained_parameters
 from tasks.planning.seconds import Lengths, Seconds, plan_seconds
@@ -26,8 +27,9 @@ FLOAT = 4
 
 
 def planned_setup(context: DoctorContext) -> Setup:
-    """This machine, and the model that training would start from."""
+    """This machine, and the model that training would start from. ValueError where its device is not there."""
     settings, model = context.settings, context.model
+    device_name(settings.compute)
     sections = PlanSections(
         compute=settings.compute, engine=settings.engine, sampling=settings.sampling, train=settings.train
     )

@@ -60,11 +60,12 @@ def forward_limits(model: PreTrainedModel, *, cached: int) -> ForwardLimits:
     config, size = model.config.get_text_config(), model.dtype.itemsize
     hidden = config.hidden_size
     intermediate = getattr(config, "intermediate_size", None) or 4 * hidden
+    key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return ForwardLimits(
         num_bytes=FORWARD_BYTES[model.device.type],
         per_token=(HIDDEN_COPIES * hidden + MLP_COPIES * intermediate) * size + 2 * cached,
         per_row=config.vocab_size * size,
-        per_pair=(MASK_COPIES + (config.num_key_value_heads if model.device.type == "cuda" else 0)) * size,
+        per_pair=(MASK_COPIES + (key_heads if model.device.type == "cuda" else 0)) * size,
         per_position=-(-cached // config.num_hidden_layers),
     )
 

@@ -56,13 +56,12 @@ def check_tokens(groups: Sequence[Group], *, vocabulary_size: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TreeLayout:
-    """Depth and end of the subtree (exclusive, in the row) of each position of a packed row.
+    """Depth of each position of a packed row, and which of the others each sees.
 
     `plan` is for attention on CPU, `block_mask` on CUDA; the other is None. Every forward of the micro-batch uses it.
     """
 
     position_BT: Tensor
-    subtree_end_BT: Tensor
     plan: TreePlan | None
     block_mask: BlockMask | None
 
@@ -210,22 +209,29 @@ def _pad(trees: list[_Tree], device: torch.device) -> MicroBatch:
 
 
 def _pack(trees: list[_Tree], device: torch.device) -> MicroBatch:
-    starts = np.cumsum([0, *(tree.size for tree in trees[:-1])])
-    ends = [tree.subtree_end + start for tree, start in zip(trees, starts, strict=True)]
+    starts = _starts(trees)
     branches = [
         Branch(branch.start + start, branch.num_new, branch.path + start)
         for tree, start in zip(trees, starts, strict=True)
         for branch in tree.branches
     ]
-    subtree_end, on_cuda = np.concatenate(ends), device.type == "cuda"
+    on_cuda = device.type == "cuda"
     layout = TreeLayout(
         position_BT=torch.from_numpy(np.concatenate([tree.position for tree in trees]))[None].to(device),
-        subtree_end_BT=torch.from_numpy(subtree_end)[None].to(device),
         plan=None if on_cuda else TreePlan(branches, device=device),
-        block_mask=tree_block_mask(subtree_end, device=device) if on_cuda else None,
+        block_mask=tree_block_mask(_subtree_end(trees), device=device) if on_cuda else None,
     )
     ids = np.concatenate([tree.ids for tree in trees])[None]
     return _with_entries(trees, starts.tolist(), device, ids_BT=torch.from_numpy(ids), tree=layout)
+
+
+def _starts(trees: list[_Tree]) -> np.ndarray:
+    return np.cumsum([0, *(tree.size for tree in trees[:-1])])
+
+
+def _subtree_end(trees: list[_Tree]) -> np.ndarray:
+    """Where in the row the subtree of each position ends."""
+    return np.concatenate([tree.subtree_end + start for tree, start in zip(trees, _starts(trees), strict=True)])
 
 
 def _with_entries(

@@ -18,7 +18,7 @@ from tasks.learning.shared.lora import POLICY, SERVED, Adapter, adapter_tensors,
 from tasks.learning.shared.reference import copy_tensors, unique_tensors, with_tied
 from tasks.models.differences import Tolerance
 from tasks.models.policy_weights import PolicyWeights
-from tasks.models.torch_setup import free_unused
+from tasks.models.torch_setup import free_unused, product_dtype
 from tasks.rollouts.engine import Engine
 from tasks.rollouts.probe import CheckedRefresh, LogProbs
 from tasks.stages.train.collect_ahead import Copy
@@ -111,6 +111,6 @@ class Serving:
     def _tolerance(self) -> Tolerance:
         """By the dtypes that engine and trainer compute in."""
         compute, train, engine = self.settings.compute, self.settings.train, self.settings.engine
-        dtypes = [engine.own.weights_dtype(compute), compute.weights]
+        dtypes = [engine.own.weights_dtype(compute), compute.weights, product_dtype(self.model.device)]
         dtypes += [compute.frozen] if train.lora else []
         return engine.tolerance(*dtypes, *([] if train.autocast == "none" else [train.autocast]))

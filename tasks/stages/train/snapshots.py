@@ -12,9 +12,8 @@ from transformers import PreTrainedTokenizerBase
 from tasks.core.files import link_or_copy, number_of
 from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.checkpoints import Checkpoints
+from tasks.models.adapters import PREFIX
 from tasks.models.folders import save_adapter, save_snapshot, stored_dtype
-
-PEFT_PREFIX = "base_model.model."
 
 
 class Snapshots:
@@ -52,4 +51,4 @@ def policy_weights(snapshot: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for file in sorted(snapshot.glob("*.safetensors")):
         tensors |= load_file(file)
-    return {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in tensors.items()}
+    return {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from tasks.commands.doctor import estimates
 from tasks.commands.doctor.context import DoctorContext, DoctorSections
@@ -36,6 +37,12 @@ def test_settings_beyond_the_machine_are_told_with_both_numbers(
     needed = plan_memory(estimates.planned_setup(context)).peak
     monkeypatch.setattr(hardware, "available_memory", lambda: needed / 0.95)
     assert look("memory", artifacts).result == "warn"  # 95% of what is there
+
+
+def test_a_card_that_is_not_there_fails(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    compute = {**on_cpu(1).model_dump(), "device": "cuda"}
+    found(look("memory", artifacts, compute=compute), "fail", "compute.device is cuda", "cpu or auto")
 
 
 def test_a_model_whose_shape_is_not_told_cannot_be_estimated_which_is_no_fault(artifacts: Path) -> None:
