@@ -165,10 +165,12 @@ def plan(
     as_json: Annotated[bool, Option("--json", help="Everything, for a program.")] = False,
 ) -> Any:
     """Memory, time and dollars of a run, before it starts; status 1: it does not fit."""
-    from tasks.commands.plan import plan as verb
+    from tasks.commands.plan.output import print_plan
+    from tasks.commands.plan.plan import as_json as in_json
+    from tasks.commands.plan.plan import make_plan
 
-    found = verb.make_plan(model, gpu, profile or [], dollars_per_hour, tokens)
-    return verb.as_json(found) if as_json else verb.print_plan(found)
+    found = make_plan(model, gpu, profile or [], dollars_per_hour, tokens)
+    return in_json(found) if as_json else print_plan(found)
 
 
 @command(app)

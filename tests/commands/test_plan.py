@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.commands.plan.plan import Plan, as_json, count, dollars, make_plan, print_plan
+from tasks.commands.plan.output import count, dollars, print_plan
+from tasks.commands.plan.plan import Plan, as_json, make_plan
 from tasks.core.console import SafeConsole
 
 
