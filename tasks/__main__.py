@@ -157,20 +157,17 @@ def doctor(accept_drift: AcceptDrift = False, debug: Debug = False) -> Any:
 def plan(
     model: Annotated[str | None, Option(metavar="NAME", help="A folder, or a known name such as Qwen2.5-7B.")] = None,
     gpu: Annotated[str | None, Option(metavar="NAME", help="Such as h100-80gb or cpu; 24gb: memory alone.")] = None,
-    profile: Annotated[
-        list[str] | None, Option(metavar="NAME", help="Instead of params.yaml; repeat it for several.")
-    ] = None,
+    profile: Annotated[list[str] | None, Option(metavar="NAME", help="Not params.yaml; repeat for more.")] = None,
     dollars_per_hour: Annotated[float | None, Option(min=0, help="What the machine costs.")] = None,
     tokens: Annotated[tuple[int, int, int] | None, Option(help="A mean episode: prompt, sampled, replies.")] = None,
     as_json: Annotated[bool, Option("--json", help="Everything, for a program.")] = False,
 ) -> Any:
     """Memory, time and dollars of a run, before it starts; status 1: it does not fit."""
-    from tasks.commands.plan.output import print_plan
-    from tasks.commands.plan.plan import as_json as in_json
-    from tasks.commands.plan.plan import make_plan
+    from tasks.commands.plan import output
+    from tasks.commands.plan import plan as verb
 
-    found = make_plan(model, gpu, profile or [], dollars_per_hour, tokens)
-    return in_json(found) if as_json else print_plan(found)
+    found = verb.make_plan(model, gpu, profile or [], dollars_per_hour, tokens)
+    return verb.as_json(found) if as_json else output.print_plan(found)
 
 
 @command(app)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tasks.commands.doctor.estimates import evaluated_episodes
 from tasks.commands.profile import read_profiles
@@ -24,10 +24,6 @@ from tasks.planning.shapes import KNOWN, Shape, find_shape, shape_of
 from tasks.stages.assess.settings import AssessSettings
 from tasks.stages.curate.settings import CurateSettings
 from tasks.stages.evaluate.settings import EvaluateSettings
-
-if TYPE_CHECKING:
-    pass
-
 
 ESTIMATE = {
     True: "An estimate: no GPU figure was measured; published peaks × assumed shares.",
