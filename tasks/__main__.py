@@ -156,17 +156,18 @@ def doctor(accept_drift: AcceptDrift = False, debug: Debug = False) -> Any:
 @command(app)
 def plan(
     model: Annotated[str | None, Option(metavar="NAME", help="A folder, or a known name such as Qwen2.5-7B.")] = None,
-    gpu: Annotated[str | None, Option(metavar="NAME", help="Such as h100-80gb, 4090-24gb or cpu.")] = None,
-    profile: Annotated[list[str] | None, Option(metavar="NAME", help="Instead of params.yaml; more than one.")] = None,
+    gpu: Annotated[str | None, Option(metavar="NAME", help="Such as h100-80gb or cpu; 24gb: memory alone.")] = None,
+    profile: Annotated[list[str] | None, Option(metavar="NAME", help="Not params.yaml; repeat for more.")] = None,
     dollars_per_hour: Annotated[float | None, Option(min=0, help="What the machine costs.")] = None,
     tokens: Annotated[tuple[int, int, int] | None, Option(help="A mean episode: prompt, sampled, replies.")] = None,
     as_json: Annotated[bool, Option("--json", help="Everything, for a program.")] = False,
 ) -> Any:
-    """Memory, time and dollars of a run, before it starts."""
+    """Memory, time and dollars of a run, before it starts; status 1: it does not fit."""
+    from tasks.commands.plan import output
     from tasks.commands.plan import plan as verb
 
     found = verb.make_plan(model, gpu, profile or [], dollars_per_hour, tokens)
-    return verb.as_json(found) if as_json else verb.print_plan(found)
+    return verb.as_json(found) if as_json else output.print_plan(found)
 
 
 @command(app)

@@ -46,13 +46,25 @@ def read_profiles(chosen: Sequence[str], folder: Path = PROFILES) -> str:
             stem = Path(needed).name.removesuffix(".yaml")
             hint = f" Write {stem}." if stem in names else ""
             raise ValueError(
-                f"{needed!r} is not a profile, so {PARAMS_FILE} stays as it is. Profiles are the files of {PROFILES}: "
+                f"{needed!r} is not a profile, so there is nothing to read. Profiles are the files of {PROFILES}: "
                 f"{', '.join(names) or 'there is none; run from the project root'}.{hint}"
             )
+    _refuse_two_environments(chosen, folder)
     text = _read(folder / f"{WHOLE}.yaml")
     for file in (folder / f"{name}.yaml" for name in chosen if name != WHOLE):
         text = merge(text, _read(file), source=file)
     return text
+
+
+def _refuse_two_environments(chosen: Sequence[str], folder: Path) -> None:
+    """Their problems, tools and limits would be mixed."""
+    overlays = {name: read_params(folder / f"{name}.yaml") for name in chosen if name != WHOLE}
+    found = [name for name, values in overlays.items() if (values.get("environment") or {}).get("name")]
+    if len(found) > 1:
+        raise ValueError(
+            f"{' and '.join(found)} are two environments, and a run has one. Choose one of them, beside a model's "
+            f"profile."
+        )
 
 
 def merge(whole: str, overlay: str, *, source: Path) -> str:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 
 from tasks.models.settings import ComputeSettings
@@ -20,11 +22,15 @@ CPU_BANDWIDTH, CPU_DOLLARS = 20e9, 0.1  # of two cores; assumptions
 CGROUP = Path("/sys/fs/cgroup")
 MEASURE_SECONDS = 0.15
 LARGEST_MATRIX = 1024
+USABLE_SHARE = 0.98  # of the gigabytes a card is sold with
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Bytes, operations per second by dtype, bytes per second of the device's memory, dollars per hour."""
+    """Bytes, operations per second by dtype, bytes per second of the device's memory, dollars per hour.
+
+    A card of an unknown kind has its memory and no rates, so no time can be told for it.
+    """
 
     name: str
     is_gpu: bool
@@ -53,24 +59,30 @@ GPUS = {
         _gpu("4090-24gb", 23.5, 165, 82.6, 82.6, 1008, 0.4),
     )
 }
-# How torch names these cards; the memory of the card says which of two.
+# Words of torch's names of these cards; the memory of the card says which of two. A GH200 is not an H200.
 NAMES = {"H200": "h200", "H100": "h100", "A100": "a100", "L40S": "l40s", "4090": "4090"}
 
 
 def find_gpu(name: str) -> Machine:
-    """ValueError with the known names."""
-    if name not in GPUS:
-        raise ValueError(
-            f"--gpu {name} is not a machine whose figures are known, so nothing can be planned for it. Choose one of: "
-            f"{', '.join(GPUS)}, cpu."
-        )
-    return GPUS[name]
+    """A known card, or one of a size such as `24gb`, whose speed is not known. ValueError with the known names."""
+    wanted = name.strip().lower()
+    if wanted in GPUS:
+        return GPUS[wanted]
+    if size := re.fullmatch(r"([1-9]\d{0,3})\s?gi?b", wanted):
+        return Machine(f"a card sold as {size[1]} GB,", True, USABLE_SHARE * GIB * int(size[1]), {}, 0.0, 0.0)
+    raise ValueError(
+        f"--gpu {name!r} is not a machine whose figures are known, so nothing can be planned for it."
+        f"{_nearest_name(wanted)} Choose one of: {', '.join(GPUS)}, cpu; or a size such as 24gb, for memory alone."
+    )
+
+
+def _nearest_name(wanted: str) -> str:
+    near = [name for name in GPUS if wanted and name.startswith(wanted)] or get_close_matches(wanted, GPUS, 1)
+    return f" Did you mean {near[0]}?" if near else ""
 
 
 def this_machine(compute: ComputeSettings) -> Machine:
-    """What `compute.device` means here: the card torch finds, or the processor. A card of an unknown kind has its
-    memory and no rates; a processor's are measured by `measured`.
-    """
+    """What `compute.device` means here: the card torch finds, or the processor, whose rates `measured` measures."""
     found = None if compute.device == "cpu" else _this_gpu()
     return found or Machine("cpu", False, available_memory(), {}, CPU_BANDWIDTH, CPU_DOLLARS)
 
@@ -81,7 +93,13 @@ def _this_gpu() -> Machine | None:
     if not torch.cuda.is_available():
         return None
     memory, name = float(torch.cuda.get_device_properties(0).total_memory), torch.cuda.get_device_name(0)
-    kind = next((kind for mark, kind in NAMES.items() if mark in name), None)
+    return named_gpu(name, memory)
+
+
+def named_gpu(name: str, memory: float) -> Machine:
+    """The card that torch calls `name`, with the memory it says it has."""
+    words = re.split(r"[\s-]+", name)
+    kind = next((kind for word, kind in NAMES.items() if word in words and "Laptop" not in words), None)
     alike = [machine for machine in GPUS.values() if kind and machine.name.startswith(kind)]
     if not alike:
         return Machine(name, True, memory, {}, 0.0, 0.0)
@@ -125,6 +143,14 @@ def available_memory() -> float:
     available = float(psutil.virtual_memory().available)
     limit, used = _number(CGROUP / "memory.max"), _number(CGROUP / "memory.current")
     return available if limit is None or used is None else max(0.0, min(available, limit - used))
+
+
+def total_memory() -> float:
+    """Bytes of the machine, or a container's limit where that is less."""
+    import psutil
+
+    total, limit = float(psutil.virtual_memory().total), _number(CGROUP / "memory.max")
+    return total if limit is None else min(total, limit)
 
 
 def num_processors() -> int:

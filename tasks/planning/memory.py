@@ -8,7 +8,7 @@ cores of an AMD EPYC, torch 2.13). On a GPU nothing of it was measured.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tasks.planning.hardware import GIB
 from tasks.planning.setup import Setup, num_bytes
@@ -79,6 +79,16 @@ def plan_memory(setup: Setup) -> Memory:
         _checkpoint(setup),
     )
     return Memory(tuple(part for part in parts if part.rollout or part.update or part.save or part.host))
+
+
+def warm_start_bytes(setup: Setup) -> float | None:
+    """What a supervised warm start takes, where that is not what training takes: it trains all weights under LoRA too,
+    and has no reference. None without LoRA.
+    """
+    if setup.settings.train.lora is None:
+        return None
+    settings = setup.settings.changed("train.lora", None).changed("train.kl_weight", 0.0)
+    return plan_memory(replace(setup, settings=settings)).phases["updating"]
 
 
 def trained_parameters(setup: Setup) -> int:

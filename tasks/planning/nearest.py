@@ -50,7 +50,9 @@ def arithmetic(memory: Memory) -> str:
     phase = max(memory.phases, key=lambda name: memory.phases[name])
     sizes = [(getattr(part, FIELDS[phase]), part.name) for part in memory.parts]
     told = [f"{amount(size)} {name}" for size, name in sorted(sizes, reverse=True) if size > 0.01 * memory.peak]
-    return f"{' + '.join(told)} = {amount(memory.peak)} while {phase}"
+    rest = memory.peak - sum(size for size, _ in sizes if size > 0.01 * memory.peak)
+    others = [f"{amount(rest)} other parts"] if rest >= 1 else []
+    return f"{' + '.join([*told, *others])} = {amount(memory.peak)} while {phase}"
 
 
 def remedy(setup: Setup) -> str:

@@ -35,7 +35,7 @@ KNOWN: dict[str, tuple[str, int, int, int, int, int, int, int, bool]] = {
     "Llama-3.1-8B": ("llama", 32, 4096, 14_336, 32, 8, 128, 128_256, False),
 }
 
-
+QUANTIZED = ("awq", "gptq", "gguf", "int4", "int8", "4bit", "8bit", "fp8")  # in names of published folders
 EMBEDDED_VOCABULARY = 700  # about, before it is built
 
 
@@ -99,6 +99,8 @@ def find_shape(model: str) -> Shape:
     """Of a model folder, or of a known name such as `Qwen2.5-7B`, for which nothing need be downloaded."""
     if (Path(model) / "config.json").exists() or (Path(model) / POINTER).exists():
         return folder_shape(Path(model))
+    if any(mark in model.lower() for mark in QUANTIZED):
+        raise UnknownShape(_is_quantized(model))
     found = known_name(model)
     if found is None:
         raise UnknownShape(
@@ -132,10 +134,19 @@ def embedded_shape(settings: EmbeddedModelSettings) -> Shape:
 
 def folder_shape(folder: Path) -> Shape:
     config = model_config(folder)
+    if config.get("quantization_config"):
+        raise UnknownShape(_is_quantized(str(folder)))
     found = resolve_model(folder)
     has_weights = any(found.glob("*.safetensors"))
     return config_shape(
         str(folder), config.get("text_config", config), num_parameters=count_parameters(found) if has_weights else None
+    )
+
+
+def _is_quantized(model: str) -> str:
+    return (
+        f"{model} has quantized weights, and only float32, float16 and bfloat16 are trained here, so nothing can be "
+        f"planned for it. Take the model it was made from."
     )
 
 

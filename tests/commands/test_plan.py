@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.commands.plan.plan import as_json, make_plan, print_plan
+from tasks.commands.plan.output import count, dollars, print_plan
+from tasks.commands.plan.plan import Plan, as_json, make_plan
 from tasks.core.console import SafeConsole
 
 
@@ -27,15 +28,61 @@ def test_what_does_not_fit_is_told_with_the_arithmetic_and_the_status_says_so() 
     output = io.StringIO()
     assert not print_plan(plan, SafeConsole(file=output, width=120))
     told = output.getvalue()
-    assert "does not fit: 30 GB weights" in told
-    assert "prompt 2,000, sampled 300, replies 300" in told
+    assert told.startswith("does not fit: 30 GB weights")
+    assert "other parts" in told and "dollars" not in told
+    assert "2,000 of prompt, 300 sampled, 300 of replies" in told
+    assert "LoRA, float32 base, engine transformers" in told
+    assert json.loads(as_json(plan))["dollars"] is None
+
+
+def printed(plan: Plan) -> str:
+    output = io.StringIO()
+    print_plan(plan, SafeConsole(file=output, width=120))
+    return output.getvalue()
+
+
+def test_a_plan_says_that_it_is_an_estimate_and_what_a_warm_start_would_take() -> None:
+    told = printed(make_plan(model="Qwen/Qwen2.5-0.5B", gpu="H100-80GB", profiles=["my_model"]))
+    assert told.startswith("fits: ")
+    assert "An estimate: no GPU figure was measured" in told
+    assert "--tokens PROMPT SAMPLED REPLIES" in told
+    assert "Qwen/Qwen2.5-0.5B: no such folder, planned by its name" in told
+    assert "one iteration" in told
+    assert "set assess.warm_start_below: 0.0" in told
+    assert "warm start" not in printed(make_plan(gpu="a100-80gb", profiles=["qwen2.5_7b_lora_80gb"]))
+
+
+def test_of_a_card_whose_speed_is_not_known_memory_alone_is_planned() -> None:
+    plan = make_plan(model="Qwen2.5-0.5B", gpu="48GB", profiles=["my_model"])
+    assert plan.seconds is None
+    assert "unknown for this card" in printed(plan)
+    assert json.loads(as_json(plan))["seconds"] is None
+
+
+def test_what_is_beyond_nine_tenths_is_tight() -> None:
+    plan = make_plan(gpu="a100-40gb", profiles=["qwen2.5_7b_lora_80gb", "bfcl"])
+    assert printed(plan).startswith("tight: ")
+    assert plan.fits_on["a100-40gb"] == "tight"
+
+
+def test_figures_are_rounded_to_what_an_estimate_is_worth() -> None:
+    assert [count(value) for value in (854, 12_345, 1_260_000, 14_400_000, 999_900)] == [
+        "850", "12k", "1.3M", "14M", "1.0M"
+    ]  # fmt: skip
+    assert [dollars(value) for value in (2.345, 61.4)] == ["2.35", "61"]
+
+
+@pytest.mark.parametrize("tokens", [(-5, 0, 0), (0, 10, 0), (10, 10, -1)])
+def test_lengths_that_no_episode_has_are_refused(tokens: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="--tokens"):
+        make_plan(tokens=tokens)
 
 
 def test_the_demo_is_planned_from_params_yaml_for_this_processor() -> None:
     plan = make_plan()
     assert plan.setup.machine.name == "cpu"
     assert 0 < plan.memory.peak < 2e9
-    assert plan.seconds.num_iterations == 110
+    assert plan.seconds is not None and plan.seconds.num_iterations == 110
 
 
 def test_what_is_not_known_is_refused_with_what_is(tmp_path: Path) -> None:
@@ -43,5 +90,11 @@ def test_what_is_not_known_is_refused_with_what_is(tmp_path: Path) -> None:
         make_plan(model=str(tmp_path))
     with pytest.raises(ValueError, match="a100-40gb"):
         make_plan(gpu="a9000")
+    with pytest.raises(ValueError, match="--gpu ''"):
+        make_plan(gpu="")
+    with pytest.raises(ValueError, match="quantized"):
+        make_plan(model="Qwen/Qwen2.5-7B-Instruct-AWQ", gpu="a100-40gb")
+    with pytest.raises(ValueError, match="bfcl and mcp are two environments"):
+        make_plan(profiles=["bfcl", "mcp"])
     with pytest.raises(ValueError, match="my_model"):
         make_plan(profiles=["nobody"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tasks.planning import memory, nearest
-from tasks.planning.hardware import GPUS, amount, find_gpu
+from tasks.planning.hardware import GIB, GPUS, amount, find_gpu, named_gpu
 from tasks.planning.memory import plan_memory
 from tasks.planning.nearest import arithmetic, check_size, describe, fits, nearest_that_fits
 from tasks.planning.setup import Setup
@@ -51,6 +51,13 @@ def test_under_lora_the_base_is_frozen_and_only_the_adapter_is_mirrored() -> Non
     found = parts(wanted)
     assert found["weights"] == (2 * COUNT, 2 * COUNT)
     assert found["optimizer"] == (8 * adapter, 8 * adapter)
+
+
+def test_a_warm_start_trains_all_weights_under_lora_too() -> None:
+    whole = setup("Qwen2.5-0.5B", "h100-80gb", train__lora=None, train__kl_weight=0.0)
+    under_lora = setup("Qwen2.5-0.5B", "h100-80gb")
+    assert memory.warm_start_bytes(under_lora) == plan_memory(whole).phases["updating"]
+    assert memory.warm_start_bytes(whole) is None
 
 
 def test_keys_and_values_are_of_the_episodes_at_once() -> None:
@@ -99,11 +106,23 @@ def test_the_arithmetic_is_one_line_with_the_largest_first() -> None:
     told = arithmetic(plan_memory(setup("Qwen2.5-7B", "a100-40gb")))
     assert told.startswith("30 GB weights + 16 GB keys and values")
     assert "\n" not in told
+    # 30 GB + 16 GB + 2.1 GB + 1.6 GB, and adapter, its averages, its reference and one row of logits
+    assert "685 MB other parts = 50 GB" in told
 
 
 def test_a_gpu_that_is_not_known_lists_those_that_are() -> None:
     with pytest.raises(ValueError, match="h100-80gb"):
         find_gpu("h9000")
+    with pytest.raises(ValueError, match="Did you mean a100-80gb"):
+        find_gpu("A100")
+
+
+def test_a_card_is_found_by_the_words_of_its_name_and_its_memory() -> None:
+    assert named_gpu("NVIDIA A100-SXM4-40GB", 39 * GIB).rate == GPUS["a100-40gb"].rate
+    assert named_gpu("NVIDIA H100 80GB HBM3", 79 * GIB).bandwidth == GPUS["h100-80gb"].bandwidth
+    for name in ("NVIDIA GH200 480GB", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA T4"):
+        assert not named_gpu(name, 16 * GIB).rate
+    assert find_gpu("24gb").memory == pytest.approx(0.98 * 24 * GIB)
 
 
 def test_amounts_are_told_as_people_do() -> None:

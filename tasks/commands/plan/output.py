@@ -1,0 +1,110 @@
+"""A plan as people read it: the verdict, what was planned, and tables of memory, time and cards."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tasks.commands.plan.plan import Plan, is_tight
+from tasks.core.progress import spell
+from tasks.planning.hardware import amount
+from tasks.planning.memory import Memory
+from tasks.planning.nearest import arithmetic, fits
+from tasks.planning.seconds import Seconds
+
+if TYPE_CHECKING:
+    from tasks.core.console import SafeConsole
+
+
+def print_plan(plan: Plan, console: SafeConsole | None = None) -> bool:
+    """Whether it fits."""
+    from tasks.core.console import SafeConsole
+
+    console = console or SafeConsole()
+    does_fit = fits(plan.setup)
+    for line in (_verdict(plan), *plan.head, *_warm_start_line(plan)):
+        console.print(line, soft_wrap=True)
+    console.print(_memory_table(plan.memory))
+    if plan.seconds:
+        console.print(_seconds_table(plan, plan.seconds))
+    elif does_fit:
+        console.print("time and dollars: unknown for this card")
+    if plan.setup.machine.is_gpu or not does_fit:
+        console.print(_fits_table(plan))
+    return does_fit
+
+
+def _verdict(plan: Plan) -> str:
+    setup, memory = plan.setup, plan.memory
+    if not fits(setup):
+        return f"does not fit: {arithmetic(memory)}"
+    told = f"{amount(memory.peak)} of {amount(setup.machine.memory)}"
+    return f"tight: {told}, and an estimate is no promise" if is_tight(setup) else f"fits: {told}"
+
+
+def _warm_start_line(plan: Plan) -> list[str]:
+    if plan.warm_start is None:
+        return []
+    return [f"a warm start would train all weights: {amount(plan.warm_start)}; set assess.warm_start_below: 0.0"]
+
+
+def _memory_table(memory: Memory) -> Any:
+    table = _table("Memory", *memory.phases, "on the host")
+    for part in memory.parts:
+        table.add_row(part.name, *(_size(value) for value in (part.rollout, part.update, part.save, part.host)))
+    table.add_row("all", *(_size(value) for value in (*memory.phases.values(), memory.host)), style="bold")
+    return table
+
+
+def _seconds_table(plan: Plan, seconds: Seconds) -> Any:
+    table = _table("Time", "", "")
+    for name in ("rollout", "reference", "update", "refresh", "checkpoint"):
+        table.add_row(name, _time(getattr(seconds, name)), "")
+    table.add_row("one iteration", _time(seconds.iteration), "all of the above")
+    table.add_row("train", _time(seconds.train), f"{seconds.num_iterations:,} iterations")
+    table.add_row("evaluate", _time(seconds.evaluate), "all snapshots on select, three models on test")
+    table.add_row("sampled tokens a day", count(seconds.tokens_per_day), "while training")
+    per_hour = plan.setup.machine.dollars_per_hour
+    price = "" if plan.is_own_price else ", an assumed price"
+    table.add_row("dollars", dollars(seconds.dollars(per_hour)), f"at {per_hour:.2f} an hour{price}")
+    return table
+
+
+def count(value: float) -> str:
+    """Two digits: `850`, `12k`, `1.3M`."""
+    value = float(f"{value:.1e}")
+    for unit in ("", "k", "M"):
+        if value < 1000 or unit == "M":
+            break
+        value /= 1000
+    return f"{value:,.1f}{unit}" if unit and value < 10 else f"{value:,.0f}{unit}"
+
+
+def dollars(value: float) -> str:
+    return f"{value:,.2f}" if value < 10 else f"{value:,.0f}"
+
+
+def _fits_table(plan: Plan) -> Any:
+    table = _table("Fits on", "")
+    for name, told in plan.fits_on.items():
+        table.add_row(name, told)
+    return table
+
+
+def _table(*columns: str) -> Any:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table.add_column(Text(columns[0], "bold"), no_wrap=True)
+    for name in columns[1:]:
+        table.add_column(name, header_style="dim", overflow="fold", justify="left" if not name else "right")
+    return table
+
+
+def _size(value: float) -> str:
+    return amount(value) if value else ""
+
+
+def _time(value: float) -> str:
+    return spell(value) if value >= 1 else f"{value:.2f} s" if value else ""
