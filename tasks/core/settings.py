@@ -11,13 +11,14 @@ import difflib
 import importlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
+from tasks.core.mistakes import Place, explain_kind, join_alternatives
 from tasks.core.text import one_line
 
 PARAMS_FILE = Path("params.yaml")
@@ -40,9 +41,6 @@ WAY_OUT = {
     "evaluate": "name the variable that has it as api_key_variable",
 }
 MAX_REPEATED = 100  # characters of a refused value
-# By pydantic's name of the mistake.
-EXPECTED = {"dict_type": "a mapping, such as {name: value}", "list_type": "a list", "float_type": "a number"}
-Place = tuple[Any, ...]  # of a key, as pydantic gives it
 
 
 class Settings(BaseModel):
@@ -205,7 +203,7 @@ def check_section_names(params: dict[str, Any], known: set[str], *, source: Path
 
 def _explain_all(cls: type[Settings], error: ValidationError, source: Path, place: str = "") -> Iterator[str]:
     """One line per mistake; `place` is the key of the settings of `cls`, with a dot."""
-    items = _join_alternatives(error.errors())
+    items = join_alternatives(error.errors())
     missing = {item["loc"] for item in items if item["type"] == "missing"}
     meant = {name for item in items if item["type"] == "extra_forbidden" for name in _meant(cls, item["loc"], missing)}
     for item in items:
@@ -217,29 +215,6 @@ def _explain_all(cls: type[Settings], error: ValidationError, source: Path, plac
             yield from _explain_all(inside.cls, inside.error, source, f"{key}.")
         else:
             yield _explain(cls, item, source, key.removesuffix("."), missing)
-
-
-def _join_alternatives(items: Sequence[Any]) -> list[Any]:
-    """One item for a value that is neither a word such as `auto` nor what else it may be: pydantic has one for each,
-    and names each in its own words.
-    """
-    places = {item["loc"][:-1] for item in items if item["loc"] and str(item["loc"][-1]).startswith("literal[")}
-    groups: dict[Place, list[Any]] = {}
-    for number, item in enumerate(items):
-        place = next((place for place in places if item["loc"][: len(place)] == place), (number,))
-        groups.setdefault(place, []).append(item)
-    return [_join(group, place) if place in places else group[0] for place, group in groups.items()]
-
-
-def _join(items: Sequence[Any], place: Place) -> Any:
-    return {**items[0], "loc": place, "msg": f"Input should be {' or '.join(map(_expected, items))}"}
-
-
-def _expected(item: Any) -> str:
-    """What a value should be, in YAML's words."""
-    if item["type"] == "greater_than":
-        return f"a number above {item['ctx']['gt']:g}"
-    return EXPECTED.get(item["type"], item["msg"].removeprefix("Input should be "))
 
 
 def _explain(cls: type[Settings], item: Any, source: Path, key: str, missing: set[Place]) -> str:
@@ -254,9 +229,7 @@ def _explain(cls: type[Settings], item: Any, source: Path, key: str, missing: se
     if item["type"] == "value_error":  # from our validators, which say why and what to do
         return ": ".join([str(source), *([key] if key else []), f"{item['ctx']['error']}."])
     value = _repeated(item["input"], may_be_secret=_may_be_secret(item))
-    told = EXPECTED.get(item["type"])
-    reason = f"Input should be {told}" if told else item["msg"]
-    return f"{source}: {key} = {value} is refused: {reason}. Correct the value and run again."
+    return f"{source}: {key} = {value} is refused: {explain_kind(item)}. Correct the value and run again."
 
 
 def _meant(cls: type[Settings], place: Place, missing: set[Place]) -> list[Place]:
