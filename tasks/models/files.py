@@ -111,7 +111,7 @@ def read_header(file: Path) -> list[tuple[str, str, list[int]]]:
     """(name, dtype such as BF16, shape) of each tensor in a safetensors file, without reading any."""
     from safetensors import safe_open
 
-    with loading(file.parent, file.name), safe_open(file, framework="pt") as tensors:
+    with loading(file.parent, file.name), safe_open(file, framework="np") as tensors:
         slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
         return [(name, str(item.get_dtype()), list(item.get_shape())) for name, item in slices.items()]
 

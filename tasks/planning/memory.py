@@ -167,11 +167,15 @@ def _logits(setup: Setup) -> Part:
 
 
 def _engine(setup: Setup) -> Iterator[Part]:
-    """Keys and values; vLLM's own weights beside the trainer's. All of it is given back before an update."""
+    """Keys and values; vLLM's own weights beside the trainer's. All of it is given back before an update; under LoRA
+    vLLM keeps its base in host memory while it sleeps, since it is never sent again.
+    """
     if not setup.shares_the_device:
         return
     if setup.is_vllm:
-        yield Part("engine's weights", setup.shape.num_parameters * _engine_size(setup), 0, 0)
+        size = setup.shape.num_parameters * _engine_size(setup)
+        is_kept = setup.settings.train.lora is not None and setup.machine.is_gpu
+        yield Part("engine's weights", size, 0, 0, host=size if is_kept else 0)
         yield Part("engine's workspace", ENGINE_WORKSPACE if setup.machine.is_gpu else 0, 0, 0)
     yield Part("keys and values", cached_tokens(setup) * _token_bytes(setup), 0, 0)
 

