@@ -18,6 +18,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
+from tasks.core.mistakes import Place, explain_kind, join_alternatives
 from tasks.core.text import one_line
 
 PARAMS_FILE = Path("params.yaml")
@@ -40,7 +41,6 @@ WAY_OUT = {
     "evaluate": "name the variable that has it as api_key_variable",
 }
 MAX_REPEATED = 100  # characters of a refused value
-Place = tuple[Any, ...]  # of a key, as pydantic gives it
 
 
 class Settings(BaseModel):
@@ -203,7 +203,7 @@ def check_section_names(params: dict[str, Any], known: set[str], *, source: Path
 
 def _explain_all(cls: type[Settings], error: ValidationError, source: Path, place: str = "") -> Iterator[str]:
     """One line per mistake; `place` is the key of the settings of `cls`, with a dot."""
-    items = error.errors()
+    items = join_alternatives(error.errors())
     missing = {item["loc"] for item in items if item["type"] == "missing"}
     meant = {name for item in items if item["type"] == "extra_forbidden" for name in _meant(cls, item["loc"], missing)}
     for item in items:
@@ -229,7 +229,7 @@ def _explain(cls: type[Settings], item: Any, source: Path, key: str, missing: se
     if item["type"] == "value_error":  # from our validators, which say why and what to do
         return ": ".join([str(source), *([key] if key else []), f"{item['ctx']['error']}."])
     value = _repeated(item["input"], may_be_secret=_may_be_secret(item))
-    return f"{source}: {key} = {value} is refused: {item['msg']}. Correct the value and run again."
+    return f"{source}: {key} = {value} is refused: {explain_kind(item)}. Correct the value and run again."
 
 
 def _meant(cls: type[Settings], place: Place, missing: set[Place]) -> list[Place]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from tasks.core.text import one_line
@@ -13,6 +14,7 @@ from tasks.models.attention import UnknownAttention
 from tasks.models.differences import Differences, tolerance_of
 from tasks.models.torch_setup import product_dtype
 
+LOGIT_BYTES = 64 << 20  # of float32 logits at once: those of a long text beside an engine awake would not fit
 OWN_ATTENTION = "eager"  # transformers' reference, with soft caps and sinks
 
 
@@ -45,9 +47,15 @@ def model_logp(model: PreTrainedModel, sequences: Sequence[list[int]]) -> list[l
     rows = []
     for token_ids in sequences:
         ids_T = torch.tensor(token_ids, device=model.device)
-        logp_TV = torch.log_softmax(model(input_ids=ids_T[None]).logits[0, :-1].float(), dim=-1)
-        rows.append(logp_TV.gather(-1, ids_T[1:, None])[:, 0].tolist())
+        logits_TV = model(input_ids=ids_T[None]).logits[0, :-1]
+        size = max(1, LOGIT_BYTES // (4 * logits_TV.shape[-1]))
+        chunks = zip(logits_TV.split(size), ids_T[1:].split(size), strict=True)
+        rows.append([logp for chunk in chunks for logp in _logp(*chunk)])
     return rows
+
+
+def _logp(logits_TV: Tensor, ids_T: Tensor) -> list[float]:
+    return torch.log_softmax(logits_TV.float(), dim=-1).gather(-1, ids_T[:, None])[:, 0].tolist()
 
 
 def own_logp(model: PreTrainedModel, sequences: Sequence[list[int]]) -> list[list[float]]:

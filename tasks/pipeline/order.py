@@ -70,14 +70,14 @@ def check_params(params: dict[str, Any] | None = None, *, source: Path = PARAMS_
 
 
 def check_sources(params: dict[str, Any]) -> None:
-    """Refuse a device that is not there, a model that cannot fit or be trained, and a missing model or data file,
+    """Refuse a device that is not there, a missing model or data file, and a model that cannot fit or be trained,
     before any stage starts. DVC's own message is obscure.
     """
     from tasks.models.missing import check_model_path
 
     device_name(load(CommonSections, params).compute)  # else a missing GPU's model would not fit the processor
-    check_size(params)
     check_model_path(params["model"]["path"])
+    check_size(params)
     check_family(params)
     for name, path, what in (
         ("curate.source", params["curate"]["source"], "a JSONL file of problems, or tasks/environments/<name>"),

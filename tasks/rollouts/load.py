@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from tasks.chat.format import ChatFormat, load_chat
 from tasks.core.records import Problem
 from tasks.models.architecture import model_logp
-from tasks.models.folders import load_model, model_config
+from tasks.models.folders import load_model, model_config, stored_dtype
 from tasks.models.policy_weights import AdapterShape, PolicyWeights
-from tasks.models.settings import ComputeSettings
-from tasks.models.torch_setup import product_dtype
+from tasks.models.settings import ComputeSettings, Dtype
+from tasks.models.torch_setup import find_device, free_unused, product_dtype
 from tasks.rollouts.engine import Engine, FixedWeights
 from tasks.rollouts.probe import compare_logp, probe_sequences
 from tasks.rollouts.settings import EngineSettings, PlaySettings, SamplingSettings
@@ -61,13 +61,13 @@ def refuse_thinking_budget(chat: ChatFormat, sampling: SamplingSettings) -> None
         return
     if chat.thinking is None:
         raise ValueError(
-            f"{chat.source}: its chat template knows no thoughts, so sampling.max_thinking_tokens_per_turn would do "
-            f"nothing. Set it to null, or use a model that thinks."
+            "model.path: its chat template knows no thoughts, so sampling.max_thinking_tokens_per_turn would do "
+            "nothing. Set it to null, or use a model that thinks."
         )
     if chat.end_of_thought is None:
         raise ValueError(
-            f"{chat.source}: {chat.thinking.closing!r} is several tokens of its tokenizer, and an engine stops at one, "
-            f"so thoughts can have no budget of their own. Set sampling.max_thinking_tokens_per_turn to null, and "
+            f"model.path: {chat.thinking.closing!r} is several tokens of its tokenizer, and an engine stops at one, so "
+            f"thoughts can have no budget of their own. Set sampling.max_thinking_tokens_per_turn to null, and "
             f"sampling.max_tokens_per_turn to enough for thought and message."
         )
 
@@ -113,12 +113,24 @@ class Engines:
             self._live = load_engine(folder, chat, engine=self.settings, sampling=self.sampling, compute=self.compute)
             self._shape = shape
         if self._live.has_own_memory:
-            model, refused = load_model(folder, compute=self.compute), None
-            if is_kept or not self._live.knows_its_weights:
-                refused = _try_refresh(self._live, model)
             probe = probe_sequences(chat, environment, problems, max_tokens=self.sampling.max_tokens_per_episode)
-            self._check(folder, model, probe, remedy=str(refused or self._live.remedy))
+            self._bring(folder, probe, is_new=is_kept or not self._live.knows_its_weights)
+            free_unused(find_device(self.compute))
         return self._live
+
+    def _bring(self, folder: Path, probe: list[list[int]], *, is_new: bool) -> None:
+        """Load the model beside the engine, give it where it is new to the engine, and compare the two."""
+        assert self._live is not None
+        model, refused = load_model(folder, compute=self.compute, dtype=self._dtype_beside_engine(folder)), None
+        if is_new:
+            refused = _try_refresh(self._live, model)
+        self._check(folder, model, probe, remedy=str(refused or self._live.remedy))
+
+    def _dtype_beside_engine(self, folder: Path) -> Dtype:
+        """The files' own where the engine rounds to no more than that: on one device, memory is short beside it."""
+        is_rounded = self.settings.own.weights_dtype(self.compute) in ("auto", "bfloat16")
+        is_short = is_rounded and str(stored_dtype(folder)) == "torch.bfloat16"
+        return "bfloat16" if is_short else self.compute.weights
 
     def _check(self, folder: Path, model: PreTrainedModel, probe: list[list[int]], *, remedy: str) -> None:
         assert self._live is not None

@@ -91,6 +91,7 @@ def test_help_lists_the_stages_in_the_order_they_run():
         "lineage",
         "fetch",
         "doctor",
+        "plan",
         "report",
         "ablate",
         "score",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import Field
@@ -102,6 +102,33 @@ def test_a_whole_number_will_do_where_a_float_is_meant() -> None:
 
 def test_each_mistake_has_a_line_of_its_own() -> None:
     assert len(message({"seed": "3", "oven": {"degrees": 20, "share": 0.5}}).splitlines()) == 2
+
+
+class Dough(Settings):
+    rest: Literal["auto"] | Annotated[float, Field(gt=0)]
+    flours: Literal["any"] | list[str]
+    prices: dict[str, float]
+
+
+class DoughSections(Settings):
+    dough: Dough
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"rest": -1}, "dough.rest = -1 is refused: Input should be 'auto' or a number above 0. "),
+        ({"rest": "soon"}, "dough.rest = 'soon' is refused: Input should be 'auto' or a number. "),
+        ({"flours": "rye"}, "dough.flours = 'rye' is refused: Input should be 'any' or a list. "),
+        ({"flours": [1]}, "dough.flours = a list is refused: Input should be 'any' or a valid string. "),
+        ({"prices": [1]}, "dough.prices = a list is refused: Input should be a mapping, such as {name: value}. "),
+    ],
+)
+def test_a_value_that_may_be_a_word_or_something_else_is_one_mistake(changed: dict[str, Any], words: str) -> None:
+    dough: dict[str, Any] = {"rest": "auto", "flours": "any", "prices": {}}
+    with pytest.raises(ValueError) as error:
+        load(DoughSections, {"dough": dough | changed})
+    assert words in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_section_no_stage_reads_is_a_typo() -> None:

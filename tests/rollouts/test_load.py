@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tasks.chat.format import load_chat
 from tasks.core.records import Trajectory
 from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.travel_desk.environment import TravelDesk
+from tasks.models import architecture
 from tasks.models.architecture import model_logp
 from tasks.models.folders import load_model
 from tasks.models.settings import on_cpu
@@ -171,6 +173,28 @@ def test_a_started_engine_is_probed_once_and_refreshed_for_the_next_model(
     assert (first.versions, first.num_probes) == ([1, 2], 3)
     engines.close()
     assert first.is_closed
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+@pytest.mark.parametrize("computed", ["float32", "bfloat16", "auto"])
+def test_beside_an_engine_that_rounds_too_a_model_has_the_dtype_of_its_files(
+    measured: Measured, monkeypatch: pytest.MonkeyPatch, stored: str, computed: str
+) -> None:
+    monkeypatch.setattr(load, "stored_dtype", lambda folder: getattr(torch, stored))
+    engines = measured.engines()
+    engines.settings = engine_settings("vllm", vllm_settings(measured.place, dtype=computed))
+    expected = "bfloat16" if stored == "bfloat16" and computed != "float32" else "float32"
+    assert engines._dtype_beside_engine(Path("m")) == expected
+
+
+def test_log_probs_in_chunks_of_positions_are_those_of_one_chunk(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, ids = load_model(folders[0], compute=on_cpu(1)), [[5, 9, 14, 3, 8, 21, 4, 7], [6, 2]]
+    whole = model_logp(model, ids)
+    assert [len(row) for row in whole] == [7, 1]
+    monkeypatch.setattr(architecture, "LOGIT_BYTES", 3 * 4 * model.config.vocab_size)  # 3 positions
+    assert model_logp(model, ids) == whole
 
 
 @pytest.mark.slow
