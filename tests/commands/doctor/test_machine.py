@@ -16,6 +16,7 @@ from tasks.models.settings import on_cpu
 from tasks.planning import hardware
 from tasks.planning.memory import plan_memory
 from tests.commands.doctor.project import found, look, params
+from tests.planning.setups import setup
 
 
 def test_settings_beyond_the_machine_are_told_with_both_numbers(
@@ -43,6 +44,17 @@ def test_a_card_that_is_not_there_fails(artifacts: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     compute = {**on_cpu(1).model_dump(), "device": "cuda"}
     found(look("memory", artifacts, compute=compute), "fail", "compute.device is cuda", "cpu or auto")
+
+
+def test_a_warm_start_that_trains_all_weights_under_lora_is_told_with_its_memory(
+    artifacts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = setup("Qwen2.5-7B", "a100-80gb", profile="qwen2.5_7b_lora_80gb")
+    monkeypatch.setattr("tasks.commands.doctor.machine.planned_setup", lambda context: wanted)
+    told = look("memory", artifacts, assess__warm_start_below=0.5)
+    found(told, "warn", "warm start would train all weights", "assess.warm_start_below: 0.0")
+    without = look("memory", artifacts, assess__warm_start_below=0.0)
+    assert without.result == "pass" and "warm start" not in without.finding
 
 
 def test_a_model_whose_shape_is_not_told_cannot_be_estimated_which_is_no_fault(artifacts: Path) -> None:
