@@ -7,16 +7,20 @@ from typing import Any
 
 import pytest
 
+from tasks.commands.plan.output import dollars
 from tasks.commands.plan.plan import make_plan
 from tasks.commands.profile import difference, merge, read_profiles
+from tasks.core.progress import spell
 from tasks.core.settings import parse_params, read_params
 from tasks.pipeline.order import check_params
+from tasks.planning.hardware import amount
 from tasks.planning.nearest import fits
 from tests.conftest import ROOT
 from tests.profiles import FOLDER, NAMES, profile_params, profile_text
 
 OVERLAYS = [name for name in NAMES if name != "demo"]
 MODELS = [name for name in NAMES if name.endswith(("24gb", "80gb"))]
+GPU = {"24gb": "4090-24gb", "80gb": "a100-80gb"}
 SOURCE = Path("infra/profiles/mine.yaml")
 WHOLE = """\
 seed: 1              # every random stream
@@ -60,10 +64,28 @@ def test_a_models_profile_takes_an_environment_over_it_and_fits_its_gpu(model: s
     check_params(params, source=FOLDER / f"{model}.yaml")
     assert params["environment"]["name"] == environment
     assert params["model"] == profile_params(model)["model"]
-    plan = make_plan(gpu="4090-24gb" if model.endswith("24gb") else "a100-80gb", profiles=[model, environment])
+    plan = make_plan(gpu=GPU[model[-4:]], profiles=[model, environment])
     assert fits(plan.setup)
     section = (FOLDER / "README.md").read_text(encoding="utf-8").partition(f"## {model}\n")[2].partition("\n## ")[0]
     assert "**Not run.**" in section
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_page_says_of_a_models_profile_what_plan_says(model: str) -> None:
+    plan = make_plan(gpu=GPU[model[-4:]], profiles=[model, "bfcl"], tokens=(4000, 500, 500))
+    memory, seconds = plan.memory, plan.seconds
+    assert seconds is not None
+    playing, there = amount(memory.phases["playing"]), amount(plan.setup.machine.memory)
+    cost = dollars(seconds.dollars(plan.setup.machine.dollars_per_hour))
+    cells = (
+        f"`{model}`",
+        f"{playing} of {there}",
+        amount(memory.phases["updating"]),
+        amount(memory.host),
+        spell(seconds.iteration),
+        f"{spell(seconds.total)}, {cost} dollars",
+    )
+    assert f"| {' | '.join(cells)} |" in (FOLDER / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", OVERLAYS)

@@ -79,7 +79,7 @@ def test_a_configuration_that_differs_is_told_though_the_weights_are_the_same(re
     assert version is not None
     row = {**describe(registry, version), "params": {"compute": on_cpu(1).model_dump()}}
     with Path("params.yaml").open("a", encoding="utf-8") as stream:
-        stream.write("paths: {artifacts: artifacts}\ncompute: {num_threads: 1}\n")
+        stream.write(yaml.safe_dump({"paths": {"artifacts": "artifacts"}, "compute": on_cpu(1).model_dump()}))
     assert [item.part for item in compare(row, version) if not item.is_same] == []
     Path("artifacts/train/snapshots/iteration-a/config.json").write_text('{"rms_norm_eps": 1}', encoding="utf-8")
     assert [item.part for item in compare(row, version) if not item.is_same] == ["all files of the model"]
