@@ -159,6 +159,13 @@ class ChatFormat:
             return Written(None, text, 0)
         return Written("\n\n".join(thoughts), message, self._length_of_thoughts(written, text, message, len(thoughts)))
 
+    def is_within_thought(self, written: Sequence[int]) -> bool:
+        """Whether a turn ended before its last thought did, so that it has no message."""
+        found = self.read_turn(written)
+        if self.thinking is None or found.thought is None or found.message:
+            return False
+        return self.thinking.closing not in self.decode(list(written)).rpartition(self.thinking.opening)[2]
+
     def written_ids(self, text: str, thought: str = "") -> tuple[list[int], list[int]]:
         """Ids of a turn with this message, without its end: what is given and what is the model's own.
 

@@ -2,8 +2,8 @@
 
 It never waits (`conversation.py`), so any number of episodes interleave. A closing message answers the current request;
 after the last request the episode ends. It also ends at a limit (turns: an ordinary failure; tokens: overlong) or with
-a fault of the environment. A turn cut at its own token limit does not end it: that message is answered as a malformed
-call.
+a fault of the environment. A turn cut at its own token limit, or that ends within its thought, does not end it: it is
+answered as a malformed call.
 
 Where thoughts have a budget of their own, a turn is two requests: the first ends with the thought, or with the turn
 where there is none. A thought that its budget cuts is closed by ids that are given, not sampled, so no loss sees them.
@@ -82,7 +82,7 @@ class EpisodeRun(Conversation):
         """Whether a turn's first request is followed by a second. One that wrote no thought has begun the message."""
         num_tokens = len(reply.token_ids)
         thinks = self.chat.read_turn(self._written).thought is not None
-        self._num_thought_tokens, self._num_message_tokens = (num_tokens, 0) if thinks else (0, num_tokens)
+        self._num_message_tokens = 0 if thinks else num_tokens
         is_closed = reply.token_ids[-1] == self.chat.end_of_thought
         if is_closed or not thinks:
             is_cut = reply.finish == "length" and num_tokens == self._budget
@@ -93,9 +93,10 @@ class EpisodeRun(Conversation):
     def _close_thought(self) -> bool:
         """Give the ids that close a thought cut by its budget, unless no token would fit after them."""
         closing = self.chat.thought_closing_ids
+        assert self.chat.end_of_thought is not None
         if len(self.token_ids) + len(closing) >= self.token_limit:
             return False
-        self._thought_was_cut = True
+        self._num_closing = closing.index(self.chat.end_of_thought) + 1
         self._written += closing
         self._append(closing)
         return True
@@ -104,12 +105,13 @@ class EpisodeRun(Conversation):
         turn = self._read_turn(reply)
         self.turns.append(turn)
         is_ended = reply.token_ids[-1] in self.chat.end_ids
+        is_cut = turn.stop_reason == "max_tokens_per_turn" or self.chat.is_within_thought(self._written_without_end)
         self._begin_turn()
         calls = self.chat.calls(turn.text, self.tools)
         if turn.stop_reason == self._token_budget:
             yield from self._end(None, "overlong", self._token_budget)
             return
-        if turn.stop_reason == "max_tokens_per_turn":
+        if is_cut:
             calls = calls or [None]
         if calls:
             yield from self._answer(turn, calls)
@@ -129,10 +131,13 @@ class EpisodeRun(Conversation):
             yield from self._end(None, "overlong", self._token_budget)
 
     def _begin_turn(self) -> None:
-        """`_written` has the ids of the turn so far, those that closed a thought included."""
+        """`_written` has the ids of the turn so far, and `_num_closing` counts those given to close a thought."""
         self._written: list[int] = []
-        self._num_message_tokens = self._num_thought_tokens = 0
-        self._thought_was_cut = False
+        self._num_message_tokens = self._num_closing = 0
+
+    @property
+    def _written_without_end(self) -> list[int]:
+        return self._written[:-1] if self._written[-1] in self.chat.end_ids else self._written
 
     @property
     def _token_budget(self) -> TokenBudget:
@@ -145,13 +150,16 @@ class EpisodeRun(Conversation):
         it.
         """
         is_ended = reply.token_ids[-1] in self.chat.end_ids
-        written = self.chat.read_turn(self._written[:-1] if is_ended else self._written)
+        written = self.chat.read_turn(self._written_without_end)
         turn = Turn(written.message, policy_version=reply.policy_version)
         if written.thought is not None:
-            turn.thought, turn.thought_was_cut = written.thought, self._thought_was_cut
-            turn.num_thought_tokens = self._num_thought_tokens or written.num_thought_tokens
-        if not is_ended:
-            at_turn_limit = self._num_message_tokens >= self.sampling.max_tokens_per_turn
+            turn.thought, turn.thought_was_cut = written.thought, self._num_closing > 0
+            turn.num_thought_tokens = written.num_thought_tokens - self._num_closing
+        beyond = self._num_message_tokens - self.sampling.max_tokens_per_turn
+        if beyond > 0:  # written in the first request, whose limit is the thought's
+            turn.stop_reason = "max_tokens_per_turn"
+        elif not is_ended:
+            at_turn_limit = beyond == 0
             cut: StopReason = "max_tokens_per_turn" if at_turn_limit else self._token_budget
             turn.stop_reason = "stop_string" if reply.finish == "stop_string" else cut
         return turn

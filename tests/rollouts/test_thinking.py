@@ -148,6 +148,38 @@ def test_a_call_within_a_thought_is_not_made(chat: ChatFormat, problem: Problem)
     assert "cancel_booking" in str(played.turns[0].thought)
 
 
+def test_a_turn_that_ends_within_its_thought_is_no_answer(chat: ChatFormat, problem: Problem) -> None:
+    """Its end is answered as a malformed call, with a budget of its own and without; the agent goes on."""
+    for budget in (12, None):
+        played, _ = play(chat, problem, ["<think>\ngo on", *turns_of(problem)], max_thinking_tokens_per_turn=budget)
+        first = played.turns[0]
+        assert (first.text, first.thought, first.stop_reason) == ("", "go on", "end_of_turn")
+        assert (len(first.replies), played.num_invalid_calls, played.outcome) == (1, 1, "success")
+        assert first.num_thought_tokens == len(chat.encode("<think>\ngo on"))
+    assert not chat.is_within_thought(chat.encode(f"<think>\ngo on{CLOSED}"))
+
+
+def test_a_second_end_of_a_thought_is_of_the_message_and_a_second_thought_is_counted(
+    chat: ChatFormat, problem: Problem
+) -> None:
+    played, _ = play(chat, problem, ["<think>\ngo on\n</think>\n\nanswer</think>go"])
+    (turn,) = played.turns
+    assert (turn.thought, turn.text) == ("go on", "answer</think>go")
+    assert turn.num_thought_tokens == len(chat.encode("<think>\ngo on\n</think>"))
+    twice = f"<think>\ngo on{CLOSED}<think>\nanswer\n</think>"
+    (turn,) = play(chat, problem, [f"{twice}\n\nDone."])[0].turns
+    assert (turn.text, turn.num_thought_tokens) == ("Done.", len(chat.encode(twice)))
+
+
+def test_a_message_without_a_thought_may_not_exceed_its_own_limit(chat: ChatFormat, problem: Problem) -> None:
+    """Eight letters and the end, in a first request of up to 12 tokens; a message has 4."""
+    text = "go on go"
+    assert len(chat.encode(text)) == 8
+    limits = {"max_tokens_per_turn": 4, "max_turns": 1}
+    played, _ = play(chat, problem, [text], **limits)
+    assert (played.turns[0].stop_reason, played.outcome) == ("max_tokens_per_turn", "max_turns")
+
+
 def test_thoughts_are_counted_apart(chat: ChatFormat, problem: Problem) -> None:
     """Thoughts of 12 (cut) and 5 tokens in one episode, none in another: 8.5 a trajectory, half of them cut."""
     call, answer = turns_of(problem)
