@@ -15,6 +15,7 @@ PYTHON_TAG = "<|python_tag|>"  # before a call, in some messages
 OPENS_A_CALL = re.compile(r"\s*(\[\s*)?\{")
 BETWEEN_CALLS = re.compile(r"[\s;]*")
 MARKS_OF_A_CALL = {"name", "function", "parameters", "arguments"}
+MOST_VALUES = 10_000  # of one message; what rambles on beyond them is not read
 
 
 def _read(text: str) -> Calls:
@@ -35,13 +36,13 @@ def _read(text: str) -> Calls:
 def _read_values(text: str) -> tuple[list[Any], bool]:
     """(the JSON values between which there are spaces or semicolons, whether that is all)."""
     values, position = list[Any](), _end_of_gap(text, 0)
-    while position < len(text):
+    while position < len(text) and len(values) < MOST_VALUES:
         found = decode_json(text, position)
         if found is None:
             return values, False
         values.append(found[0])
         position = _end_of_gap(text, found[1])
-    return values, True
+    return values, position == len(text)
 
 
 def _end_of_gap(text: str, start: int) -> int:
