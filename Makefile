@@ -1,11 +1,11 @@
 # turnwise from a bare clone: Python 3.11 and make are enough. `make help` lists what there is to do.
 #
 # Every target sets up what it needs in .venv and is instant from then on. Nothing is written outside this folder but
-# the own caches of pip and npm (and, for `make test` on Debian, the packages chromium, nodejs and npm).
+# the own caches of pip and npm (and, for `make test` on Debian, the packages chromium, nodejs, npm and postgresql).
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-demo test-vllm check lint bench bench-gpu clean setup-demo setup-test setup-test-gpu setup-vllm-cpu setup-vllm-gpu chromium node
+.PHONY: help demo test test-demo test-services test-vllm check lint bench bench-gpu clean setup-demo setup-services setup-test setup-test-gpu setup-vllm-cpu setup-vllm-gpu chromium node services
 
 ifndef PYTHON
 PYTHON := $(shell for p in python3.11 python3 python; do \
@@ -30,14 +30,17 @@ PARALLEL = -n $(WORKERS) --no-loadscope-reorder
 help:  ## this list
 	@echo "make demo   set up, then train an agent from 0% to a promoted champion (about 8 minutes with the set-up; seconds when repeated)"
 	@echo "make check  format, lint, types and the quick tests (under 90 s)"
-	@echo "make test   set up, then run the tests (about 15 minutes on two cores);"
-	@echo "            BROWSER=no and NODE=no leave out those that need Chromium or Node"
+	@echo "make test   set up, then run the tests (about 20 minutes on two cores);"
+	@echo "            BROWSER=no, NODE=no and SERVICES=no leave out those that need Chromium, Node or Postgres"
 	@echo "make test-demo  the full demo, BFCL's whole flow, a kill in each stage (about 12 minutes)"
+	@echo "make test-services  the pipeline on Postgres, S3, MLflow and Prefect servers, each of which fails in turn; make test"
+	@echo "            has the quick ones of these"
 	@echo "make test-vllm  the drills of vLLM's servers, where the engine or its lock has changed since they passed"
 	@echo "make lint   format, lint and types alone"
 	@echo "make bench  the measurements, and the proofs that take minutes (whole flows with vLLM)"
 	@echo "make bench-gpu  the checks of infra/gpu_checklist.md; without a GPU it says so and claims nothing"
 	@echo "make setup-vllm-cpu, make setup-vllm-gpu  add the vLLM engine (engine.name: vllm) to what make demo sets up"
+	@echo "make setup-services  add what S3, Postgres and Kubernetes need to what make demo sets up"
 	@echo "make clean  delete results, the registry with its champion, and caches; .venv stays"
 	@echo "Variables:  TORCH_INDEX=URL  package index to take torch from (a CPU build is ten times smaller than CUDA's)"
 	@echo "            PYTHON=path      the Python to use; 3.11 is the one that is tested"
@@ -47,13 +50,16 @@ help:  ## this list
 demo: setup-demo
 	@$(TIDY) python -m flows run $(ARGS)
 
-# What tests need beside Python: Chromium and Node, unless they are left out.
-PROGRAMS = $(if $(filter no,$(BROWSER)),,chromium) $(if $(filter no,$(NODE)),,node)
-WITHOUT = $(if $(filter no,$(BROWSER)),and not browser) $(if $(filter no,$(NODE)),and not node)
+# What tests need beside Python: Chromium, Node and Postgres, unless they are left out.
+PROGRAMS = $(if $(filter no,$(BROWSER)),,chromium) $(if $(filter no,$(NODE)),,node) $(if $(filter no,$(SERVICES)),,services)
+WITHOUT = $(if $(filter no,$(BROWSER)),and not browser) $(if $(filter no,$(NODE)),and not node) $(if $(filter no,$(SERVICES)),and not services)
 
 test check: SCRATCH = $(MEMORY)
 test: setup-test $(PROGRAMS)
-	@$(TIDY) python -m pytest $(PARALLEL) -m "not bench and not demo and not drill $(WITHOUT)" $(ARGS)
+	@$(TIDY) python -m pytest $(PARALLEL) -m "not bench and not demo and not drill and not outage $(WITHOUT)" $(ARGS)
+
+test-services: setup-test services
+	@$(TIDY) python -m pytest -m "services or outage" $(ARGS)
 
 test-demo: setup-test
 	@$(TIDY) python -m pytest -m demo -s $(ARGS)
@@ -69,7 +75,7 @@ bench-gpu: $(if $(shell command -v nvidia-smi),setup-test-gpu,setup-test)
 	@$(TIDY) python -m tests.benchmarks.gpu
 
 check: lint
-	@$(TIDY) python -m pytest $(PARALLEL) -m "not slow and not browser and not bench and not demo and not drill" $(ARGS)
+	@$(TIDY) python -m pytest $(PARALLEL) -m "not slow and not browser and not bench and not demo and not drill and not outage" $(ARGS)
 
 lint: setup-test
 	@ruff format --check --quiet . >/dev/null || { ruff format --check . | grep -e '-->'; \
@@ -82,10 +88,10 @@ clean:
 	@find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
 	@echo "removed artifacts (with the registry), .dvc/cache and tool caches; .venv stays"
 
-setup-demo setup-test setup-test-gpu setup-vllm-cpu setup-vllm-gpu: setup-%:
+setup-demo setup-services setup-test setup-test-gpu setup-vllm-cpu setup-vllm-gpu: setup-%:
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 on the PATH; the lock is for 3.11 and untested on any other." \
 	  "Install python3.11, or try another at your own risk: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@"$(PYTHON)" infra/locks/install.py $*
 
-chromium node: setup-test
+chromium node services: setup-test
 	@bash infra/locks/$@.sh

@@ -1,4 +1,5 @@
-"""python -m flows run | serve: the flow once, now, or on a schedule on this machine.
+"""python -m flows run | serve | deploy | approve: the flow once, now; on a schedule on this machine; on a server's
+workers; and a person's answer to a run that waits for it.
 
 Imports are inside the commands: Prefect reads environment variables at import, and `--help` must be instant.
 """
@@ -6,7 +7,9 @@ Imports are inside the commands: Prefect reads environment variables at import, 
 from __future__ import annotations
 
 import os
+import shlex
 from contextlib import ExitStack
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -14,9 +17,12 @@ from tasks.pipeline.cli_errors import one_line_errors, stop_in_another_python
 
 try:
     import typer
+
+    from tasks.commands.cli.options import Workspace, use_workspace
 except ModuleNotFoundError as error:
     stop_in_another_python(error)
 
+POOL = "turnwise"
 HELP = "Run everything that changed, from the problems to the promoted model: once now, or on a schedule."
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, help=HELP
@@ -26,10 +32,25 @@ AcceptDrift = Annotated[
     bool,
     typer.Option("--accept-drift", help="Go on in an environment that changed since curation; the lineage records it."),
 ]
+ReasonText = Annotated[str, typer.Option("--reason", help="Why this run is wanted; recorded with the run.")]
+Force = Annotated[bool, typer.Option("--force", help="Train anew also where nothing changed; needs --reason.")]
+CheckCron = Annotated[
+    str | None, typer.Option(help='When to run drift-check, such as "30 * * * *"; without it nothing starts it.')
+]
+
+
+class PoolType(StrEnum):
+    process = "process"
+    kubernetes = "kubernetes"
+
+
+@app.callback()
+def prepare(workspace: Workspace = None) -> None:
+    use_workspace(workspace)
 
 
 @app.command()
-def run(accept_drift: AcceptDrift = False, debug: Debug = False) -> None:
+def run(reason: ReasonText = "", force: Force = False, accept_drift: AcceptDrift = False, debug: Debug = False) -> None:
     """Run every stage that changed, promote the result, build the report."""
     with one_line_errors(debug=debug), ExitStack() as held:
         if accept_drift:
@@ -40,11 +61,18 @@ def run(accept_drift: AcceptDrift = False, debug: Debug = False) -> None:
         from flows.server import start_server
 
         server = start_server(with_scheduler=False)
+        from flows.connection import check_server, show_what_ended_the_run
         from flows.retrain import retrain  # takes about as long to import as the server to start
+        from flows.verdict import SKIPPED
 
         server.wait_until_up()
-        with server.end_this_process_with_it():
-            retrain(is_shown=True)
+        if server.process is None:
+            check_server()
+        with server.end_this_process_with_it(), show_what_ended_the_run():
+            state = retrain(reason=reason, force=force, is_shown=True, return_state=True)
+        if state.name == SKIPPED:
+            raise ValueError(str(state.message))
+        state.result()  # raises what ended it
 
 
 @app.command()
@@ -52,15 +80,91 @@ def serve(
     cron: Annotated[
         str, typer.Option(help='When to run, in the machine\'s time zone, such as "0 3 * * *" (each night at 3).')
     ],
+    check_cron: CheckCron = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port of Prefect's page; 0: any free one.")] = 0,
     debug: Debug = False,
 ) -> None:
-    """Run the flow on a schedule until Ctrl-C."""
+    """Run the flows on a schedule on this machine until Ctrl-C."""
     with one_line_errors(debug=debug):
         _prepare(None, shows_log=True)
         from flows.supervisor import keep_schedule
 
-        keep_schedule(cron, port=port)
+        keep_schedule(cron, check_cron, port=port)
+
+
+@app.command()
+def deploy(
+    pool: Annotated[str, typer.Option(help="The work pool whose workers run the flows; made where missing.")] = POOL,
+    pool_type: Annotated[PoolType, typer.Option("--type", help="Of the work pool.")] = PoolType.process,
+    cron: Annotated[
+        str | None, typer.Option(help='When to run retrain, such as "0 3 * * *"; without it the schedule stays.')
+    ] = None,
+    check_cron: CheckCron = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="This folder as a worker's job sees it, where that is another path.")
+    ] = None,
+    automations: Annotated[
+        bool, typer.Option("--automations", help="Also those of infra/automations/: notify, reload, retrain, crash.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Register the flows on the server of PREFECT_API_URL, for the workers of a pool; safe to repeat."""
+    with one_line_errors(debug=debug):
+        _require_server(
+            "there is nowhere to register the flows",
+            'for one machine without a server: python -m flows serve --cron "0 3 * * *"',
+        )
+        _prepare(None, shows_log=debug)
+        from flows.connection import check_server
+        from flows.deployments import plan_deployments, register
+        from tasks.core.terminal import tell
+
+        planned = plan_deployments(cron, check_cron)
+        check_server()
+        for line in register(planned, pool=pool, pool_type=pool_type.value, folder=str(folder or Path.cwd())):
+            tell(line)
+        if automations:
+            from flows.automations import register_automations
+
+            for line in register_automations(planned[0].model, planned[0].name):
+                tell(line)
+        tell(f"Runs need a worker: prefect worker start --pool {shlex.quote(pool)}")
+
+
+@app.command()
+def approve(
+    run: Annotated[str | None, typer.Argument(help="Its id or name; without it the waiting runs are listed.")] = None,
+    decline: Annotated[bool, typer.Option("--decline", help="Decline instead.")] = False,
+    by: Annotated[str | None, typer.Option("--by", metavar="NAME", help="Your name; default: this user's.")] = None,
+    reason: Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Why; recorded for good.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Answer a run that waits for a person's approval, on the server of PREFECT_API_URL."""
+    with one_line_errors(debug=debug):
+        from flows.server import prepare_environment
+        from tasks.core.settings import load_paths, read_params
+        from tasks.core.terminal import tell
+        from tasks.stages.promote.overrides import read_override
+
+        is_answer = run is not None
+        override = read_override(force=False, approve=is_answer and not decline, withdraw=decline, reason=reason, by=by)
+        _require_server(
+            "no run waits there", "a decision can also be approved without one: python -m tasks promote --approve"
+        )
+        prepare_environment(load_paths(read_params()).artifacts, shows_log=debug)
+        from flows.approve_command import list_waiting, send_answer
+        from flows.connection import check_server
+
+        check_server()
+        for line in list_waiting() if run is None or override is None else [send_answer(run, override)]:
+            tell(line)
+
+
+def _require_server(consequence: str, instead: str) -> None:
+    if not os.environ.get("PREFECT_API_URL"):
+        raise ValueError(
+            f"PREFECT_API_URL names no server, so {consequence}. Export it, such as http://HOST:4200/api; {instead}."
+        )
 
 
 def _prepare(held: ExitStack | None, *, shows_log: bool) -> None:
@@ -70,11 +174,13 @@ def _prepare(held: ExitStack | None, *, shows_log: bool) -> None:
     from tasks.core.surroundings import check_place, check_writable, refuse_unusable_socks
     from tasks.pipeline.order import check_params, check_sources
     from tasks.pipeline.run_lock import only_run
+    from tasks.storage.inputs import share_endpoint
     from tasks.tracking.connection import refuse_lost_registry
     from tasks.tracking.settings import TrackingSections
 
     check_params()
     params = read_params()
+    share_endpoint(params)
     check_sources(params)
     refuse_lost_registry(load(TrackingSections, params).tracking)
     artifacts = load_paths(params).artifacts

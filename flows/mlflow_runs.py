@@ -29,8 +29,8 @@ def tracking_settings(params: dict[str, Any]) -> TrackingSettings:
 class RunLogger:
     """The parent run and its children. An error that leaves the block closes the open runs as FAILED or KILLED."""
 
-    def __init__(self, settings: TrackingSettings, params: Mapping[str, Any], paths: Paths):
-        self._runs = FlowRuns(settings, params, paths)
+    def __init__(self, settings: TrackingSettings, params: Mapping[str, Any], paths: Paths, *, prefect_run: str):
+        self._runs = FlowRuns(settings, params, paths, prefect_run=prefect_run)
         self._uri = absolute_uri(settings.uri)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mlflow")
         self._calls: list[Future[Any]] = []
@@ -50,6 +50,12 @@ class RunLogger:
 
     def run_id(self) -> str:
         return str(self._begun.result())
+
+    def run_page(self) -> str | None:
+        """Its address, where MLflow is a server."""
+        run_id = self.run_id()
+        is_server = self._uri.startswith("http")
+        return f"{self._uri.rstrip('/')}/#/experiments/{self._runs.experiment_id}/runs/{run_id}" if is_server else None
 
     def begin_stage(self, stage: str) -> dict[str, str]:
         """Open a stage's run; returns the environment variables that the stage needs."""

@@ -9,27 +9,42 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
-from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
+    FlowRunFilter,
+    FlowRunFilterId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import TERMINAL_STATES, State, StateType
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed
 
 from flows.mlflow_runs import tracking_settings
 from flows.server import is_own_server, is_own_server_dead
+from tasks.core.passing_faults import PassingFault
 from tasks.core.settings import load_paths, read_params
 from tasks.pipeline.run_lock import AnotherRun, only_run
-from tasks.tracking.runs import close_killed_runs
+from tasks.tracking.runs import close_ended_runs, close_killed_runs
 
 AT_WORK = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
-PATIENCE_SECONDS = (1.0, 5.0, 25.0)  # with a server of the user's, which may just be restarting
-OWN_PATIENCE_SECONDS = (0.5, 1.0, 2.0)  # with our own server, which may be busy
+# Pauses before a server is asked again: the user's (Prefect's client itself waits a minute for one that restarts), one
+# that answers 500 (its database may be restarting), and our own, which may be busy.
+PATIENCE_SECONDS: tuple[float, ...] = (1.0,)
+FAILING_PATIENCE_SECONDS: tuple[float, ...] = (1.0, 3.0, 6.0, 20.0, 30.0)
+OWN_PATIENCE_SECONDS: tuple[float, ...] = (0.5, 1.0, 2.0)
 REFUSED = (401, 403)
+GONE = "Its process was gone when the next began."
 
 
 def own_run_id() -> UUID:
@@ -40,33 +55,40 @@ def own_run_id() -> UUID:
 
 def check_run_is_wanted(stage: str) -> None:
     """Call it before each stage. ValueError where Prefect does not show this run as running, or cannot be asked."""
-    if reason := _reason_to_stop():
-        raise ValueError(
-            f"{reason}, so {stage} and what follows do not run: nobody would see their results. "
+    if stop := _reason_to_stop():
+        raise (PassingFault if stop.may_pass else ValueError)(
+            f"{stop.reason}, so {stage} and what follows do not run: nobody would see their results. "
             f"Put that right and run again: finished stages are not repeated."
         )
 
 
-def _reason_to_stop() -> str | None:
+class _Stop(NamedTuple):
+    reason: str
+    may_pass: bool = False  # by itself
+
+
+def _reason_to_stop() -> _Stop | None:
     server = f"Prefect's server ({os.environ.get('PREFECT_API_URL', 'unknown')})"
-    patience = list(OWN_PATIENCE_SECONDS if is_own_server() else PATIENCE_SECONDS)
+    num_asked = 0
     while True:
+        patience = OWN_PATIENCE_SECONDS if is_own_server() else PATIENCE_SECONDS
         try:
             state = _read_state(own_run_id())
-            return None if state.is_running() else f"Prefect shows this run as {state.name}, not as running"
+            return None if state.is_running() else _Stop(f"Prefect shows this run as {state.name}, not as running")
         except ObjectNotFound:
-            return f"{server} does not know this run: somebody deleted it, or moved the server's database"
+            return _Stop(f"{server} does not know this run: somebody deleted it, or moved the server's database")
         except httpx.HTTPStatusError as error:
             if error.response.status_code in REFUSED:
-                return f"{server} refuses the password of this run, which is PREFECT_API_AUTH_STRING"
-            fault = f"status {error.response.status_code}"
+                return _Stop(f"{server} refuses the password of this run, which is PREFECT_API_AUTH_STRING")
+            fault, patience = f"status {error.response.status_code}", FAILING_PATIENCE_SECONDS
         except (httpx.HTTPError, OSError) as error:
             fault = type(error).__name__
         if is_own_server_dead():
-            return f"{server} is gone"
-        if not patience:
-            return f"{server} does not answer ({fault})"
-        time.sleep(patience.pop(0))
+            return _Stop(f"{server} is gone")
+        if num_asked >= len(patience):
+            return _Stop(f"{server} does not answer ({fault})", may_pass=True)
+        time.sleep(patience[num_asked])
+        num_asked += 1
 
 
 def _read_state(run_id: UUID) -> State:
@@ -76,21 +98,39 @@ def _read_state(run_id: UUID) -> State:
     return state
 
 
-def close_dead_runs() -> None:
-    """Mark dead runs of this folder as Crashed. The caller has the folder's lock, so every other run is dead."""
+def close_dead_runs(params: dict[str, Any]) -> None:
+    """On our own server: mark dead runs as Crashed; the caller has the folder's lock, so every other run is dead. On
+    another: close in MLflow what Prefect shows as ended, such as a run of a machine that is gone.
+    """
     if is_own_server():
         with get_client(sync_client=True) as client:
             _crash_runs(client, but=own_run_id())
+    else:
+        close_ended_runs(tracking_settings(params), _find_ended)
 
 
-def prepare_schedule(deployment: str) -> None:
-    """On our own server: delete the schedule that an earlier `serve` left, with its planned runs. Close dead runs in
+def _find_ended(run_ids: set[str]) -> set[str]:
+    ids = []
+    for run_id in run_ids:
+        with suppress(ValueError):  # anybody can edit a tag
+            ids.append(UUID(run_id))
+    wanted = FlowRunFilter(
+        id=FlowRunFilterId(any_=ids),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=sorted(TERMINAL_STATES))),
+    )
+    with get_client(sync_client=True) as client:
+        return {str(run.id) for run in client.read_flow_runs(flow_run_filter=wanted)}
+
+
+def prepare_schedule(deployments: Sequence[str]) -> None:
+    """On our own server: remove the schedules that an earlier `serve` left, with their planned runs. Close dead runs in
     Prefect and MLflow, unless a flow started by hand is running in the folder.
     """
     params = read_params()
     with get_client(sync_client=True) as client, ExitStack() as stack:
-        with suppress(ObjectNotFound):  # also deletes its schedules and its limit, whose slot a dead run may still take
-            client.delete_deployment(client.read_deployment_by_name(deployment).id)
+        for deployment in deployments:
+            with suppress(ObjectNotFound):
+                _clear(client, client.read_deployment_by_name(deployment))
         try:
             stack.enter_context(only_run(load_paths(params).artifacts))
         except AnotherRun:
@@ -99,8 +139,21 @@ def prepare_schedule(deployment: str) -> None:
         close_killed_runs(tracking_settings(params))
 
 
+def _clear(client: SyncPrefectClient, deployment: DeploymentResponse) -> None:
+    """Delete it, and with it its limit, whose slot a dead run may still take; or, where a run waits for a person and
+    could not be taken up without it, its schedules alone.
+    """
+    waits = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PAUSED]))
+    of_this = DeploymentFilter(id=DeploymentFilterId(any_=[deployment.id]))
+    if not client.read_flow_runs(deployment_filter=of_this, flow_run_filter=FlowRunFilter(state=waits)):
+        client.delete_deployment(deployment.id)
+        return
+    for schedule in deployment.schedules:
+        client.delete_deployment_schedule(deployment.id, schedule.id)
+
+
 def _crash_runs(client: SyncPrefectClient, *, but: UUID | None) -> None:
     at_work = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=AT_WORK)))
     for run in client.read_flow_runs(flow_run_filter=at_work):
         if run.id != but:
-            client.set_flow_run_state(run.id, Crashed(message="Its process was gone when the next began."), force=True)
+            client.set_flow_run_state(run.id, Crashed(message=GONE), force=True)

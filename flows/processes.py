@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import pty
 import re
 import select
 import sys
 import termios
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +27,10 @@ from tasks.pipeline.run_lock import only_run
 
 PAUSE_SECONDS = 0.05  # an unfinished line is shown after this
 ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class OutOfTime(Exception):
+    """A child ran longer than it may, and was ended with all that it had started."""
 
 
 @contextmanager
@@ -41,8 +47,10 @@ def run_streamed(
     guardian: Guardian,
     on_line: Callable[[str], bool],
     is_terminal: bool,
+    timeout_seconds: float | None = None,
 ) -> int:
-    """Run `command` to its end; returns its exit status. Standard output and error come together, in order.
+    """Run `command` to its end; returns its exit status. Standard output and error come together, in order. OutOfTime
+    where it runs longer than `timeout_seconds`.
 
     `on_line` gets each finished line as plain text and returns whether to show it. With `is_terminal` the child has its
     own pseudo-terminal, and its bytes are passed on as they come, so that progress bars move.
@@ -52,8 +60,11 @@ def run_streamed(
     os.close(writer)
     show = _Screen(on_line) if is_terminal else _Lines(on_line)
     try:
+        deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
         for chunk in _read_until_end(reader, child):
             show(chunk)
+            if time.monotonic() > deadline:
+                raise OutOfTime
         show.finish()
         return child.wait()
     finally:

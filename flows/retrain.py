@@ -1,25 +1,37 @@
 """retrain: the whole chain as one flow, from raw problems to a champion.
 
-Runs the stages through DVC in the order of `dvc.yaml`, the doctor before training, then promotion and the report.
-`python -m flows run`, `serve` or a Prefect worker (`infra/prefect.yaml`) starts it, always in the project's root.
+Runs the stages through DVC in the order of `dvc.yaml`, the doctor before training, then promotion and the report; and
+only for a reason (`tasks/pipeline/reasons.py`). `python -m flows run`, `serve` or a worker (`deploy`) starts it, always
+in the project's root.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: in a child of `serve` Prefect could not resolve the parameters' types.
 from typing import Any
 
 from prefect import flow, get_run_logger
+from prefect.client.schemas.objects import State
 
+from flows.approval import ask_a_person, own_question, take_answer
+from flows.events import emit_verdict
+from flows.labels import add_tags, name_run
 from flows.mlflow_runs import RunLogger, tracking_settings
-from flows.prefect_runs import check_run_is_wanted, close_dead_runs
-from flows.processes import only_flow
-from flows.steps import StageRun, Stages, run_command, run_stage
+from flows.one_run import run_alone
+from flows.parameters import AS_IT_IS, Hidden, Profile, Reason
+from flows.prefect_runs import check_run_is_wanted, own_run_id
+from flows.sight import show_places, show_progress, show_results
+from flows.steps import StageRun, Stages, release_dead_locks, run_command, run_stage
+from flows.verdict import WAITING, end, read_verdict
 from tasks.commands.doctor.doctor import has_passed
+from tasks.commands.profile import apply_profiles, read_profiles
+from tasks.core.console import SafeConsole
 from tasks.core.files import read_json, write_json
-from tasks.core.settings import Paths, load_paths, read_params
+from tasks.core.settings import PARAMS_FILE, Paths, load_paths, parse_params, read_params
 from tasks.core.surroundings import exempt_loopback, seconds_since_start
 from tasks.core.terminal import tell
 from tasks.pipeline.order import STAGES, check_params
+from tasks.pipeline.reasons import RunReasons, begin_run, find_reasons
+from tasks.report.summary import print_places
+from tasks.storage.inputs import check_storage, share_endpoint
 from tasks.tracking.connection import refuse_lost_registry
 from tasks.tracking.versions import CHAMPION
 
@@ -27,39 +39,91 @@ PROMOTE = "promote"  # DVC does not run it: it has a side effect
 CHECKED_BY_DOCTOR = "train"  # by then everything that training reads is there
 
 
-@flow(name="retrain", validate_parameters=False)
-def retrain(is_shown: bool = False) -> dict[str, Any]:
-    """Run everything; returns the content of run.json. `is_shown`: a person watches the terminal, so lines are printed
-    there.
+@flow(name="retrain", flow_run_name=name_run)
+def retrain(
+    profile: Profile = AS_IT_IS, reason: Reason = "", force: bool = False, is_shown: Hidden = False
+) -> State[None]:
+    """Curate, assess, warm start, train, evaluate, promote, report; what did not change is not repeated.
+
+    Args:
+        profile: Rewrite params.yaml from a profile first, as `python -m tasks profile` does. params.yaml leaves it as
+            it is.
+        reason: Why this run is wanted; it is recorded with the run and its model. Without one the run starts only if
+            something changed.
+        force: Train anew also where nothing changed, with the next seed. Needs a reason.
+        is_shown: A person watches the terminal, so lines are printed there.
     """
     exempt_loopback()  # a Prefect worker did not run our command line
-    check_params()
+    if question := own_question():
+        return take_answer(question, read_params())
+    params = read_params() if profile == AS_IT_IS else parse_params(read_profiles([profile]), PARAMS_FILE)
+    add_tags(f"profile: {profile}")
+
+    def work(stages: Stages) -> State[None]:
+        if profile != AS_IT_IS:
+            apply_profiles([profile])
+        return _run_for_a_reason(stages, asked=reason or None, force=force)
+
+    verdict = run_alone(params, work, is_shown=is_shown)
+    return ask_a_person(verdict, params) if verdict.name == WAITING else verdict
+
+
+def _run_for_a_reason(stages: Stages, *, asked: str | None, force: bool) -> State[None]:
     params = read_params()
+    check_params(params)
+    share_endpoint(params)  # with DVC, which asks S3 what changed
+    check_storage(params)
     paths = load_paths(params)
-    tracking = tracking_settings(params)
-    refuse_lost_registry(tracking)
-    logger = RunLogger(tracking, params, paths)
-    with only_flow(paths.artifacts) as guardian, logger:
-        close_dead_runs()
-        stages = Stages(guardian, is_shown=is_shown)
-        done = []
+    refuse_lost_registry(tracking_settings(params))
+    release_dead_locks()
+    found = find_reasons(params, paths, asked=asked, force=force)
+    add_tags(*(f"reason: {kind}" for kind in found.kinds))
+    _tell(stages, found.sentence)
+    if not found.is_needed:
+        return _end_unchanged(params["promote"]["model_name"], found, paths, stages)
+    if line := begin_run(found, params, paths):
+        _tell(stages, line)
+    verdict = _run_all(read_params(), paths, found, stages)
+    add_tags(str(verdict.name).lower())
+    emit_verdict(params["promote"]["model_name"], verdict, paths)
+    return verdict
+
+
+def _end_unchanged(model: str, found: RunReasons, paths: Paths, stages: Stages) -> State[None]:
+    """With where the results of the last run are."""
+    assert found.last is not None
+    show_places(model, paths, run_id=found.last.run_id, run_page=None)
+    if stages.is_shown:
+        print_places(paths, SafeConsole())
+    return end("Unchanged", found.sentence)
+
+
+def _run_all(params: dict[str, Any], paths: Paths, found: RunReasons, stages: Stages) -> State[None]:
+    model, done = params["promote"]["model_name"], []
+    logger = RunLogger(tracking_settings(params), params, paths, prefect_run=str(own_run_id()))
+    with logger:
         for stage in STAGES:
             if stage == CHECKED_BY_DOCTOR:
                 _run_doctor(params, paths, stages)
-            done.append(_run(stage, stages, logger))
-        record = run_record(done, paths, mlflow_run_id=logger.run_id())
-        write_json(paths.artifacts / "run.json", record)
+            with show_progress(stage, model, paths) as variables:
+                done.append(_run(stage, stages, logger, variables, force=stage in found.forced_stages))
+        run_id = logger.run_id()
+        write_json(paths.artifacts / "run.json", run_record(done, paths, mlflow_run_id=run_id))
         logger.log_traces()
-        run_command("report", stages, {})
+        stages.run_task(run_command, "report", env={})
+        show_results(done, found.sentence, model, paths, run_id=run_id, run_page=logger.run_page())
         logger.finish()
-    return record
+    return read_verdict(paths)
 
 
-def _run(stage: str, stages: Stages, logger: RunLogger) -> StageRun:
+def _run(stage: str, stages: Stages, logger: RunLogger, variables: Any, *, force: bool) -> StageRun:
     check_run_is_wanted(stage)
     _tell(stages, f"── {stage}")
-    env = logger.begin_stage(stage)
-    run = run_command(stage, stages, env) if stage == PROMOTE else run_stage(stage, stages, env)
+    env = {**logger.begin_stage(stage), **variables}
+    if stage == PROMOTE:
+        run = stages.run_task(run_command, stage, env=env)
+    else:
+        run = stages.run_task(run_stage, stage, env=env, force=force)
     logger.end_stage(run)
     _tell(stages, f"   {stage}: {'nothing changed, ' if run.is_cached else ''}{run.seconds:.1f} s")
     return run
@@ -70,7 +134,7 @@ def _run_doctor(params: dict[str, Any], paths: Paths, stages: Stages) -> None:
     if has_passed(params, paths):
         _tell(stages, "   doctor: nothing changed")
         return
-    run = run_command("doctor", stages, {})
+    run = stages.run_task(run_command, "doctor", env={})
     _tell(stages, f"   doctor: {run.seconds:.1f} s")
 
 

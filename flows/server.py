@@ -12,6 +12,7 @@ enter, with the password for `serve`'s page in PASSWORD_FILE. This module does n
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import secrets
 import shlex
@@ -30,6 +31,7 @@ import psutil
 
 from tasks.core.child_processes import ChildProcess
 from tasks.core.databases import fault_of_database
+from tasks.core.secrets import USER_INFO
 from tasks.core.terminal import warn
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
 
@@ -39,6 +41,8 @@ UNWIND_SECONDS = 5.0  # for a flow without a server to end its stage and close i
 OWN_SERVER_VARIABLE = (
     "TURNWISE_OWN_SERVER"  # its process id, where the server is our own; for the flow and the schedule
 )
+# What an automation sees a silent death by (infra/automations/crash.yaml); 30 s is the least that Prefect takes.
+HEARTBEAT_VARIABLE, HEARTBEAT_SECONDS = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "30"
 PASSWORD_FILE = "password"  # in PREFECT_HOME
 # Set for a user's own server, these would open ours to others, or move its database out of artifacts/.
 OF_ANOTHER_SERVER = ("PREFECT_API_", "PREFECT_SERVER_", "PREFECT_UI_", "PREFECT_RESULTS_", "PREFECT_LOCAL_STORAGE_")
@@ -58,6 +62,8 @@ def prepare_environment(artifacts: Path, *, shows_log: bool) -> None:
     its files. Without `shows_log` Prefect prints nothing.
     """
     home = (artifacts / ".prefect").absolute()
+    logging.raiseExceptions = shows_log  # of a log that a server which is gone cannot take
+    _refuse_login_in_address()
     if not os.environ.get("PREFECT_API_URL"):
         for name in list(os.environ):
             if name.startswith(OF_ANOTHER_SERVER) and name not in TELEMETRY_OFF:
@@ -70,8 +76,10 @@ def prepare_environment(artifacts: Path, *, shows_log: bool) -> None:
         "PREFECT_PROFILES_PATH": str(home / "profiles.toml"),
         "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",  # it writes to ~/.prefect, whatever PREFECT_HOME is
         "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",  # turnwise uses no blocks; 0.3 s per start
+        HEARTBEAT_VARIABLE: HEARTBEAT_SECONDS,
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO" if shows_log else "CRITICAL",
+        "PREFECT_LOGGING_INTERNAL_LEVEL": "ERROR" if shows_log else "CRITICAL",  # of each heartbeat that is not taken
         "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
         "PREFECT_LOGGING_TO_API_BATCH_INTERVAL": "0.5",  # a finished flow waits for its last lines: 2 s by default
     }
@@ -81,6 +89,14 @@ def prepare_environment(artifacts: Path, *, shows_log: bool) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # Prefect warns where it is missing
     if folder == home:
         folder.chmod(0o700)  # an older turnwise left it open
+
+
+def _refuse_login_in_address() -> None:
+    if USER_INFO.search(os.environ.get("PREFECT_API_URL", "")):
+        raise ValueError(
+            "PREFECT_API_URL has a user name or password in it, which would be copied into logs and pages. Leave it "
+            "out, and export PREFECT_API_AUTH_STRING as USER:PASSWORD."
+        )
 
 
 def is_own_server() -> bool:
@@ -192,11 +208,12 @@ def refuse_damaged_history(home: Path) -> None:
     database = home / "prefect.db"
     fault = fault_of_database(database) if database.exists() else None
     if fault is not None:
-        files = " ".join(shlex.quote(f"{database}{suffix}") for suffix in ("", "-wal", "-shm"))
+        aside = database.with_name(f"damaged-{len(list(home.glob('damaged-*'))) + 1}")
+        command = f"mkdir {shlex.quote(str(aside))} && mv {shlex.quote(str(database))}* {shlex.quote(str(aside))}"
         raise ValueError(
             f"{database}: Prefect's database is damaged ({fault}), so its server cannot start. It contains the list of "
-            f"past runs and their logs; without it these are lost, but no model, result or registry. Remove it with "
-            f"`rm -f {files}`, and run again."
+            f"past runs and their logs, but no model, result or registry. Restore it from a backup (python -m tasks "
+            f"restore), or move it aside with `{command}` and run again: the list then starts empty."
         )
 
 

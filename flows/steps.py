@@ -15,18 +15,26 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from prefect import get_run_logger, task
+from prefect import Task, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
 
-from flows.processes import Guardian, run_streamed
+from flows.processes import Guardian, OutOfTime, run_streamed
 from flows.server import OWN_SERVER_VARIABLE
+from tasks.core import workspace
 from tasks.core.databases import fault_of_database
 from tasks.core.files import read_yaml
+from tasks.core.passing_faults import PASSING_STATUS
+from tasks.core.progress import spell
 from tasks.core.provenance import LOCK_FILE
+from tasks.core.secrets import hide_known_secrets
 from tasks.core.terminal import warn
+from tasks.core.text import one_line
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
 from tasks.pipeline.run_lock import FLOW_PID_VARIABLE
+from tasks.pipeline.settings import PipelineSettings
 
 DVC_FOLDER = Path(".dvc")
 # What DVC prints around a stage's lines; hidden.
@@ -49,8 +57,17 @@ CHATTER = re.compile(
 )
 
 
+# What DVC prints when a lock is taken: a `dvc` by hand may be at work. `exited with` names the status of our command.
+LOCKED = re.compile(r"ERROR: Unable to acquire lock|ERROR: '.*' is busy|.*database is locked")
+EXITED = re.compile(r"ERROR: failed to reproduce .*exited with (\d+)$")
+
+
 class StageFailed(ValueError):
     """A stage failed and has printed its error; this message says where the flow stopped."""
+
+
+class StageInterrupted(StageFailed):
+    """It failed for a network, a server or a lock, so it may succeed when it is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,37 +78,69 @@ class StageRun:
 
 
 class Stages:
-    """Starts this flow's children: with the guardian, and with a terminal where a person watches one."""
+    """Starts this flow's children: with the guardian, a limit of time, and a terminal where a person watches one."""
 
-    def __init__(self, guardian: Guardian, *, is_shown: bool):
-        self.guardian, self.is_shown = guardian, is_shown
+    def __init__(self, guardian: Guardian, settings: PipelineSettings, *, is_shown: bool):
+        self.guardian, self.settings, self.is_shown = guardian, settings, is_shown
         self.is_terminal = is_shown and sys.stdout.isatty()
 
     def run(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> StageRun:
         output = _Output(name, self.is_shown)
         started = time.monotonic()
-        status = run_streamed(
-            [sys.executable, "-m", *command],
-            env={**child_environment(), **env},
-            guardian=self.guardian,
-            on_line=output,
-            is_terminal=self.is_terminal,
-        )
-        if status != 0:
-            how = f"was ended by signal {-status}" if status < 0 else "failed"
-            raise StageFailed(
-                f"{name} {how}, so nothing after it ran; its own message is above. "
-                f"Correct that and run again: finished stages are not repeated."
+        timeout_seconds = self.settings.stage_timeout_hours.seconds(name)
+        try:
+            status = run_streamed(
+                [sys.executable, "-m", *command],
+                env={**child_environment(), **env},
+                guardian=self.guardian,
+                on_line=output,
+                is_terminal=self.is_terminal,
+                timeout_seconds=timeout_seconds,
             )
+        except OutOfTime:
+            raise StageFailed(
+                f"{name} was ended after {spell(timeout_seconds or 0)}, which is pipeline.stage_timeout_hours.{name}, "
+                f"so nothing after it ran. Raise that, or see what it waited for, and run again: it goes on from its "
+                f"last checkpoint."
+            ) from None
+        if status != 0:
+            raise _failure(name, status, output)
         return StageRun(name, round(time.monotonic() - started, 3), is_cached=not output.has_run)
+
+    def run_task(self, task: Task[..., StageRun], *args: Any, **kwargs: Any) -> StageRun:
+        """Run one of the tasks below, again after a fault that may have passed."""
+        first, most = self.settings.retry_delay_seconds, self.settings.max_retries
+        retried = task.with_options(
+            retries=most,
+            retry_delay_seconds=[first * 2**number for number in range(most)],
+            retry_condition_fn=_may_succeed,
+        )
+        return retried(*args, stages=self, **kwargs)
+
+
+def _failure(name: str, status: int, output: _Output) -> StageFailed:
+    if status == PASSING_STATUS or output.may_pass:
+        return StageInterrupted(
+            f"{name} met a fault of a network, a server or a lock{output.last_error}, so nothing after it ran. "
+            f"Put that right and run again: finished stages are not repeated."
+        )
+    how = f"was ended by signal {-status}" if status < 0 else "failed"
+    return StageFailed(
+        f"{name} {how}, so nothing after it ran; its own message is above{output.last_error}. "
+        f"Correct that and run again: finished stages are not repeated."
+    )
+
+
+def _may_succeed(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
+    return isinstance(state.result(raise_on_failure=False), StageInterrupted)
 
 
 def child_environment() -> dict[str, str]:
     """`python` in dvc.yaml must be this interpreter; a stage and its tools must not know the password of Prefect's
     server.
     """
-    of_prefect = ("PREFECT_", OWN_SERVER_VARIABLE)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(of_prefect)}
+    left_out = ("PREFECT_", OWN_SERVER_VARIABLE, workspace.VARIABLE)  # a worker may have been given another workspace
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     env = {**TELEMETRY_OFF, **kept}  # a Prefect worker did not run our command line
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     env["PYTHONUNBUFFERED"] = "1"
@@ -100,28 +149,34 @@ def child_environment() -> dict[str, str]:
     return env
 
 
-@task(cache_policy=NO_CACHE, task_run_name="{stage}", retries=0)
-def run_stage(stage: str, stages: Stages, env: Mapping[str, str]) -> StageRun:
-    """Bring one DVC stage up to date; StageFailed where it fails."""
+@task(cache_policy=NO_CACHE, task_run_name="{stage}")
+def run_stage(stage: str, stages: Stages, env: Mapping[str, str], *, force: bool = False) -> StageRun:
+    """Bring one DVC stage up to date, with `force` also where nothing changed; StageFailed where it fails."""
     release_dead_locks()
-    return stages.run(stage, ["dvc", "repro", "--single-item", stage], env)
+    return stages.run(stage, ["dvc", "repro", "--single-item", *(["--force"] if force else []), stage], env)
 
 
-@task(cache_policy=NO_CACHE, task_run_name="{name}", retries=0)
-def run_command(name: str, stages: Stages, env: Mapping[str, str]) -> StageRun:
-    """Run `python -m tasks <name>`: doctor, promote or report, which are no DVC stages."""
-    return replace(stages.run(name, ["tasks", name], env), is_cached=False)
+@task(cache_policy=NO_CACHE, task_run_name="{name}")
+def run_command(name: str, stages: Stages, env: Mapping[str, str], arguments: Sequence[str] = ()) -> StageRun:
+    """Run `python -m tasks <name>`, such as doctor, promote or report, which are no DVC stages."""
+    return replace(stages.run(name, ["tasks", name, *arguments], env), is_cached=False)
 
 
 class _Output:
     def __init__(self, stage: str, is_shown: bool):
         self.stage, self.is_shown = stage, is_shown
-        self.has_run = False
+        self.has_run = self.may_pass = False
+        self.last_error = ""
         self.was_chatter = True
         self.logger = get_run_logger()
 
     def __call__(self, line: str) -> bool:
+        line = hide_known_secrets(line)  # DVC and tools print what they like
         self.has_run = self.has_run or line == RUNNING.format(stage=self.stage)
+        exited = EXITED.match(line)
+        self.may_pass = self.may_pass or bool(LOCKED.match(line) or (exited and int(exited[1]) == PASSING_STATUS))
+        if line.startswith("error: "):
+            self.last_error = f" ({one_line(line.removeprefix('error: '))})"
         is_chatter = bool(CHATTER.match(line)) or (self.was_chatter and not line.strip())
         self.was_chatter = is_chatter
         if not is_chatter and line.strip():

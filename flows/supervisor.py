@@ -21,11 +21,12 @@ CLOSING_SECONDS = 4.0  # for the flow, to end its stage and close its runs in ML
 REPORTING_SECONDS = 1.0  # then for the runner, to report that to Prefect
 
 
-def keep_schedule(cron: str, *, port: int) -> None:
+def keep_schedule(cron: str, check_cron: str | None, *, port: int) -> None:
     """Serve until a signal comes or one of the two children ends; then nothing is left running."""
     server = start_server(with_scheduler=True, port=port)
     try:
-        schedule = ChildProcess([sys.executable, "-m", "flows.schedule", cron], grace_seconds=0)
+        crons = [cron, *([check_cron] if check_cron else [])]
+        schedule = ChildProcess([sys.executable, "-m", "flows.schedule", *crons], grace_seconds=0)
         try:
             _wait(server, schedule)
         finally:

@@ -22,7 +22,14 @@ if TYPE_CHECKING:
 
     from tests.engine_benches import VLLMBench, VLLMServerBench
 
-pytest_plugins = ["tests.measurement.fixtures"]  # a finished run, for every test that reads one
+# A finished run, made up or of a whole flow, and an MLflow database; Postgres, S3, MLflow and Prefect, for every test
+# that needs a server.
+pytest_plugins = [
+    "tests.measurement.fixtures",
+    "tests.pipeline.fixtures",
+    "tests.services.fixtures",
+    "tests.tracking.fixtures",
+]
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache"
 

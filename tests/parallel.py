@@ -1,6 +1,7 @@
 """How `make test` shares its tests among workers (pytest-xdist): a file at a time, the longest first.
 
-Files that wait for the same slow thing (an engine of vLLM) go to one worker, which starts it once.
+Files that wait for the same slow thing (an engine of vLLM, a whole flow, the servers of tests/services) go to one
+worker, which starts it once.
 """
 
 from __future__ import annotations
@@ -14,10 +15,17 @@ TOGETHER = {
     "tests/contracts/test_engines.py": "vllm",
     "tests/engines/vllm/test_vllm_engine.py": "vllm",
     "tests/engines/vllm/test_vllm_nccl.py": "vllm",
+    "tests/pipeline/test_caching.py": "servers and the finished flow",
+    "tests/pipeline/test_drift_check.py": "servers and the finished flow",
+    "tests/services/test_approval.py": "servers and the finished flow",
+    "tests/services/test_second_machine.py": "servers and the finished flow",
+    "tests/services/test_servers.py": "servers and the finished flow",
+    "tests/services/test_story.py": "servers and the finished flow",
 }
 # By seconds, the longest first: a long file that is begun last has one worker wait for the other. `make test
 # ARGS=--durations=100` shows the seconds; the rest follows in the order of its names.
 LONGEST = (
+    "tests/services",
     "tests/contracts/test_engines.py",
     "tests/pipeline/test_flow.py",
     "tests/pipeline/test_schedule.py",

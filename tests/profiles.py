@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "infra" / "profiles"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
+@cache
 def profile_text(*names: str) -> str:
     return read_profiles(names, FOLDER)
 

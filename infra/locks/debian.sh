@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by chromium.sh and node.sh: `install_packages LOG PACKAGE...` installs packages of Debian, as root or by a sudo
 # that asks for nothing; its status says whether they are there now.
 

@@ -34,7 +34,7 @@ ReplyStyle = Literal["tool", "tool after calls", "user"]
 
 PROBE_SYSTEM, PROBE_USER, PROBE_ASSISTANT, PROBE_REPLY = "One word, please.", "Which city?", "Paris.", "sunny there"
 PROBE_THOUGHT = "The capital, then."
-PROBE_CALL = ToolCall(name="probe_weather", arguments={"city": "Zürich"})
+PROBE_CALL = ToolCall(name="probe_weather", arguments={"city": "Zürich", "today": True})
 PROBE_ID = "probe0id0"  # nine characters, as Mistral's templates require
 USER: Message = {"role": "user", "content": PROBE_USER}
 ASSISTANT: Message = {"role": "assistant", "content": PROBE_ASSISTANT}
@@ -46,7 +46,10 @@ PROBE_TOOL: dict[str, Any] = {
         "description": "The weather of a city.",
         "parameters": {
             "type": "object",
-            "properties": {"city": {"type": "string", "description": "Its name."}},
+            "properties": {
+                "city": {"type": "string", "description": "Its name."},
+                "today": {"type": "boolean", "description": "Or tomorrow."},
+            },
             "required": ["city"],
         },
     },

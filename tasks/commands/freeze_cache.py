@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tasks.core.files import file_hash
 from tasks.core.settings import Settings, load, read_params
+from tasks.core.urls import is_url
 from tasks.environments.settings import EnvironmentSettings
 from tasks.tools.cache.store import Entry, ToolStore, read_frozen, write_frozen
 from tasks.tools.settings import CUSTOM, CacheSettings, check_is_custom
@@ -22,7 +24,8 @@ class FreezeSections(Settings):
 def freeze(path: Path | None) -> list[str]:
     """Write the cache to `path`, or where it was frozen before; returns the lines to print."""
     cache = load(FreezeSections, read_params()).environment.cache
-    path = path or cache.frozen_file or WHERE_NONE_IS_NAMED
+    named = None if cache.frozen is None or is_url(cache.frozen) else Path(cache.frozen)
+    path = path or named or WHERE_NONE_IS_NAMED
     check_is_custom(str(path))
     entries = recorded(cache)
     if not entries:
@@ -38,6 +41,7 @@ def freeze(path: Path | None) -> list[str]:
     return [
         f"{path}: {len(entries):,} entries ({', '.join(counts)})",
         f"  dvc add {path}  versions it",
+        f"  environment.cache.frozen: s3://BUCKET/{path.name}#sha256={file_hash(path)}  names it once you put it on S3",
         f"  environment.cache.mode: strict and environment.cache.frozen: {path}  replay it with the tools switched off",
     ]
 

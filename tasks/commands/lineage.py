@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tasks.core.console import SafeConsole
 
 TAGS = {  # each part of the lineage: its name among a version's tags
+    "why": ("reason",),
     "environment": (
         "environment", "environment_fingerprint", "environment_fingerprint_at_evaluation", "environment_drift",
     ),

@@ -12,6 +12,7 @@ from typing import Any
 from tasks.core.files import read_json
 from tasks.core.settings import Paths
 from tasks.report.results import POLICIES
+from tasks.storage.inputs import copy_argument
 from tasks.tracking.lineage import stage_params
 from tasks.tracking.model_uri import SCHEME, fetch_test_trajectories
 
@@ -39,7 +40,7 @@ def find_sources(reference: str, paths: Paths) -> list[Source]:
     """Every policy behind `reference`; of a run, those measured on test. ValueError where there is none."""
     if reference.startswith(SCHEME):
         return [_version(reference, paths)]
-    place = Path(reference)
+    place = copy_argument(reference)
     if place.is_file():
         return [_of_file(place, paths)]
     folder = _trajectory_folder(place)

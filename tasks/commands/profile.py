@@ -29,13 +29,17 @@ def apply_profiles(names: Sequence[str]) -> list[str]:
     """Write the profiles to `params.yaml`, the later over the earlier, with their comments. ValueError where the result
     is invalid, or while a run is using the file.
     """
-    text = read_profiles(names)
+    return write_params(read_profiles(names), f"the profile {' with '.join(names)}", PROFILES / f"{names[-1]}.yaml")
+
+
+def write_params(text: str, what: str, source: Path) -> list[str]:
+    """Make `text`, which is `what`, the `params.yaml` of the current folder; the lines say what changed."""
     params = parse_params(text, PARAMS_FILE)
-    check_params(params, source=PROFILES / f"{names[-1]}.yaml")
+    check_params(params, source=source)
     with only_run(load_paths(params).artifacts):
         changed = _changed(params)
         write_text(PARAMS_FILE, text)
-    return [f"{PARAMS_FILE} is now the profile {' with '.join(names)}", *changed]
+    return [f"{PARAMS_FILE} is now {what}", *changed]
 
 
 def read_profiles(chosen: Sequence[str], folder: Path = PROFILES) -> str:

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tasks.commands.rollback import RollbackSections, require_reason
-from tasks.core.settings import load, read_params
+from tasks.core.settings import load, load_paths, read_params
+from tasks.pipeline.run_lock import only_run
 from tasks.tracking.aliases import align, find_discrepancies, identity, lock_registry, open_registry, record
 from tasks.tracking.connection import mlflow_errors
 from tasks.tracking.history import ChampionHistory, read_history, summarise_journal
 from tasks.tracking.journal import Entry, append, begin_again, new_entry, read_journal
 from tasks.tracking.registry import Registry
 from tasks.tracking.registry_lock import hold_lock
+from tasks.tracking.relocate import relocate as correct_locations
+from tasks.tracking.settings import TrackingSections
 from tasks.tracking.versions import ALIASES, CHALLENGER, CHAMPION, VERIFYING_TAGS, Version
 
 NUM_SHOWN = 10
@@ -38,6 +41,12 @@ def show() -> Iterator[str]:
     if len(journal.entries) > NUM_SHOWN:
         yield f"The last {NUM_SHOWN} of {len(journal.entries)} entries of the journal:"
     yield from map(_describe_entry, journal.entries[-NUM_SHOWN:])
+
+
+def relocate() -> str:
+    params = read_params()
+    with only_run(load_paths(params).artifacts):
+        return correct_locations(load(TrackingSections, params).tracking)
 
 
 def restore() -> str:

@@ -6,8 +6,12 @@ from pathlib import Path
 
 from tasks.core.console import SafeConsole
 from tasks.core.settings import Settings, load, load_paths, read_params
+from tasks.core.urls import local_path
 from tasks.pipeline.run_lock import only_run
 from tasks.rewards.settings import RewardSettings
+from tasks.storage.mirror import FOLDERS, RUN
+from tasks.storage.settings import StorageSections
+from tasks.storage.uploader import uploading
 
 
 class ReportSections(Settings):
@@ -24,7 +28,11 @@ def report(compared: tuple[str, str] | None, out: Path | None) -> None:
         raise ValueError("--out is for --compare: the report of this run is always artifacts/report.")
     params = read_params()
     paths, settings = load_paths(params), load(ReportSections, params)
-    with only_run(paths.artifacts):
+    frozen = params["environment"]["cache"]["frozen"]
+    mirrored = uploading(
+        load(StorageSections, params), [*FOLDERS, RUN], stage="report", frozen=frozen and local_path(frozen)
+    )
+    with only_run(paths.artifacts), mirrored:
         from tasks.report.build import build_all
         from tasks.report.summary import print_summary
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.provenance import ARTIFACTS, cpu_model, package_versions
+from tasks.core.urls import is_url
+from tasks.core.workspace import LINKED, folder_of_code
 from tasks.drift.pin import ACCEPT_VARIABLE
 from tasks.tracking.connection import absolute_uri
 from tasks.tracking.settings import TrackingSettings, model_uri
@@ -31,7 +33,7 @@ def reproduction(row: Mapping[str, Any], lineage_folder: str, tracking: Tracking
     commit, records = row["code"]["git_commit"], row["provenance"] or {}
     uri = model_uri(row["model"], f"/{row['version']}")
     copy = f"models/{row['model']}-{row['version']}"  # git ignores that folder, so the clone stays clean
-    commands, repository = [], _git("rev-parse", "--show-toplevel")
+    commands, repository = [], ask_git("rev-parse", "--show-toplevel", folder=folder_of_code())
     is_recorded = commit not in (None, "none")
     if is_recorded and repository:
         clone = f"../{row['model']}-{row['version']}"
@@ -58,22 +60,32 @@ def inputs_outside_git(commit: str, records: Records) -> list[str]:
     return [
         name
         for name in names
-        if not (name.startswith(f"{ARTIFACTS}/") or Path(name).is_absolute())
-        and _git("cat-file", "-e", f"{commit}:./{name}") is None
+        if not (name.startswith(f"{ARTIFACTS}/") or Path(name).is_absolute() or is_url(name))
+        and not _is_in_commit(commit, name)
     ]
 
 
+def _is_in_commit(commit: str, name: str) -> bool:
+    """A workspace has the code's files by links alone; another of its files may have the name of one of the code's."""
+    code = folder_of_code()
+    if code != Path.cwd() and Path(name).parts[0] not in LINKED:
+        return False
+    return ask_git("cat-file", "-e", f"{commit}:./{name}", folder=code) is not None
+
+
 def has_commit(commit: str) -> bool:
-    return _git("cat-file", "-e", f"{commit}^{{commit}}") is not None
+    return ask_git("cat-file", "-e", f"{commit}^{{commit}}", folder=folder_of_code()) is not None
 
 
 def repository_and_prefix() -> tuple[str, str]:
-    """The repository around the working directory, and the project's folder in it. ValueError outside of git."""
-    repository = _git("rev-parse", "--show-toplevel")
+    """The repository around the code, which a workspace has links to, and the project's folder in it. ValueError
+    outside of git.
+    """
+    repository = ask_git("rev-parse", "--show-toplevel", folder=folder_of_code())
     if not repository:
         raise ValueError(
-            f"{Path.cwd()}: is not in a git repository, so there is no commit to make the version from. Run this in a "
-            f"clone of the project."
+            f"{folder_of_code()}: is not in a git repository, so there is no commit to make the version from. Run this "
+            f"in a clone of the project."
         )
     return repository, _prefix()
 
@@ -134,13 +146,13 @@ def _shell(*words: str) -> str:
 
 
 def _prefix() -> str:
-    return _git("rev-parse", "--show-prefix") or ""
+    return ask_git("rev-parse", "--show-prefix", folder=folder_of_code()) or ""
 
 
-def _git(*arguments: str) -> str | None:
-    """git's output; None where it fails, or is not installed."""
+def ask_git(*arguments: str, folder: Path | None = None) -> str | None:
+    """git's output in a folder, the current one if not stated; None where it fails, or is not installed."""
     try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -6,7 +6,12 @@ not to c again.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 from tasks.core.settings import Settings, load, read_params
+from tasks.core.terminal import warn
 from tasks.stages.promote.settings import PromoteSettings
 from tasks.tracking.aliases import find_discrepancies, identity, lock_registry, open_registry, record
 from tasks.tracking.history import ChampionHistory, read_history
@@ -16,6 +21,7 @@ from tasks.tracking.registry import Registry
 from tasks.tracking.settings import TrackingSettings
 from tasks.tracking.versions import CHAMPION, PREVIOUS, Version
 
+EVENT_SECONDS = 60.0  # to emit it, of which Prefect's import takes most
 NAME_ONE = "Choose an earlier champion with --to VERSION."
 
 
@@ -46,7 +52,20 @@ def rollback(*, reason: str, to: int | None = None, back: int = 1, defect: bool 
         entries = [new_entry("rollback", {**body, "reason": reason, **identity(target)})]
         entries += [new_entry("hold", {"reason": reason})] if hold else []
         record(registry, lock, entries)
-    return _describe_rollback(target, history.champion, registry.at(PREVIOUS), hold=hold)
+    told = _describe_rollback(target, history.champion, registry.at(PREVIOUS), hold=hold)
+    _tell_prefect(registry.model, target.version, told)
+    return told
+
+
+def _tell_prefect(model: str, version: int, told: str) -> None:
+    """Emit `turnwise.rolled_back` where a server of Prefect is named; the rollback is done either way."""
+    if not os.environ.get("PREFECT_API_URL"):
+        return
+    command = [sys.executable, "-m", "flows.events", "rolled_back", model, str(version), told]
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=EVENT_SECONDS)
+    except (OSError, subprocess.SubprocessError):
+        warn("warning: Prefect's server (PREFECT_API_URL) was not told, so no automation reacts to this rollback.")
 
 
 def require_reason(reason: str, verb: str) -> str:
@@ -101,6 +120,13 @@ def _refuse_ineligible(registry: Registry, history: ChampionHistory, target: Ver
             f"{target.name} was rolled back for a defect at {defect.at} by {defect.by} ({defect.body['reason']}), so "
             f"no rollback brings it back. Name another version with --to; only promoting its snapshot again makes it "
             f'champion: python -m tasks promote --force --reason "…".'
+        )
+    pruned = history.pruned.get(target.version)
+    if pruned:
+        raise ValueError(
+            f"{target.name} lost its weights to `python -m tasks prune` at {pruned.at} by {pruned.by}, so it cannot be "
+            f"served. Name another version with --to, or make it again: python -m tasks lineage "
+            f"models:/{target.model}/{target.version} --verify DIR."
         )
     weights = history.weights.get(target.version, target.weights)
     problem = registry.missing_files(target)

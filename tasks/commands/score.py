@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import cache
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError
@@ -32,6 +31,7 @@ from tasks.environments.catalog import load_bare_environment
 from tasks.environments.settings import check_environment_name
 from tasks.stages.curate.settings import CurateSections
 from tasks.stages.curate.sources import read_problems
+from tasks.storage.inputs import copy_argument
 from tasks.tools.base import Environment, EnvironmentFault, Verdict
 from tasks.tools.replay import Script, play
 
@@ -131,9 +131,10 @@ def _opened(calls: str) -> Iterator[Iterable[bytes]]:
     if calls == "-":
         yield sys.stdin.buffer
         return
-    if not Path(calls).is_file():
+    file = copy_argument(calls)
+    if not file.is_file():
         raise ValueError(
             f"--calls {calls}: is no file, so there is nothing to score. Give a JSONL file or -, standard input."
         )
-    with Path(calls).open("rb") as lines:
+    with file.open("rb") as lines:
         yield lines

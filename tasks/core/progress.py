@@ -1,22 +1,40 @@
-"""Progress bars, plain lines if the output is not a terminal; and durations as text."""
+"""Progress bars, plain lines if the output is not a terminal; and durations as text.
+
+Where a flow started the program, a bar also writes how far it is into the file that PROGRESS_VARIABLE names.
+"""
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tasks.core.console import SafeConsole
+from tasks.core.files import write_json
+
+PROGRESS_VARIABLE = "TURNWISE_PROGRESS_FILE"
+WRITE_SECONDS = 2.0
 
 
 class Bar:
     def __init__(self, progress: Progress, label: str, total: int, done: int):
         self._progress = progress
         self._id = progress.add_task(label, total=total, completed=done, detail="")
+        self._label, self._total, self._done = label, total, done
+        self._file, self._next_write = os.environ.get(PROGRESS_VARIABLE), 0.0
 
     def advance(self, detail: str = "") -> None:
         self._progress.update(self._id, advance=1, detail=detail)
+        self._done += 1
+        if self._file and time.monotonic() >= self._next_write:
+            row = {"label": self._label, "done": self._done, "total": self._total, "detail": detail}
+            with suppress(OSError):  # it is only for the eye
+                write_json(Path(self._file), row)
+            self._next_write = time.monotonic() + WRITE_SECONDS
 
 
 @contextmanager

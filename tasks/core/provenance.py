@@ -21,6 +21,8 @@ from typing import Any
 from tasks.core.files import content_hash, files_of, is_page_of_code, read_yaml, write_json
 from tasks.core.resume import GRAPH, fill_in
 from tasks.core.settings import PARAMS_FILE, Paths, read_params
+from tasks.core.urls import local_path
+from tasks.core.workspace import folder_of_code
 
 LOCK_FILE = Path("dvc.lock")
 RECORDED = ("curate", "assess", "warm_start", "train", "evaluate")  # the stages of dvc.yaml, in order
@@ -40,7 +42,7 @@ def provenance(
     """What a stage that starts now runs with. `sections`: the sections of params.yaml that it reads. Without times and
     paths, so equal runs have equal records. A missing dep has the hash ABSENT; the stage itself reports it.
     """
-    commit, is_dirty = git_state(Path.cwd())
+    commit, is_dirty = git_state(folder_of_code())
     return {
         "stage": stage,
         "settings": dict(sections),
@@ -75,14 +77,14 @@ def hash_now(path: Path) -> str:
     return content_hash(path) if path.exists() else ABSENT
 
 
-@cache  # reading 300 packages takes 0.5 s
+@cache  # reading 300 packages takes 0.1 s
 def package_versions() -> dict[str, str]:
     """Normalised name (PEP 503) → version of every installed distribution, sorted."""
     found: dict[str, str] = {}
     for distribution in metadata.distributions():
-        name = distribution.metadata["Name"]
-        if name:  # a half-removed one has none; Python imports the first of two
-            found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), distribution.version)
+        stated = distribution.metadata  # parsed anew each time it is asked for
+        if name := stated["Name"]:  # a half-removed one has none; Python imports the first of two
+            found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), stated["Version"])
     return dict(sorted(found.items()))
 
 
@@ -119,7 +121,7 @@ def _data_of(stage: str, paths: Paths) -> dict[str, Path]:
     params = read_params()
     here = {**params, "paths": {"artifacts": str(paths.artifacts)}}
     named = {**params, "paths": {"artifacts": ARTIFACTS}}
-    found = {fill_in(dep, named): Path(fill_in(dep, here)) for dep in _deps(stage)}
+    found = {fill_in(dep, named): local_path(fill_in(dep, here)) for dep in _deps(stage)}
     return {name: path for name, path in sorted(found.items()) if not name.startswith(CODE)}
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from tasks.core.files import content_hash, is_page_of_code, json_hash, read_yaml
 from tasks.core.settings import Paths, Settings, read_params
+from tasks.core.urls import local_path
 
 GRAPH = Path("dvc.yaml")
 REFUSED = "refused"  # in a run's folder: its incomplete checkpoints
@@ -25,7 +26,7 @@ def resume_folder(stage: str, settings: Settings, paths: Paths) -> Path:
     params = {**read_params(), "paths": {"artifacts": str(paths.artifacts)}}
     graph = read_yaml(GRAPH)["stages"]
     deps = [fill_in(dep, params) for dep in graph[stage]["deps"]]
-    hashes = {dep: content_hash(Path(dep), ignore=is_page_of_code) for dep in deps}
+    hashes = {dep: content_hash(local_path(dep), ignore=is_page_of_code) for dep in deps}
     key = {"settings": settings.model_dump(mode="json"), "deps": hashes}
     return resume_root(stage, paths) / json_hash(key)[:16]
 

@@ -11,11 +11,27 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
 HIDDEN = "[redacted]"
 MIN_CHARACTERS, MIN_WORD_CHARACTERS = 4, 8
+# A URL's user and password. At http a user alone may be a token; elsewhere it is a name, as in ssh://git@host, and a
+# password may contain a slash. Digits before a slash are a port, except where SQLAlchemy reads them as a password.
+USER_INFO = re.compile(
+    r"https?://[^\s/?#@]*@|(?!https?://)\b[a-z][\w+.-]*://[^\s/?#@:\[\]]*:(?!\d*/)[^\s@]*@|"
+    r"\b(?:postgres|mysql|mariadb|mssql|oracle)[\w+.-]*://[^\s/?#@:\[\]]*:[^\s@]*@",
+    re.IGNORECASE,
+)
+SECRET_IN_QUERY = re.compile(
+    r"://\S*[?&;](?:[\w-]*(?:passw|pwd|secret|token|api[-_]?key|access[-_]?key|signature|credential)[\w-]*|key|sig|auth)="
+    r"[^\s&;]\S*",
+    re.IGNORECASE,
+)
+SECRET_VARIABLE = re.compile(
+    r"(PASSWORD|PASSWD|PASSPHRASE|TOKEN|SECRET|(ACCESS|API|PRIVATE|SECRET)_KEY|AUTH_STRING|(NOTIFY|RELOAD|WEBHOOK)_URL)$"
+)
 CONVENTIONAL_NAME = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")  # unlike the keys of any known service
 
 
@@ -60,3 +76,20 @@ def _forms(value: str) -> Iterator[str]:
         if len(text) >= MIN_CHARACTERS:
             yield from (text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])
             yield from (quote(text), quote(text, safe=""))
+
+
+@lru_cache(maxsize=1)
+def _hider(values: frozenset[str]) -> Secrets:
+    return Secrets(values)
+
+
+def hide_known_secrets(text: str) -> str:
+    """For lines that repeat what a library or a server said: without logins and keys in URLs, and without the values of
+    variables that by their names are secrets. Of USER:PASSWORD the password is hidden alone too.
+    """
+    secrets = [value for name, value in os.environ.items() if SECRET_VARIABLE.search(name)]
+    words = {word for value in secrets for word in (value, value.partition(":")[2]) if len(word) >= MIN_WORD_CHARACTERS}
+    text = USER_INFO.sub(
+        lambda found: f"{found[0].partition('://')[0]}://{HIDDEN}@", _hider(frozenset(words)).hide(text)
+    )
+    return SECRET_IN_QUERY.sub(lambda found: f"{re.split('[?&;]', found[0])[0]}?{HIDDEN}", text)

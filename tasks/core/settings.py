@@ -7,11 +7,13 @@ dvc.lock, MLflow and every lineage.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import importlib
 import json
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -19,21 +21,10 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
 from tasks.core.mistakes import Place, explain_kind, join_alternatives
+from tasks.core.secrets import SECRET_IN_QUERY, USER_INFO
 from tasks.core.text import one_line
 
 PARAMS_FILE = Path("params.yaml")
-# A URL's user and password. At http a user alone may be a token; elsewhere it is a name, as in ssh://git@host, and a
-# password may contain a slash. Digits before a slash are a port, except where SQLAlchemy reads them as a password.
-USER_INFO = re.compile(
-    r"https?://[^\s/?#@]*@|(?!https?://)\b[a-z][\w+.-]*://[^\s/?#@:\[\]]*:(?!\d*/)[^\s@]*@|"
-    r"\b(?:postgres|mysql|mariadb|mssql|oracle)[\w+.-]*://[^\s/?#@:\[\]]*:[^\s@]*@",
-    re.IGNORECASE,
-)
-SECRET_IN_QUERY = re.compile(
-    r"://\S*[?&;](?:[\w-]*(?:passw|pwd|secret|token|api[-_]?key|access[-_]?key|signature|credential)[\w-]*|key|sig|auth)="
-    r"[^\s&;]",
-    re.IGNORECASE,
-)
 # Where to put the secret instead, by section.
 WAY_OUT = {
     "tracking": "export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (PGPASSWORD for Postgres)",
@@ -164,7 +155,7 @@ def read_params(path: Path = PARAMS_FILE) -> dict[str, Any]:
 
 def parse_params(text: str | bytes, path: Path) -> dict[str, Any]:
     try:
-        params = yaml.load(text if isinstance(text, str) else text.decode("utf-8"), Loader=_ParamsLoader)
+        params = copy.deepcopy(_load_yaml(text if isinstance(text, str) else text.decode("utf-8")))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not valid YAML ({_reason(error)}). Nothing was run; correct the file.") from None
     if params is None:
@@ -172,6 +163,14 @@ def parse_params(text: str | bytes, path: Path) -> dict[str, Any]:
     if not isinstance(params, dict):
         raise ValueError(f"{path}: expected sections like `train:`, found {_repeated(params)}. Correct the file.")
     return params
+
+
+@lru_cache(maxsize=16)
+def _load_yaml(text: str) -> Any:
+    """A process reads the same file again and again, at 30 ms each (PyYAML's faster parser crashes where lists are
+    nested deeply).
+    """
+    return yaml.load(text, Loader=_ParamsLoader)
 
 
 def load(cls: type[SettingsT], params: dict[str, Any], *, source: Path = PARAMS_FILE) -> SettingsT:

@@ -1,6 +1,6 @@
 r"""Output to people: every line, log record and traceback is printed here, with control characters shown as text
-(`\x1b`, `\u202e`). tests/contracts/test_terminal.py keeps other modules from printing. Tables and colours:
-`console.py`.
+(`\x1b`, `\u202e`) and known secrets hidden. tests/contracts/test_terminal.py keeps other modules from printing. Tables
+and colours: `console.py`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,20 @@ import sys
 import traceback
 from types import TracebackType
 
+from tasks.core.secrets import hide_known_secrets
 from tasks.core.text import visible
 
 
 def tell(text: str) -> None:
-    print(visible(text), flush=True)
+    print(_for_people(text), flush=True)
 
 
 def warn(text: str) -> None:
-    print(visible(text), file=sys.stderr, flush=True)
+    print(_for_people(text), file=sys.stderr, flush=True)
+
+
+def _for_people(text: str) -> str:
+    return visible(hide_known_secrets(text))
 
 
 def tame_logs_and_tracebacks() -> None:
@@ -29,7 +34,7 @@ def tame_logs_and_tracebacks() -> None:
 
 class _VisibleRecord(logging.LogRecord):
     def getMessage(self) -> str:
-        return visible(super().getMessage())
+        return _for_people(super().getMessage())
 
 
 def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

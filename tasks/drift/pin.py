@@ -76,12 +76,11 @@ def write_pin(folder: Path, pin: Pin) -> None:
 def check_pin(settings: EnvironmentSettings, paths: Paths, *, stage: str) -> DriftCheck:
     """Compare the environment with the pinned one. ValueError lists the changes, unless they were accepted."""
     pin: Pin = read_json(paths.stage("curate") / PIN_FILE)
-    accepted = [record["environment"] for record in read_accepted(paths) if record["pinned"] == _hash(pin)]
-    known = [pin, *reversed(accepted)]
+    known = _known(paths, pin)
     found, today = _recognise(settings, known)
     if found is None and os.environ.get(ACCEPT_VARIABLE) != "1":
-        lines = drift_between(known[min(1, len(accepted))], today)
-        raise ValueError(_report(lines, stage, paths, is_further=bool(accepted)))
+        lines = drift_between(known[min(1, len(known) - 1)], today)
+        raise ValueError(_report(lines, stage, paths, is_further=len(known) > 1))
     found = found or today
     checked = DriftCheck(found["fingerprint"], _hash(found), drift_between(pin, found))
     _keep(paths, stage, pin, found, checked.drift)
@@ -90,6 +89,24 @@ def check_pin(settings: EnvironmentSettings, paths: Paths, *, stage: str) -> Dri
         line = f"{stage}: continues under an accepted drift of the environment ({count}, listed in {_file(paths)})"
         warn(line)
     return checked
+
+
+def find_drift(settings: EnvironmentSettings, paths: Paths) -> list[str]:
+    """What changed in the environment since curation, a line each; none where a person accepted it, accepts what is
+    found from now on, or nothing was curated here.
+    """
+    file = paths.stage("curate") / PIN_FILE
+    if not file.exists() or os.environ.get(ACCEPT_VARIABLE) == "1":
+        return []
+    known = _known(paths, read_json(file))
+    found, today = _recognise(settings, known)
+    return [] if found is not None else drift_between(known[min(1, len(known) - 1)], today)
+
+
+def _known(paths: Paths, pin: Pin) -> list[Pin]:
+    """The pin, then each accepted environment, the newest first."""
+    accepted = [record["environment"] for record in read_accepted(paths) if record["pinned"] == _hash(pin)]
+    return [pin, *reversed(accepted)]
 
 
 def drift_between(old: Pin, new: Pin) -> list[str]:

@@ -1,1 +1,1 @@
-"""What a set of trajectories shows, with its uncertainty. Numbers only: no model, environment or registry is used."""
+"""What a set of trajectories shows, and how sure that is: numbers only. No model, environment or registry is used."""

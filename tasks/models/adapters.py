@@ -113,7 +113,7 @@ def merge_files(base: Path, updates: Sequence[LoRAUpdate], target: Path) -> bool
     nothing written, where the files name the weights otherwise than the model does.
     """
     files = weight_files(base, is_adapter=False)
-    modules = _modules_in(files)
+    modules = modules_in(files)
     if any(update.modules - modules.keys() for update in updates):
         return False
     for update in updates:
@@ -168,7 +168,7 @@ def _copy_bytes(source: BinaryIO, target: BinaryIO, count: int) -> None:
         count -= len(data)
 
 
-def _modules_in(files: Sequence[Path]) -> dict[str, list[int]]:
+def modules_in(files: Sequence[Path]) -> dict[str, list[int]]:
     shapes = {name: shape for file in files for name, _, shape in read_header(file)}
     return {
         name.removesuffix(WEIGHT): shape for name, shape in shapes.items() if name.endswith(WEIGHT) and len(shape) == 2

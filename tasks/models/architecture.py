@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from tasks.core.text import one_line
 from tasks.models.attention import UnknownAttention
 from tasks.models.differences import Differences, tolerance_of
+from tasks.models.head import without_layers
 from tasks.models.torch_setup import product_dtype
 
 LOGIT_BYTES = 64 << 20  # of float32 logits at once: those of a long text beside an engine awake would not fit
@@ -43,25 +44,39 @@ def check_own_forward(
 
 @torch.no_grad()
 def model_logp(model: PreTrainedModel, sequences: Sequence[list[int]]) -> list[list[float]]:
-    """Log-prob (nats) of every token but the first, by the model's plain forward, one sequence at a time."""
-    rows = []
+    """Log-prob (nats) of every token but the first, one sequence at a time and the logits of a few positions."""
+    size, rows = max(1, LOGIT_BYTES // (4 * model.config.get_text_config().vocab_size)), []
     for token_ids in sequences:
         ids_T = torch.tensor(token_ids, device=model.device)
-        logits_TV = model(input_ids=ids_T[None]).logits[0, :-1]
-        size = max(1, LOGIT_BYTES // (4 * logits_TV.shape[-1]))
-        chunks = zip(logits_TV.split(size), ids_T[1:].split(size), strict=True)
+        chunks = zip(_logits(model, ids_T[:-1], size), ids_T[1:].split(size), strict=True)
         rows.append([logp for chunk in chunks for logp in _logp(*chunk)])
     return rows
 
 
+def _logits(model: PreTrainedModel, ids_T: Tensor, size: int) -> Iterator[Tensor]:
+    """After each position, `size` of them at a time; all at once where the family has no layers apart (Llama 4)."""
+    layers = model.get_decoder()
+    if layers is model:
+        yield from model(input_ids=ids_T[None], use_cache=False).logits[0].split(size)
+        return
+    output = layers(input_ids=ids_T[None], use_cache=False)
+    head = without_layers(model, layers, type(output))
+    for hidden_CD in output.last_hidden_state[0].split(size):
+        yield head(inputs_embeds=hidden_CD[None], use_cache=False).logits[0]
+
+
+@torch.no_grad()
+def own_logp(model: PreTrainedModel, sequences: Sequence[list[int]]) -> list[list[float]]:
+    """The same by one plain forward with transformers' own attention, for short sequences: all logits at once and
+    quadratic memory, and nothing else may use the model meanwhile.
+    """
+    with _own_attention(model):
+        given = [torch.tensor(token_ids, device=model.device) for token_ids in sequences]
+        return [_logp(model(input_ids=ids_T[None, :-1], use_cache=False).logits[0], ids_T[1:]) for ids_T in given]
+
+
 def _logp(logits_TV: Tensor, ids_T: Tensor) -> list[float]:
     return torch.log_softmax(logits_TV.float(), dim=-1).gather(-1, ids_T[:, None])[:, 0].tolist()
-
-
-def own_logp(model: PreTrainedModel, sequences: Sequence[list[int]]) -> list[list[float]]:
-    """`model_logp` by transformers' own attention: quadratic memory, and nothing else may use the model meanwhile."""
-    with _own_attention(model):
-        return model_logp(model, sequences)
 
 
 @contextmanager

@@ -7,9 +7,11 @@ positions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -184,8 +186,19 @@ class PromptPlan:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, kernel: Kernel = FUSED) -> Tensor:
         """query [N, K·G, T, D], key and value [N, K, T, D]; returns [N, T, K·G, D]."""
-        output = kernel(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
-        return output.transpose(1, 2)
+        return _attend_whole(kernel, query, key, value, None, scaling).transpose(1, 2)
+
+
+def _attend_whole(
+    kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
+) -> Tensor:
+    """A kernel over whole rows, causal where there is no mask; query [N, K·G, Q, D], key and value [N, K, T, D]."""
+    is_grouped = True
+    if kernel is FUSED and query.is_cuda and (query.dtype == torch.float32 or mask is not None):
+        # The flash kernel takes neither, and the memory-efficient one no grouped heads: torch would write T × T scores.
+        key, value = (tensor.repeat_interleave(query.shape[1] // key.shape[1], 1) for tensor in (key, value))
+        is_grouped = False
+    return kernel(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=is_grouped)
 
 
 def _fold_heads(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
@@ -232,16 +245,8 @@ def grouped_attention(
             sinks_H=s_aux,
         )  # fmt: skip
         return output.transpose(1, 2), None
-    output = choose_kernel(softcap=softcap, sinks_H=s_aux)(
-        query,
-        key,
-        value,
-        attn_mask=attention_mask,
-        is_causal=attention_mask is None,
-        scale=scaling,
-        enable_gqa=True,
-    )
-    return output.transpose(1, 2), None
+    kernel = choose_kernel(softcap=softcap, sinks_H=s_aux)
+    return _attend_whole(kernel, query, key, value, attention_mask, scaling).transpose(1, 2), None
 
 
 def _refuse_unknown(module: torch.nn.Module, keywords: dict[str, Any]) -> None:
@@ -264,3 +269,17 @@ def _flex_attention() -> Any:
 def register_attention() -> None:
     AttentionInterface.register(ATTENTION, grouped_attention)
     AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
+@contextmanager
+def refuse_fixed_attention(folder: Path, config: Mapping[str, Any]) -> Iterator[None]:
+    """ValueError where transformers lets no attention but its own into the model that is made inside."""
+    try:
+        yield
+    except KeyError as error:
+        if error.args != (ATTENTION,):
+            raise
+        raise ValueError(
+            f"{folder}: transformers lets no other attention into {config['model_type']} models, so turnwise can "
+            f"neither play nor train one. Use a model of another architecture."
+        ) from None

@@ -116,6 +116,19 @@ def read_header(file: Path) -> list[tuple[str, str, list[int]]]:
         return [(name, str(item.get_dtype()), list(item.get_shape())) for name, item in slices.items()]
 
 
+def refuse_quantized(folder: Path, config: Mapping[str, Any]) -> None:
+    """ValueError where the weights are in fewer bits than any dtype here: loading needs packages of their makers, and
+    what would be trained or saved is not what the files contain.
+    """
+    found = config.get("quantization_config")
+    if found:
+        method = found.get("quant_method") if isinstance(found, dict) else found
+        raise ValueError(
+            f"{folder}: its weights are quantized (quantization_config in config.json: {one_line(str(method))}), and "
+            f"only float32, float16 and bfloat16 are played and trained here. Take the model it was made from."
+        )
+
+
 def refuse_other_tensors(folder: Path, found: Mapping[str, Iterable[Any]]) -> None:
     """ValueError where loading left tensors of the model at random, or tensors of the files unused.
 

@@ -11,12 +11,15 @@ from __future__ import annotations
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from tasks.core.files import atomic_folder, content_hash, json_hash, read_json, require, write_json
 from tasks.core.text import one_line
+from tasks.core.urls import local_path
 from tasks.models.adapters import LoRAUpdate, merge_files, merge_into, read_update
 from tasks.models.files import (
     DTYPES,
@@ -27,12 +30,13 @@ from tasks.models.files import (
     loading,
     read_header,
     refuse_other_tensors,
+    refuse_quantized,
     weight_files,
 )
 from tasks.models.saving import save_model
 from tasks.models.settings import PLAIN_TEMPLATE, ComputeSettings, Dtype, TemplateSettings
 from tasks.models.template import TEMPLATE, copy_stating, pointed_template, state_template, template_of
-from tasks.models.torch_setup import prepare_torch
+from tasks.models.torch_setup import leave_out_sklearn, prepare_torch
 
 if TYPE_CHECKING:
     import torch
@@ -59,12 +63,12 @@ def resolve_model(folder: Path) -> Path:
 
 
 def _write_target(file: Path, target: str, **stated: Any) -> None:
-    write_json(file, {"path": target, "folder_hash": folder_hash(Path(target)), **stated})
+    write_json(file, {"path": target, "folder_hash": folder_hash(local_path(target)), **stated})
 
 
 def _read_target(folder: Path, name: str) -> Path:
     pointer = read_json(folder / name)
-    target = Path(pointer["path"])
+    target = local_path(pointer["path"])
     if not target.exists():
         raise ValueError(
             f"{folder}: points to {target}, which does not exist, so there are no weights. "
@@ -114,8 +118,7 @@ def _config_folder(folder: Path) -> Path:
 
 def generation_end_ids(folder: Path) -> list[int]:
     """The ids that end a text of the model, from its generation_config.json; none where there is no such file."""
-    folder = resolve_model(folder)
-    file = (_read_target(folder, ADAPTER_BASE) if is_adapter(folder) else folder) / "generation_config.json"
+    file = _config_folder(folder) / "generation_config.json"
     found = read_json(file).get("eos_token_id") if file.exists() else None
     return [token for token in (found if isinstance(found, list) else [found]) if isinstance(token, int)]
 
@@ -129,9 +132,15 @@ def load_config(folder: Path) -> PretrainedConfig:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
-def load_model(folder: Path, *, compute: ComputeSettings, dtype: Dtype | None = None) -> PreTrainedModel:
-    """On `compute.device`, in `dtype` (None: `compute.weights`), its adapter merged in. ValueError where the weights
-    are not exactly the architecture's tensors.
+def load_model(
+    folder: Path,
+    *,
+    compute: ComputeSettings,
+    dtype: Dtype | None = None,
+    load_base: Callable[..., PreTrainedModel] | None = None,
+) -> PreTrainedModel:
+    """On `compute.device`, in `dtype` (None: `compute.weights`), its adapter merged into what `load_base` returns
+    (None: this function). ValueError where the weights are not exactly the architecture's tensors.
 
     Each tensor goes from its mapped file to its device and dtype by itself: no other copy of the model is made.
     """
@@ -139,46 +148,39 @@ def load_model(folder: Path, *, compute: ComputeSettings, dtype: Dtype | None = 
     import torch
     from transformers import AutoModelForCausalLM
 
-    from tasks.models.attention import ATTENTION, register_attention
+    from tasks.models.attention import ATTENTION, refuse_fixed_attention, register_attention
 
     weights_hash(folder)
     folder = resolve_model(folder)
     if is_adapter(folder):
-        return _load_merged(folder, compute=compute, dtype=dtype)
+        return _load_merged(folder, partial(load_base or load_model, compute=compute, dtype=dtype))
+    refuse_quantized(folder, config := model_config(folder))
     register_attention()
-    try:
-        with _silence(), loading(folder, "its model"):
-            model, found = AutoModelForCausalLM.from_pretrained(
-                folder,
-                dtype=getattr(torch, dtype or compute.weights),
-                attn_implementation=ATTENTION,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                ignore_mismatched_sizes=True,  # reported below, with names
-                output_loading_info=True,
-                device_map=None if device.type == "cpu" else {"": device},  # a map needs the package accelerate
-            )
-    except KeyError as error:
-        if error.args != (ATTENTION,):
-            raise
-        raise ValueError(
-            f"{folder}: transformers lets no other attention into {model_config(folder)['model_type']} models, so "
-            f"turnwise can neither play nor train one. Use a model of another architecture."
-        ) from None
+    with refuse_fixed_attention(folder, config), _silence(), loading(folder, "its model"):
+        model, found = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=getattr(torch, dtype or compute.weights),
+            attn_implementation=ATTENTION,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # reported below, with names
+            output_loading_info=True,
+            device_map=None if device.type == "cpu" else {"": device},  # a map needs the package accelerate
+        )
     refuse_other_tensors(folder, found)
     return model.eval()
 
 
-def _load_merged(folder: Path, *, compute: ComputeSettings, dtype: Dtype | None) -> PreTrainedModel:
-    base, updates = _read_updates(folder)
-    model, stored = load_model(base, compute=compute, dtype=dtype), stored_dtype(base)
+def _load_merged(folder: Path, load_base: Callable[[Path], PreTrainedModel]) -> PreTrainedModel:
+    base, updates = read_updates(folder)
+    model, stored = load_base(base), stored_dtype(base)
     for update in updates:
         merge_into(model, update, dtype=stored)
     return model
 
 
-def _read_updates(folder: Path) -> tuple[Path, list[LoRAUpdate]]:
+def read_updates(folder: Path) -> tuple[Path, list[LoRAUpdate]]:
     """The whole model below an adapter, and what adapters add to it, the innermost first."""
     updates: list[LoRAUpdate] = []
     while is_adapter(folder):
@@ -214,7 +216,7 @@ def merged_snapshot(snapshot: Path, folder: Path, *, compute: ComputeSettings) -
             copy_stating(found, temporary, template_of(load_tokenizer(snapshot)))
         return folder
     weights_hash(found)  # refuses other files than those on record
-    base, updates = _read_updates(found)
+    base, updates = read_updates(found)
     with _silence(), atomic_folder(folder) as temporary:
         if merge_files(base, updates, temporary):
             _copy_files(base, temporary, ("config.json", "generation_config.json"))
@@ -233,6 +235,7 @@ def _copy_files(source: Path, target: Path, names: Iterable[str]) -> None:
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """ValueError for custom code: without it transformers silently takes a class that may cut text differently."""
+    leave_out_sklearn()
     from transformers import AutoTokenizer
     from transformers.models.auto.tokenization_auto import get_tokenizer_config, tokenizer_class_from_name
 
@@ -278,21 +281,16 @@ def save_adapter(folder: Path, save: Callable[[Path], None], tokenizer: PreTrain
         (temporary / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
 
 
-def _silence() -> Any:
+@contextmanager
+def _silence() -> Iterator[None]:
     """No progress bar, and no table of what the error message says in one line."""
-    from contextlib import contextmanager
-
     from transformers.utils import logging
 
-    @contextmanager
-    def quiet() -> Any:
-        level = logging.get_verbosity()
-        logging.disable_progress_bar()
-        logging.set_verbosity_error()
-        try:
-            yield
-        finally:
-            logging.enable_progress_bar()
-            logging.set_verbosity(level)
-
-    return quiet()
+    level = logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
+        logging.set_verbosity(level)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+
+from tasks.core.urls import local_path
 
 MODELS_FOLDER = "models"  # for downloaded models; git ignores it
 # `Qwen/Qwen2.5-1.5B-Instruct`, or the address of its page.
@@ -14,7 +15,7 @@ HUB_NAME = re.compile(
 
 def check_model_path(path: str) -> None:
     """ValueError with the way to get the model where `model.path` does not exist: no stage downloads."""
-    place = Path(path)
+    place = local_path(path)
     if place.exists():
         return
     if place.expanduser().exists():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ def save_model(folder: Path, model: PreTrainedModel, dtype: torch.dtype) -> None
     config.save_pretrained(folder)
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
-    _write_shards(folder, _tensors_to_save(model), dtype)
+    write_shards(folder, _tensors_to_save(model).items(), dtype)
 
 
 def _tensors_to_save(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -37,36 +37,52 @@ def _tensors_to_save(model: PreTrainedModel) -> dict[str, Tensor]:
     return dict(revert_weight_conversion(model, remove_tied_weights_from_state_dict(state, model)))
 
 
-def _write_shards(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    dtypes = {name: dtype if tensor.is_floating_point() else tensor.dtype for name, tensor in tensors.items()}
-    sizes = {name: tensor.numel() * dtypes[name].itemsize for name, tensor in tensors.items()}
-    shards = _divide(sizes)
-    files = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
-    if len(shards) == 1:
-        files = [SINGLE]
-    for file, names in zip(files, shards, strict=True):
-        _write_shard(folder / file, {name: tensors[name] for name in names}, dtypes)
-    if len(shards) > 1:
-        places = {name: file for file, names in zip(files, shards, strict=True) for name in names}
-        write_json(folder / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places})
+def stored_as(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """`dtype` for floating point (None: the tensor's own); anything else keeps its own."""
+    return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
 
 
-def _write_shard(file: Path, tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> None:
-    """A function of its own, so that its copies are gone before the next shard's are made."""
+def write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None) -> None:
+    """Safetensors files of at most MAX_SHARD_BYTES, or of one tensor that is larger, and the index of several. One is
+    in memory at a time.
+    """
     from safetensors.torch import save_file
 
-    stored = {name: tensor.to("cpu", dtypes[name]).contiguous() for name, tensor in tensors.items()}
-    save_file(stored, file, metadata={"format": "pt"})
+    names_in: list[list[str]] = []
+    num_bytes = 0
+    for number, shard in enumerate(_shards(tensors, dtype)):
+        save_file(shard, folder / _unfinished(number), metadata={"format": "pt"})
+        names_in.append([*shard])
+        num_bytes += sum(tensor.nbytes for tensor in shard.values())
+        shard.clear()  # or two shards would be in memory
+    _name_shards(folder, names_in, num_bytes)
 
 
-def _divide(sizes: Mapping[str, int]) -> list[list[str]]:
-    """The names in order, in shards of at most MAX_SHARD_BYTES; a larger tensor has one of its own."""
-    shards: list[list[str]] = []
-    room = 0
-    for name, size in sizes.items():
-        if not shards or size > room:
-            shards.append([])
-            room = MAX_SHARD_BYTES
-        shards[-1].append(name)
-        room -= size
-    return shards
+def _shards(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None) -> Iterator[dict[str, Tensor]]:
+    """In host memory. A tensor is cast when it is known to which shard it belongs."""
+    shard: dict[str, Tensor] = {}
+    num_bytes = 0
+    for name, tensor in tensors:
+        target = stored_as(tensor, dtype)
+        size = tensor.numel() * target.itemsize
+        if shard and num_bytes + size > MAX_SHARD_BYTES:
+            yield shard
+            shard, num_bytes = {}, 0
+        shard[name] = tensor.to("cpu", target).contiguous()
+        num_bytes += size
+    yield shard
+
+
+def _name_shards(folder: Path, names_in: Sequence[Sequence[str]], num_bytes: int) -> None:
+    """As published models name them, which takes their count."""
+    count = len(names_in)
+    files = [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+    for number, file in enumerate(files if count > 1 else [SINGLE]):
+        (folder / _unfinished(number)).rename(folder / file)
+    if count > 1:
+        places = {name: file for file, names in zip(files, names_in, strict=True) for name in names}
+        write_json(folder / INDEX, {"metadata": {"total_size": num_bytes}, "weight_map": places})
+
+
+def _unfinished(number: int) -> str:
+    return f"shard-{number}.unfinished"

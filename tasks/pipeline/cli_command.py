@@ -15,8 +15,10 @@ from tasks.pipeline.cli_errors import one_line_errors
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback where something fails.")]
 
 
-def command(group: typer.Typer) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """The function returns the lines to print, or False for exit status 1. A parameter `debug` is passed on."""
+def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """The function returns the lines to print, or False for exit status 1. A parameter `debug` is passed on. `name`:
+    another than the function's.
+    """
 
     def register(function: Callable[..., Any]) -> Callable[..., None]:
         parameters = dict(inspect.signature(function, eval_str=True).parameters)
@@ -35,6 +37,6 @@ def command(group: typer.Typer) -> Callable[[Callable[..., Any]], Callable[..., 
 
         run.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
         run.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
-        return group.command(name=function.__name__)(run)
+        return group.command(name=name or function.__name__)(run)
 
     return register

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import NoReturn
 
 from tasks.core.files import is_disk_full
+from tasks.core.passing_faults import PASSING_STATUS, is_passing
 from tasks.core.surroundings import causes, exempt_loopback, not_writable
 from tasks.core.terminal import tame_logs_and_tracebacks, warn
 from tasks.core.text import one_line
@@ -41,6 +42,7 @@ def one_line_errors(*, debug: bool) -> Iterator[None]:
     """Turn what ends the block into one message on standard error and an exit status.
 
     A ValueError is a message for people; for anything else the message names `--debug`, which shows the traceback.
+    The status is 1, or PASSING_STATUS where trying again later may be enough.
     Ctrl-C exits with 130, SIGTERM with 143 and SIGHUP with 129, after half-written files have been removed.
     """
     tame_logs_and_tracebacks()
@@ -58,7 +60,7 @@ def one_line_errors(*, debug: bool) -> Iterator[None]:
     except Exception as error:
         if debug:
             raise
-        _stop(_message(error), 1)
+        _stop(_message(error), PASSING_STATUS if is_passing(error) else 1)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -9,21 +9,29 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from pydantic import Field
-
 from tasks.core.files import remove_leftovers
 from tasks.core.provenance import RECORDED, provenance, provenance_file, write_provenance
+from tasks.core.resume import resume_folder
 from tasks.core.settings import PARAMS_FILE, Paths, Settings, check_section_names, load, load_paths, read_params
+from tasks.core.urls import local_path
 from tasks.models.settings import ComputeSettings
 from tasks.models.torch_setup import device_name
 from tasks.pipeline.run_lock import only_run
+from tasks.pipeline.settings import PipelineSettings
 from tasks.planning.family import check_family
 from tasks.planning.nearest import check_size
+from tasks.storage.inputs import check_storage, copy_inputs, share_endpoint
+from tasks.storage.mirror import RUN, fetch_resume
+from tasks.storage.settings import StorageSections
+from tasks.storage.uploader import uploading
 
 STAGES = ("curate", "assess", "warm_start", "train", "evaluate", "promote")
+CHECKPOINTED = ("warm_start", "train")
+LOADS_A_MODEL = ("assess", "warm_start", "train", "evaluate")  # promote at most measures again what evaluate loaded
 # Libraries that compute in threads read one of these when they are loaded.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # How often a thread of torch (GNU OpenMP) checks for the others before it sleeps. By default it checks for
@@ -38,13 +46,9 @@ class StageModule(Protocol):
     def run(self, settings: Any, paths: Paths, **asked: Any) -> None: ...
 
 
-class PathsSettings(Settings):
-    artifacts: str = Field(min_length=1)
-
-
-class CommonSections(Settings):
-    paths: PathsSettings
+class CommonSections(StorageSections):
     compute: ComputeSettings
+    pipeline: PipelineSettings
 
 
 def stage_module(name: str) -> StageModule:
@@ -76,6 +80,8 @@ def check_sources(params: dict[str, Any]) -> None:
     from tasks.models.missing import check_model_path
 
     device_name(load(CommonSections, params).compute)  # else a missing GPU's model would not fit the processor
+    check_storage(params)
+    copy_inputs(params)
     check_model_path(params["model"]["path"])
     check_size(params)
     check_family(params)
@@ -87,7 +93,7 @@ def check_sources(params: dict[str, Any]) -> None:
             "a file that `python -m tasks cache freeze` wrote, or null",
         ),
     ):
-        if path is not None and not Path(path).exists():
+        if path is not None and not local_path(path).exists():
             raise ValueError(
                 f"{name} = {path!r} does not exist, so the pipeline has nothing to work on. Correct the path: {what}."
             )
@@ -100,17 +106,31 @@ def run_stage(name: str, **asked: Any) -> Path:
     stage, paths, compute = stage_module(name), load_paths(params), ComputeSettings(**params["compute"])
     prepare_process(params)
     device = device_name(compute)  # refuses one that is not there
-    if name == "train":
+    copy_inputs(params)
+    if name in LOADS_A_MODEL:
         check_size(params)
         check_family(params)
     with only_run(paths.artifacts):
         for folder in (paths.artifacts, provenance_file(name, paths).parent):
             remove_leftovers(folder)
         record = _record(stage, name, params, paths, device=device) if name in RECORDED else None
-        stage.run(load(stage.SETTINGS, params), paths, **asked)
-        if record is not None:
-            write_provenance(record, paths)
+        settings = load(stage.SETTINGS, params)
+        with _mirrored(name, params, settings, paths):
+            stage.run(settings, paths, **asked)
+            if record is not None:
+                write_provenance(record, paths)
     return paths.stage(name)
+
+
+def _mirrored(name: str, params: dict[str, Any], settings: Settings, paths: Paths) -> AbstractContextManager[None]:
+    """Around a stage: its checkpoints come from `paths.remote`, and go there with its results."""
+    sections = load(StorageSections, params)
+    resume = None
+    if sections.paths.remote is not None and name in CHECKPOINTED:
+        resume = resume_folder(name, settings, paths)
+        fetch_resume(sections, name, resume)
+    frozen = params["environment"]["cache"]["frozen"]
+    return uploading(sections, [name, RUN], stage=name, frozen=frozen and local_path(frozen), resume=resume)
 
 
 def _record(stage: StageModule, name: str, params: Mapping[str, Any], paths: Paths, *, device: str) -> dict[str, Any]:
@@ -119,8 +139,11 @@ def _record(stage: StageModule, name: str, params: Mapping[str, Any], paths: Pat
 
 
 def prepare_process(params: Mapping[str, Any]) -> None:
-    """Set what libraries read when they are loaded: the number of threads, and offline mode for the model hub."""
+    """Set what libraries read when they are loaded: the number of threads, the address of S3, and offline mode for the
+    model hub.
+    """
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(params["compute"]["num_threads"])
     os.environ.setdefault(SPIN_VARIABLE, SPIN_COUNT)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    share_endpoint(params)

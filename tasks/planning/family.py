@@ -1,6 +1,6 @@
 """Whether a model's family can be trained and played with these settings, from its config.json alone.
 
-What no config says (an attention function that hands on no plan) is found when trainer and engine start, by comparing
+What neither a config nor an architecture without numbers shows is found when trainer and engine start, by comparing
 log-probs with the model's own forward.
 """
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tasks.core.settings import load
+from tasks.core.urls import local_path
 from tasks.learning.shared.settings import GRPOSettings
 from tasks.models.embedded import is_embedded
 from tasks.models.settings import ModelSettings
@@ -35,7 +36,7 @@ def check_family(params: dict[str, Any]) -> None:
     nothing where the model is built on the spot or not there.
     """
     settings = load(FamilySections, params)
-    folder = Path(settings.model.path)
+    folder = local_path(settings.model.path)
     if is_embedded(settings.model.path) or not (folder / "config.json").exists():
         return
     check_config(folder, settings)
@@ -43,9 +44,11 @@ def check_family(params: dict[str, Any]) -> None:
 
 def check_config(folder: Path, settings: PlayedAndTrained) -> str:
     """The model type of the config in `folder`, if it passes."""
+    from tasks.models.empty_model import check_attention
     from tasks.models.folders import load_config
     from tasks.models.limits import check_playable, check_trainable
 
+    check_attention(folder)  # first: no setting makes up for it
     config, longest = load_config(folder), settings.sampling.max_tokens_per_episode
     check_trainable(config, packing=settings.train.packing, max_tokens=longest, key="train.packing")
     if settings.engine.name == "transformers":

@@ -2,25 +2,29 @@
 
 Weights and what mirrors them follow from the settings exactly. Activations are a count of vectors per position, fitted
 to peaks of one to eight layers of Qwen2.5-0.5B's width over packed groups of 2,300 and 3,700 positions on a CPU (2
-cores of an AMD EPYC, torch 2.13). On a GPU nothing of it was measured.
+cores of an AMD EPYC, torch 2.13); infra/benchmarks.md has the whole model's. On a GPU nothing of it was measured.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tasks.planning.hardware import GIB
-from tasks.planning.setup import Setup, num_bytes
+from tasks.planning.setup import Setup, num_bytes, warm_start_setup
 
 FLOAT = 4
+PROCESS, CHECKPOINT = "process", "checkpoint"
 # Python with torch and transformers, before any weights; on a GPU the CUDA context and the libraries' workspaces.
 PROCESS_BYTES, CUDA_BYTES = 700 << 20, 1500 << 20
 # Vectors of the hidden size and of the MLP's inner size, per position: what a layer keeps for backward, and what
 # forward and backward of one layer need besides.
 KEPT_HIDDEN, KEPT_INNER = 12, 3.6
 WORK_HIDDEN, WORK_INNER = 4, 3
+FED_HIDDEN, FED_INNER = 8, 3  # of a forward in the in-process engine
 HALF_SHARE = 0.65  # of float32's activations, in bfloat16: norms and rotary embeddings compute in float32
+HEAP_BYTES = 512 << 20  # of blocks on a CPU that are free and not yet given back (models/torch_setup.py)
 # By whether the device is a GPU; tests compare both with the modules that set them, whose import takes seconds.
 LOGIT_BYTES = {False: 64 << 20, True: 512 << 20}  # of a chunk of the output head
 FORWARD_BYTES = {False: 512 << 20, True: 2 << 30}  # of one in the in-process engine
@@ -69,26 +73,23 @@ def always(name: str, size: float) -> Part:
 def plan_memory(setup: Setup) -> Memory:
     parts = (
         _process(setup),
+        always("free blocks", 0 if setup.machine.is_gpu else HEAP_BYTES),
         *_weights(setup),
         _optimizer_state(setup),
         _reference(setup),
         Part("gradients", 0, FLOAT * trained_parameters(setup), 0),
-        _activations(setup),
-        _logits(setup),
+        *_activations(setup),
         *_engine(setup),
         _checkpoint(setup),
     )
     return Memory(tuple(part for part in parts if part.rollout or part.update or part.save or part.host))
 
 
-def warm_start_bytes(setup: Setup) -> float | None:
-    """What a supervised warm start takes, where that is not what training takes: it trains all weights under LoRA too,
-    and has no reference. None without LoRA.
-    """
-    if setup.settings.train.lora is None:
-        return None
-    settings = setup.settings.changed("train.lora", None).changed("train.kl_weight", 0.0)
-    return plan_memory(replace(setup, settings=settings)).phases["updating"]
+def warm_start_memory(setup: Setup) -> Memory:
+    """What a supervised warm start takes: it plays nothing, and takes its next step while a checkpoint is written."""
+    parts = plan_memory(warm_start_setup(setup)).parts
+    updating = [Part(part.name, 0, part.save if part.name == CHECKPOINT else part.update, 0) for part in parts]
+    return Memory(tuple(part for part in updating if part.update))
 
 
 def trained_parameters(setup: Setup) -> int:
@@ -97,15 +98,27 @@ def trained_parameters(setup: Setup) -> int:
 
 
 def _process(setup: Setup) -> Part:
-    return always("process", CUDA_BYTES if setup.machine.is_gpu else PROCESS_BYTES)
+    return always(PROCESS, CUDA_BYTES if setup.machine.is_gpu else PROCESS_BYTES)
 
 
 def _weights(setup: Setup) -> Iterator[Part]:
-    """Under LoRA the base is frozen and the adapter is trained, in float32."""
+    """Under LoRA the base is frozen and the adapter is trained. An engine that plays ahead has a copy of what is
+    trained; what waits for it is in host memory.
+    """
     compute, lora = setup.settings.compute, setup.settings.train.lora
     yield always("weights", setup.shape.num_parameters * num_bytes(compute.frozen if lora else compute.weights))
     if lora:
-        yield always("adapter", FLOAT * setup.shape.adapter_parameters(lora))
+        yield always("adapter", trained_bytes(setup))
+    if setup.is_ahead:
+        is_served = lora is not None or not setup.is_vllm
+        on_host = trained_bytes(setup)
+        size = trained_bytes(setup) * is_served + (0 if setup.machine.is_gpu else on_host)
+        yield Part("copies to play with", size, size, size, host=on_host if setup.machine.is_gpu else 0)
+
+
+def trained_bytes(setup: Setup) -> float:
+    """Of the weights that are trained: all of them, or the adapter."""
+    return trained_parameters(setup) * num_bytes(setup.settings.compute.weights)
 
 
 def _optimizer_state(setup: Setup) -> Part:
@@ -120,33 +133,53 @@ def optimizer_bytes(setup: Setup) -> float:
     settings, count = setup.settings, trained_parameters(setup)
     averages = 2 * count
     if settings.train.optimizer == "muon":
-        averages -= count if settings.train.lora else setup.shape.matrix_parameters
-    has_masters = settings.compute.weights == "bfloat16" and not settings.train.lora
+        averages -= count if settings.train.lora else setup.shape.linear_parameters
+    has_masters = settings.compute.weights == "bfloat16"
     return FLOAT * (averages + count * has_masters)
 
 
 def _reference(setup: Setup) -> Part:
-    settings = setup.settings
-    size = FLOAT if settings.train.lora else num_bytes(settings.compute.frozen)
-    return always("reference", trained_parameters(setup) * size if settings.train.kl_weight else 0)
+    compute, train = setup.settings.compute, setup.settings.train
+    size = num_bytes(compute.weights if train.lora else compute.frozen)
+    return always("reference", trained_parameters(setup) * size if train.kl_weight else 0)
 
 
-def _activations(setup: Setup) -> Part:
-    """Kept for backward: of every layer, or with checkpointing its input, and of one layer all.
-
-    On a CPU as much as a vector of the inner size stays beside each input: blocks that are freed between inputs are
-    too small for the next layer's.
+def _activations(setup: Setup) -> Iterator[Part]:
+    """Kept for backward: of every layer, or with checkpointing its input, and of one layer all; beside it what one
+    layer computes with. The head's chunks come before the layers' backward, when with checkpointing none is kept whole.
     """
     settings, shape = setup.settings, setup.shape
     positions = max(settings.train.micro_batch_tokens, settings.sampling.max_tokens_per_episode)
     a_layer = KEPT_HIDDEN * shape.hidden + KEPT_INNER * shape.inner
     work = WORK_HIDDEN * shape.hidden + WORK_INNER * shape.inner
-    kept = a_layer * shape.num_layers
-    if settings.train.gradient_checkpointing:
-        kept = (shape.hidden + (0 if setup.machine.is_gpu else shape.inner)) * shape.num_layers + a_layer
+    is_recomputed = settings.train.gradient_checkpointing
+    kept = (shape.hidden if is_recomputed else a_layer) * shape.num_layers
     scale = FLOAT * (HALF_SHARE if computes_in_half(setup) else 1)
-    playing = min(FORWARD_BYTES[setup.machine.is_gpu], scale * setup.at_once * positions * work)
-    return Part("activations", 0 if setup.is_vllm else playing, scale * positions * (kept + work), 0)
+    layer = scale * positions * (work + a_layer * is_recomputed)
+    chunk = min(LOGIT_BYTES[setup.machine.is_gpu], FLOAT * settings.train.micro_batch_tokens * shape.vocabulary)
+    logits = LOGITS_COPIES * chunk
+    yield _played(setup, "activations", _fed_bytes(setup), scale * positions * kept + layer)
+    yield _played(
+        setup, "logits", 0 if setup.is_vllm else FLOAT * 2 * setup.at_once * shape.vocabulary, max(0.0, logits - layer)
+    )
+    if not settings.train.lora:
+        yield Part("the head's gradient", 0, FLOAT * shape.head_parameters, 0)
+
+
+def _fed_bytes(setup: Setup) -> float:
+    """Of the in-process engine's largest forward: the prompts of all groups at once, as far as it may take them."""
+    if setup.is_vllm:
+        return 0.0
+    shape, settings = setup.shape, setup.settings
+    a_token = (FED_HIDDEN * shape.hidden + FED_INNER * shape.inner) * _engine_size(setup) + 2 * _token_bytes(setup)
+    groups = math.ceil(setup.at_once / settings.train.group_size)
+    return min(FORWARD_BYTES[setup.machine.is_gpu], groups * settings.sampling.max_tokens_per_episode * a_token)
+
+
+def _played(setup: Setup, name: str, playing: float, updating: float = 0.0, *, host: float = 0.0) -> Part:
+    """What episodes need while they are played: during an update and a save too where the engine plays ahead."""
+    ahead = playing if setup.is_ahead else 0.0
+    return Part(name, playing, updating + ahead, ahead, host)
 
 
 def computes_in_half(setup: Setup) -> bool:
@@ -155,29 +188,18 @@ def computes_in_half(setup: Setup) -> bool:
     return dtype == "bfloat16" or settings.train.autocast == "bfloat16"
 
 
-def _logits(setup: Setup) -> Part:
-    """A chunk with its gradients, and where the output matrix is trained its float32 gradient, which waits for that of
-    the embeddings.
-    """
-    settings, shape = setup.settings, setup.shape
-    chunk = min(LOGIT_BYTES[setup.machine.is_gpu], FLOAT * settings.train.micro_batch_tokens * shape.vocabulary)
-    matrix = 0 if settings.train.lora else FLOAT * shape.head_parameters
-    playing = 0 if setup.is_vllm else FLOAT * 2 * setup.at_once * shape.vocabulary
-    return Part("logits", playing, LOGITS_COPIES * chunk + matrix, 0)
-
-
 def _engine(setup: Setup) -> Iterator[Part]:
-    """Keys and values; vLLM's own weights beside the trainer's. All of it is given back before an update; under LoRA
-    vLLM keeps its base in host memory while it sleeps, since it is never sent again.
+    """Keys and values; vLLM's own weights beside the trainer's. All of it is given back before an update, unless the
+    engine plays ahead; under LoRA vLLM keeps its base in host memory while it sleeps, since it is never sent again.
     """
     if not setup.shares_the_device:
         return
     if setup.is_vllm:
         size = setup.shape.num_parameters * _engine_size(setup)
-        is_kept = setup.settings.train.lora is not None and setup.machine.is_gpu
-        yield Part("engine's weights", size, 0, 0, host=size if is_kept else 0)
-        yield Part("engine's workspace", ENGINE_WORKSPACE if setup.machine.is_gpu else 0, 0, 0)
-    yield Part("keys and values", cached_tokens(setup) * _token_bytes(setup), 0, 0)
+        is_kept = setup.settings.train.lora is not None and setup.machine.is_gpu and not setup.is_ahead
+        yield _played(setup, "engine's weights", size, host=size if is_kept else 0.0)
+        yield _played(setup, "engine's workspace", ENGINE_WORKSPACE if setup.machine.is_gpu else 0)
+    yield _played(setup, "keys and values", cached_tokens(setup) * _token_bytes(setup))
 
 
 def cached_tokens(setup: Setup) -> float:
@@ -189,10 +211,31 @@ def cached_tokens(setup: Setup) -> float:
     longest, own = setup.settings.sampling.max_tokens_per_episode, setup.settings.engine.own
     wanted = float((setup.at_once + 1) * longest)  # one takes padding
     if setup.is_vllm and setup.machine.is_gpu:
-        rest = getattr(own, "gpu_memory_utilization", 0.9) * setup.machine.memory - ENGINE_WORKSPACE
-        return max(longest, (rest - setup.shape.num_parameters * _engine_size(setup)) / _token_bytes(setup))
+        return max(longest, (_engine_share(setup) * setup.machine.memory - _engine_base(setup)) / _token_bytes(setup))
     bound = getattr(own, "kv_cache_gib", None)
     return wanted if bound is None else max(longest, min(wanted, bound * GIB / _token_bytes(setup)))
+
+
+def share_fault(setup: Setup) -> str | None:
+    """What is wrong with vLLM's share of a GPU's memory, which has to contain its weights and one episode."""
+    if not (setup.is_vllm and setup.shares_the_device and setup.machine.is_gpu):
+        return None
+    episode = setup.settings.sampling.max_tokens_per_episode * _token_bytes(setup)
+    least = (_engine_base(setup) + episode) / setup.machine.memory
+    if least <= _engine_share(setup):
+        return None
+    return (
+        f"engine.settings.gpu_memory_utilization is {_engine_share(setup):g}; vLLM's weights, workspace and one "
+        f"episode take {math.ceil(100 * least) / 100:g} of {setup.machine.name}"
+    )
+
+
+def _engine_share(setup: Setup) -> float:
+    return float(getattr(setup.settings.engine.own, "gpu_memory_utilization", 0.9))
+
+
+def _engine_base(setup: Setup) -> float:
+    return ENGINE_WORKSPACE + setup.shape.num_parameters * _engine_size(setup)
 
 
 def _token_bytes(setup: Setup) -> float:
@@ -205,11 +248,27 @@ def _engine_size(setup: Setup) -> int:
     return num_bytes(getattr(setup.settings.engine.own, "dtype", compute.frozen if lora else compute.weights))
 
 
+def checkpoint_bytes(setup: Setup) -> float:
+    """What is trained, the optimizer's state and the reference."""
+    return trained_bytes(setup) + optimizer_bytes(setup) + _reference(setup).save
+
+
+def snapshot_bytes(setup: Setup) -> float:
+    """The model in the dtype it was stored in, or the adapter alone."""
+    return trained_bytes(setup) if setup.settings.train.lora else model_bytes(setup)
+
+
+def model_bytes(setup: Setup) -> float:
+    """Of a whole model's files."""
+    return setup.shape.num_parameters * num_bytes(setup.shape.stored)
+
+
 def _checkpoint(setup: Setup) -> Part:
-    """A copy of all that is trained, which a thread writes while the next episodes are played: on a CPU beside the
-    rest, for a GPU in pinned memory.
+    """A copy of all that is trained, which a thread writes while the next episodes are played, and beside the next
+    update where the engine plays ahead: on a CPU in the same memory, for a GPU in pinned memory. A disk so slow that
+    the write outlasts the episodes is not counted.
     """
-    settings, lora = setup.settings, setup.settings.train.lora
-    trained = num_bytes("float32" if lora else settings.compute.weights) * trained_parameters(setup)
-    size = trained + optimizer_bytes(setup) + _reference(setup).save
-    return Part("checkpoint", 0, 0, 0, host=size) if setup.machine.is_gpu else Part("checkpoint", size, 0, size)
+    size = checkpoint_bytes(setup)
+    if setup.machine.is_gpu:
+        return Part(CHECKPOINT, 0, 0, 0, host=size)
+    return Part(CHECKPOINT, size, size if setup.is_ahead else 0, size)

@@ -14,13 +14,15 @@ from typing import Any
 
 from tasks.learning.shared.settings import LoRASettings
 from tasks.planning.hardware import amount
-from tasks.planning.memory import Memory, plan_memory
+from tasks.planning.memory import Memory, plan_memory, warm_start_memory
 from tasks.planning.setup import Setup, setup_of
 
 TIGHT = 0.9  # from this share of the device's memory, an estimate is no promise
-FAR_BEYOND = 1.2  # of the device's memory: then nothing is loaded
+# Of a processor's memory, beyond which nothing is loaded: other programs may give some back, and pages can be swapped.
+FAR_BEYOND = 1.2
 SMALLEST_EPISODES = 8
 FIELDS = {"playing": "rollout", "updating": "update", "saving": "save"}
+WITHOUT_WARM_START = "Set assess.warm_start_below: 0.0, which leaves the warm start out."
 LORA = LoRASettings(rank=16, alpha=32, target_modules="all-linear")
 Change = tuple[str, Any]  # a key of params.yaml and its value
 
@@ -68,15 +70,21 @@ def describe(changes: list[Change]) -> str:
 
 
 def check_size(params: dict[str, Any]) -> None:
-    """ValueError where memory is far beyond the device's: the run would be killed without a message, minutes later."""
+    """ValueError where a run, or the warm start that it may need, does not fit its GPU, or is far beyond a processor's
+    memory: it would be killed, or out of memory, minutes or hours later.
+    """
     setup = setup_of(params)
     if setup is None:
         return
-    memory = plan_memory(setup)
-    if memory.peak > FAR_BEYOND * setup.machine.memory:
+    machine = setup.machine
+    allowed = machine.memory if machine.is_gpu else FAR_BEYOND * machine.memory
+    where = f"does not fit {machine.name} with {amount(machine.memory)}"
+    if (memory := plan_memory(setup)).peak > allowed:
+        raise ValueError(f"{setup.shape.name} {where}: {arithmetic(memory)}. {remedy(setup)}")
+    if params["assess"]["warm_start_below"] > 0 and (memory := warm_start_memory(setup)).peak > allowed:
         raise ValueError(
-            f"{setup.shape.name} does not fit {setup.machine.name} with {amount(setup.machine.memory)}: "
-            f"{arithmetic(memory)}. {remedy(setup)}"
+            f"a warm start of {setup.shape.name}, which trains all weights, {where}: {arithmetic(memory)}. "
+            f"{WITHOUT_WARM_START}"
         )
 
 

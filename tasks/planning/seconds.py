@@ -11,8 +11,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tasks.planning.memory import cached_tokens, computes_in_half, optimizer_bytes, trained_parameters
-from tasks.planning.setup import Setup, num_bytes
+from tasks.planning.memory import (
+    cached_tokens,
+    checkpoint_bytes,
+    computes_in_half,
+    optimizer_bytes,
+    snapshot_bytes,
+    trained_parameters,
+)
+from tasks.planning.setup import Setup, num_bytes, warm_start_setup
 
 DAY = 86_400
 START_SECONDS = 5  # a stage's imports and loading
@@ -54,13 +61,16 @@ def assumed_lengths(setup: Setup) -> Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """Of one iteration by phase, saving spread over its interval; `evaluate` and `total` are of the whole run."""
+    """Of one iteration by phase, saving spread over its interval; `warm_start` (0 where there is none), `evaluate` and
+    `total` are of the whole run.
+    """
 
     rollout: float
     reference: float
     update: float
     refresh: float
     checkpoint: float
+    warm_start: float
     evaluate: float
     num_iterations: int
     sampled_tokens: float
@@ -75,7 +85,7 @@ class Seconds:
 
     @property
     def total(self) -> float:
-        return self.train + self.evaluate
+        return self.warm_start + self.train + self.evaluate
 
     @property
     def tokens_per_day(self) -> float:
@@ -86,7 +96,7 @@ class Seconds:
         return self.total / 3600 * per_hour
 
 
-def plan_seconds(setup: Setup, lengths: Lengths, *, evaluated_episodes: float) -> Seconds:
+def plan_seconds(setup: Setup, lengths: Lengths, *, evaluated_episodes: float, has_warm_start: bool = False) -> Seconds:
     forward = _forward_seconds(setup, lengths)
     train = setup.settings.train
     forwards = train.updates_per_batch * (4.0 if train.gradient_checkpointing else 3.0)
@@ -98,10 +108,20 @@ def plan_seconds(setup: Setup, lengths: Lengths, *, evaluated_episodes: float) -
         update=forwards * forward + num_steps * _optimizer_seconds(setup),
         refresh=_refresh_seconds(setup),
         checkpoint=_saving_seconds(setup),
+        warm_start=_warm_start_seconds(setup, lengths) if has_warm_start else 0.0,
         evaluate=START_SECONDS + rollout_seconds(setup, lengths, evaluated_episodes),
         num_iterations=train.num_iterations,
         sampled_tokens=setup.episodes * lengths.sampled,
     )
+
+
+def _warm_start_seconds(setup: Setup, lengths: Lengths) -> float:
+    """Of demonstrations as long as the episodes."""
+    own, alike = setup.settings.warm_start, warm_start_setup(setup)
+    forwards = 4.0 if own.gradient_checkpointing else 3.0
+    step = forwards * _forward_seconds(alike, lengths) + _optimizer_seconds(alike)
+    saving = own.num_steps // own.checkpoint_interval * checkpoint_bytes(alike) + snapshot_bytes(alike)
+    return START_SECONDS + own.num_steps * step + saving / DISK_BYTES
 
 
 def rollout_seconds(setup: Setup, lengths: Lengths, episodes: float) -> float:
@@ -175,7 +195,7 @@ def _refresh_seconds(setup: Setup) -> float:
 
 
 def _saving_seconds(setup: Setup) -> float:
-    train, count = setup.settings.train, trained_parameters(setup)
-    checkpoint = 4 * count * (3 + (train.kl_weight > 0)) / DISK_BYTES
-    snapshot = count * num_bytes(setup.settings.compute.weights) / DISK_BYTES
+    train = setup.settings.train
+    checkpoint = checkpoint_bytes(setup) / DISK_BYTES
+    snapshot = snapshot_bytes(setup) / DISK_BYTES
     return checkpoint / train.checkpoint_interval + snapshot / train.snapshot_interval

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tasks.core.settings import Settings, load
-from tasks.learning.shared.settings import GRPOSettings
+from tasks.learning.shared.settings import GRPOSettings, SupervisedSettings
 from tasks.models.settings import ComputeSettings, ModelSettings
 from tasks.planning.hardware import Machine, this_machine
 from tasks.planning.shapes import Shape, UnknownShape, shape_of
@@ -17,6 +17,7 @@ class PlanSections(Settings):
     compute: ComputeSettings
     engine: EngineSettings
     sampling: SamplingSettings
+    warm_start: SupervisedSettings
     train: GRPOSettings
 
     def changed(self, key: str, value: Any) -> PlanSections:
@@ -46,6 +47,11 @@ class Setup:
         return not self.is_vllm or getattr(self.settings.engine.settings, "mode", "") == "in_process"
 
     @property
+    def is_ahead(self) -> bool:
+        """Whether the next episodes are played while this batch is trained on."""
+        return self.settings.train.max_staleness > 0
+
+    @property
     def episodes(self) -> int:
         """Of one iteration."""
         return self.settings.train.problems_per_iteration * self.settings.train.group_size
@@ -53,6 +59,18 @@ class Setup:
     @property
     def at_once(self) -> int:
         return min(self.episodes, self.settings.engine.max_concurrent_episodes)
+
+
+def warm_start_setup(setup: Setup) -> Setup:
+    """The supervised warm start as if it were a training: all weights also under LoRA, without a reference, on batches
+    of single episodes, by the settings of `warm_start`.
+    """
+    settings = setup.settings
+    own = settings.warm_start.model_dump(exclude={"num_steps", "batch_size"})
+    others = {"problems_per_iteration": settings.warm_start.batch_size, "group_size": 1, "lora": None, "kl_weight": 0.0}
+    train = settings.train.model_copy(update={**own, **others, "max_staleness": 0})
+    changed = settings.model_copy(update={"train": train}).changed("compute.offload", "none")
+    return replace(setup, settings=changed)
 
 
 def setup_of(params: dict[str, Any]) -> Setup | None:
@@ -66,4 +84,5 @@ def setup_of(params: dict[str, Any]) -> Setup | None:
 
 
 def num_bytes(dtype: str) -> int:
-    return {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}[dtype]
+    """Of one number; what turnwise does not compute in counts as float32."""
+    return {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}.get(dtype, 4)

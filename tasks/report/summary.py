@@ -81,8 +81,12 @@ def print_summary(summary: dict[str, Any], paths: Paths, console: SafeConsole) -
     if "untrained" in summary:
         console.print(summary["untrained"], style="bold yellow")
     console.print()
+    print_places(paths, console)
+
+
+def print_places(paths: Paths, console: SafeConsole) -> None:
+    """The pages of the last run, one per line and never wrapped, so that they can be copied."""
     for name, place in _places(paths):
-        # Never wrapped, so that they can be copied.
         console.print(f"{name:<12}{place}", soft_wrap=True)
 
 

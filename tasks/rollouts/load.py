@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 from tasks.chat.format import ChatFormat, load_chat
 from tasks.core.records import Problem
 from tasks.models.architecture import model_logp
+from tasks.models.empty_model import check_attention
 from tasks.models.folders import load_model, model_config, stored_dtype
 from tasks.models.policy_weights import AdapterShape, PolicyWeights
 from tasks.models.settings import ComputeSettings, Dtype
 from tasks.models.torch_setup import find_device, free_unused, product_dtype
 from tasks.rollouts.engine import Engine, FixedWeights
+from tasks.rollouts.kept_models import KeptModels
 from tasks.rollouts.probe import compare_logp, probe_sequences
 from tasks.rollouts.settings import EngineSettings, PlaySettings, SamplingSettings
 from tasks.tools.base import Environment
@@ -86,8 +88,11 @@ def load_engine(
 
     `model` is a trainer's: an engine in the same memory generates with it, one with its own memory starts from the
     folder and gets the model's weights at each refresh: where they are a `lora` adapter over those in
-    `folder`, the adapter alone.
+    `folder`, the adapter alone. Before such an engine starts, which takes minutes and the GPU, the architecture is
+    checked.
     """
+    if engine.own.has_own_memory:
+        check_attention(folder)
     module = importlib.import_module(f"tasks.engines.{engine.name}.engine")
     found: Engine = module.load_engine(
         folder, chat, engine=engine, sampling=sampling, compute=compute, model=model, lora=lora
@@ -96,10 +101,14 @@ def load_engine(
 
 
 class Engines:
-    """Engines for several models in turn; one with its own memory starts once, is refreshed, and checked per model."""
+    """Engines for several models in turn; one with its own memory starts once, is refreshed, and checked per model.
 
-    def __init__(self, play: PlaySettings):
+    `kept` has the models that play again; with None each is read from its files.
+    """
+
+    def __init__(self, play: PlaySettings, kept: KeptModels | None = None):
         self.settings, self.sampling, self.compute = play.engine, play.sampling, play.compute
+        self.kept = kept
         self._live: Engine | None = None
         self._shape: Any = None
         self._probed: tuple[list[list[int]], list[list[float]]] | None = None  # sequences, and the engine's log-probs
@@ -110,7 +119,11 @@ class Engines:
         is_kept = self._live is not None and self._live.has_own_memory and shape == self._shape
         if self._live is None or not is_kept:
             self.close()
-            self._live = load_engine(folder, chat, engine=self.settings, sampling=self.sampling, compute=self.compute)
+            is_lent = self.kept is not None and not self.settings.own.has_own_memory
+            self._live = load_engine(
+                folder, chat, engine=self.settings, sampling=self.sampling, compute=self.compute,
+                model=self._load(folder) if is_lent else None,
+            )  # fmt: skip
             self._shape = shape
         if self._live.has_own_memory:
             probe = probe_sequences(chat, environment, problems, max_tokens=self.sampling.max_tokens_per_episode)
@@ -121,10 +134,21 @@ class Engines:
     def _bring(self, folder: Path, probe: list[list[int]], *, is_new: bool) -> None:
         """Load the model beside the engine, give it where it is new to the engine, and compare the two."""
         assert self._live is not None
-        model, refused = load_model(folder, compute=self.compute, dtype=self._dtype_beside_engine(folder)), None
+        model, refused = self._load(folder, dtype=self._dtype_beside_engine(folder)), None
         if is_new:
             refused = _try_refresh(self._live, model)
         self._check(folder, model, probe, remedy=str(refused or self._live.remedy))
+        del model
+        self._take_back()
+
+    def _load(self, folder: Path, dtype: Dtype | None = None) -> PreTrainedModel:
+        if self.kept is None:
+            return load_model(folder, compute=self.compute, dtype=dtype)
+        return self.kept.lend(folder, compute=self.compute, dtype=dtype)
+
+    def _take_back(self) -> None:
+        if self.kept is not None:
+            self.kept.take_back()
 
     def _dtype_beside_engine(self, folder: Path) -> Dtype:
         """The files' own where the engine rounds to no more than that: on one device, memory is short beside it."""
@@ -151,8 +175,8 @@ class Engines:
             return
         probe, before = self._probed
         found = compare_logp(self._live.token_logp(probe), before)
-        dtype = self.settings.own.weights_dtype(self.compute)
-        if not found.differences.is_within(self.settings.tolerance(dtype)):
+        dtypes = self.settings.own.weights_dtype(self.compute), product_dtype(find_device(self.compute))
+        if not found.differences.is_within(self.settings.tolerance(*dtypes)):
             raise ValueError(
                 f"{folder}: the engine's weights changed while it was measured (a log-prob of the probe was "
                 f"{found.trainer_logp:.5f} before and is {found.engine_logp:.5f} now), so its episodes mix two "
@@ -164,6 +188,7 @@ class Engines:
         if self._live is not None:
             self._live.close()
         self._live = None
+        self._take_back()
 
 
 def _try_refresh(live: Engine, model: PreTrainedModel) -> FixedWeights | None:

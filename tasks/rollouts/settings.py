@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
+from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from tasks.core.settings import Settings, read_own_settings
 from tasks.environments.settings import EnvironmentSettings
@@ -94,6 +94,17 @@ class SamplingSettings(DistributionSettings):
     max_tokens_per_episode: int = Field(ge=2)
     max_completion_tokens: int | None = Field(ge=1)
     stop_strings: list[Annotated[str, Field(min_length=1)]]
+
+    @model_validator(mode="after")
+    def _leaves_room_after_a_thought(self) -> SamplingSettings:
+        most, thought = self.max_completion_tokens, self.max_thinking_tokens_per_turn
+        if most is not None and thought is not None and most <= thought:
+            raise ValueError(
+                f"max_completion_tokens is {most} and max_thinking_tokens_per_turn {thought}, so one full thought ends "
+                f"an episode before any message. Set sampling.max_completion_tokens to null or to several turns' "
+                f"thoughts and messages, or sampling.max_thinking_tokens_per_turn lower"
+            )
+        return self
 
     def drawn_from(self, distribution: DistributionSettings | None) -> SamplingSettings:
         """The same budgets with another distribution; None changes nothing."""

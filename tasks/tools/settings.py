@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from tasks.core.settings import Settings
+from tasks.core.urls import is_url, local_path, parse_url
 
 Rate = Annotated[float, Field(ge=0, le=1)]
 
@@ -64,13 +65,20 @@ class CacheSettings(Settings):
     @field_validator("frozen")
     @classmethod
     def _is_watched(cls, frozen: str | None) -> str | None:
-        if frozen is not None:
+        if frozen is None:
+            return None
+        if not is_url(frozen):
             check_is_custom(frozen)
+        elif parse_url(frozen).sha256 is None:
+            raise ValueError(
+                f"{frozen!r} does not say which content it means, so no stage would run again when it changes. Write "
+                f"#sha256=… after it; `python -m tasks cache freeze` prints the whole URL"
+            )
         return frozen
 
     @property
     def frozen_file(self) -> Path | None:
-        return None if self.frozen is None else Path(self.frozen)
+        return None if self.frozen is None else local_path(self.frozen)
 
 
 class FaultSettings(Settings):

@@ -10,14 +10,17 @@ import logging
 import os
 import re
 import shlex
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tasks.core.databases import fault_of_database, holds_rows, why_unusable
-from tasks.core.surroundings import causes
-from tasks.core.text import one_line
+from tasks.core.passing_faults import PassingFault
+from tasks.core.secrets import hide_known_secrets
+from tasks.storage.client import explain as explain_s3
+from tasks.tracking.faults import RESTORE, explain, find_fault
 from tasks.tracking.metrics import quiet_mlflow
 from tasks.tracking.settings import DATABASES, SQLITE, TrackingSettings
 
@@ -28,81 +31,7 @@ if TYPE_CHECKING:
 # Some of MLflow's tables; wherever MLflow has kept a file, one of the last three has a row.
 TABLES = ("alembic_version", "experiments", "registered_models", "runs", "logged_models", "model_versions")
 LEADING_TO_FILES = TABLES[-3:]
-LOCKED = "database is locked"
-
-
-class Fault(NamedTuple):
-    pattern: str
-    what: str
-    remedy: str
-
-
-FAULTS = (
-    Fault("No space left|database or disk is full|Disk quota exceeded", "the disk is full", "Free some space"),
-    Fault(LOCKED, "another process keeps MLflow's database locked", "Wait for it or end it (`fuser FILE` names it)"),
-    Fault(
-        r"out-of-date database schema|Can't locate revision",
-        "MLflow's database was written by another version of MLflow",
-        "Use the version it was written by (the project's is in infra/locks/demo.txt); or copy the database, then "
-        "`mlflow db upgrade URI`",
-    ),
-    Fault(
-        "readonly database|unable to open database",
-        "MLflow's database cannot be opened or written",
-        "Look at the file's owner and its folder's (`ls -la`), or correct tracking.uri",
-    ),
-    Fault(
-        "malformed|file is not a database|disk I/O error", "MLflow's database is damaged", "Restore it from a backup"
-    ),
-    Fault(
-        "Invalid Host header",
-        "the MLflow server does not accept this host name",
-        "Start it with `--allowed-hosts HOST`, or use in tracking.uri the host that it was started with",
-    ),
-    Fault(
-        r"UNAUTHENTICATED|error code 401|not authenticated",
-        "the MLflow server requires a login",
-        "Export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or MLFLOW_TRACKING_TOKEN)",
-    ),
-    Fault(
-        "PERMISSION_DENIED|error code 403",
-        "the MLflow server forbids it to this user",
-        "Have its administrator let this user edit the experiment and the registered model, or export the "
-        "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD of one who may",
-    ),
-    Fault(
-        r"ENDPOINT_NOT_FOUND|error code (404|405|3\d\d)|valid JSON format|redirects|Invalid url",
-        "the server at that address is no MLflow server of a supported version",
-        "Correct tracking.uri (the address alone, as in http://HOST:5000), or start an `mlflow server` there",
-    ),
-    Fault(
-        "SSL|CERTIFICATE",
-        "no secure connection to the MLflow server can be made",
-        "Write http:// in tracking.uri where it speaks no TLS; else name its certificate in "
-        "MLFLOW_TRACKING_SERVER_CERT_PATH",
-    ),
-    Fault(
-        r"too many (429|5\d\d) error|error code 5\d\d",
-        "the MLflow server fails with an internal error",
-        "Look at its log, its database and its disk",
-    ),
-    Fault(
-        "NameResolutionError|could not translate host name|nodename nor servname",
-        "there is no host of that name",
-        "Correct the host in tracking.uri",
-    ),
-    Fault(
-        "Max retries exceeded|Connection refused|timed out|ConnectionError|RemoteDisconnected|could not connect",
-        "no server answers at that address",
-        "Start the server or correct tracking.uri",
-    ),
-    Fault(
-        "RESOURCE_DOES_NOT_EXIST|not found|must be in the 'active' state",
-        "something that was in MLflow has been deleted",
-        "Restore it in MLflow, or start over",
-    ),
-)
-OTHER = Fault("", "a request to MLflow failed", "Look at the reason, and at the MLflow server's log if there is one")
+DATABASE_PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds; Postgres restarts in one or two
 
 
 def absolute_uri(uri: str) -> str:
@@ -124,15 +53,40 @@ def connect(settings: TrackingSettings) -> MlflowClient:
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # MLflow draws one per file
     import mlflow
 
-    for name in ("mlflow.store.db.utils", "mlflow.tracking", "alembic"):  # one INFO line per schema step, on stderr
+    for name in ("mlflow.tracking", "alembic"):  # one INFO line per schema step, on stderr
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.ERROR)  # each attempt to connect is a warning
     refuse_lost_registry(settings)
+    if re.match(f"{DATABASES}://", settings.uri):
+        _await_database(settings)
     uri = absolute_uri(settings.uri)
     if uri.startswith(SQLITE):
         _make_database(Path(uri.removeprefix(SQLITE)))
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
     return mlflow.MlflowClient(uri, uri)
+
+
+def _await_database(settings: TrackingSettings) -> None:
+    """Connect once, with the patience that a restart needs; ValueError where that is refused. MLflow itself repeats any
+    refusal, a wrong password too, for 100 seconds.
+    """
+    from mlflow.store.db.utils import create_sqlalchemy_engine
+    from sqlalchemy.exc import SQLAlchemyError
+
+    with mlflow_errors(settings):
+        engine = create_sqlalchemy_engine(settings.uri)
+        for pause in DATABASE_PAUSES:
+            try:
+                engine.connect().close()
+                break
+            except SQLAlchemyError as error:
+                if not find_fault(error).may_pass:
+                    raise
+                time.sleep(pause)
+        else:
+            engine.connect().close()
+        engine.dispose()
 
 
 def refuse_lost_registry(settings: TrackingSettings) -> None:
@@ -160,8 +114,8 @@ def refuse_lost_registry(settings: TrackingSettings) -> None:
     command = f"mkdir {lost} && mv {' '.join([*moved, *([_quoted(location)] if files else []), lost])}"
     raise ValueError(
         f"{database}: MLflow's database is damaged ({fault}). It contains the model registry: the versions, "
-        f"who is champion and every run; without it all of that is lost, though the models' files stay. Restore the "
-        f"file from a backup. If there is none, start an empty registry with `{command}`."
+        f"who is champion and every run; without it all of that is lost, though the models' files stay. "
+        f"{RESTORE}. If there is none, start an empty registry with `{command}`."
     )
 
 
@@ -206,20 +160,27 @@ def experiment_id(client: MlflowClient, settings: TrackingSettings) -> str:
             f"Restore it: MLFLOW_TRACKING_URI={shlex.quote(settings.uri)} mlflow experiments restore --experiment-id "
             f"{experiment.experiment_id}; or choose another tracking.experiment."
         )
-    if location.startswith("/") and experiment.artifact_location.removeprefix("file://") != location:
+    stored = experiment.artifact_location.removeprefix("file://")
+    if location.startswith("/") and stored != location:
         raise ValueError(
             f"tracking.artifact_location is {location}, but MLflow's experiment {settings.experiment!r} keeps its "
             f"files under {experiment.artifact_location}; runs would be written outside this folder. If the project "
-            f"was moved or copied, delete its MLflow database ({settings.uri}) with the files under {location}, or "
-            f"choose another tracking.experiment."
+            f"was moved or copied with them, run `python -m tasks registry relocate`; else choose another "
+            f"tracking.experiment."
+        )
+    if not settings.is_local and stored.startswith("/"):
+        raise ValueError(
+            f"MLflow's experiment {settings.experiment!r} at {settings.uri} keeps its files in a folder ({stored}), "
+            f"which no other machine reaches, so no champion could be fetched there. Choose another "
+            f"tracking.experiment, whose files go to tracking.artifact_location ({location})."
         )
     return str(experiment.experiment_id)
 
 
 @contextmanager
 def mlflow_errors(settings: TrackingSettings) -> Iterator[None]:
-    """Turns exceptions of MLflow and its database into one line; a bug of ours keeps its traceback. ValueError too
-    where the SQLite file was deleted meanwhile: a new connection silently makes an empty registry.
+    """Turns exceptions of MLflow, its database and its files' store into one line; a bug of ours keeps its traceback.
+    ValueError too where the SQLite file was deleted meanwhile: a new connection silently makes an empty registry.
     """
     quiet_mlflow()
     from mlflow.exceptions import MlflowException
@@ -235,14 +196,20 @@ def mlflow_errors(settings: TrackingSettings) -> Iterator[None]:
         if not re.match(f"({DATABASES})://", settings.uri):
             raise
         raise ValueError(explain(error, settings.uri)) from error
+    except Exception as error:  # of boto3, which MLflow passes on
+        place = f"tracking.artifact_location ({settings.artifact_location})"
+        told = explain_s3(error, place, server="S3", hide=hide_known_secrets)
+        if told is None:
+            raise
+        raise told from error
     if before is not None and _identity(settings) != before:
         raise ValueError(
             f"tracking.uri = {settings.uri!r}: MLflow's database was deleted or replaced while it was in use, so what "
-            f"was recorded in it is lost. Restore the file from a backup, then run again; finished stages are not "
-            f"repeated."
+            f"was recorded in it is lost. {RESTORE}, then run again; finished stages are not repeated."
         ) from cause
     if cause is not None:
-        raise ValueError(explain(cause, settings.uri)) from cause
+        kind = PassingFault if find_fault(cause).may_pass else ValueError
+        raise kind(explain(cause, settings.uri)) from cause
 
 
 def _identity(settings: TrackingSettings) -> tuple[int, int] | None:
@@ -253,17 +220,3 @@ def _identity(settings: TrackingSettings) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def explain(error: BaseException | str, uri: str) -> str:
-    """One line: what was found, the original words (`error`), and the remedy."""
-    links = list(causes(error)) if isinstance(error, BaseException) else [error]
-    said = " ".join(f"{type(link).__name__} {getattr(link, 'error_code', '')} {link}" for link in links)
-    fault = next((fault for fault in FAULTS if re.search(fault.pattern, said)), OTHER)
-    if isinstance(error, ModuleNotFoundError):
-        fault = Fault("", f"the driver {error.name} is not installed", f"Run `.venv/bin/pip install {error.name}`")
-    reason = one_line(error)
-    return (
-        f"tracking.uri = {uri!r}: {fault.what} ({reason}), so neither runs nor a champion can be recorded. "
-        f"{fault.remedy}, then run again; finished stages are not repeated."
-    )

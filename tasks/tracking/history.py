@@ -9,6 +9,7 @@ What it skips is `undone`: no further rollback leads there, and no policy promot
                     numbers begin again, since the registered model was deleted)
     waiting         version, weights: the challenger from now on; withdrawal: version, which ends that
     hold, release   reason
+    pruning         versions whose weights were removed; registered again they have them back
 
 The anchor, which a cheaper champion's success may not fall below, is the first champion, then each one shown to be
 better than the anchor. A promotion's `anchor` is the version that stays it, None where the new champion becomes it. A
@@ -46,10 +47,11 @@ class ChampionHistory:
     weights: dict[int, str] = field(default_factory=dict)
     kept: dict[int, dict[str, str]] = field(default_factory=dict)
     fate: dict[int, Entry] = field(default_factory=dict)
+    pruned: dict[int, Entry] = field(default_factory=dict)
 
     def way_back(self, existing: Sequence[int]) -> list[int]:
-        """The versions that a rollback may lead to and that were not deleted, the nearest first."""
-        closed = {*self.undone, *self.defects, self.champion}
+        """The versions that a rollback may lead to and that are still there, the nearest first."""
+        closed = {*self.undone, *self.defects, *self.pruned, self.champion}
         way = (version for version in reversed(self.before) if version in existing and version not in closed)
         return list(dict.fromkeys(way))
 
@@ -77,6 +79,8 @@ def summarise_journal(entries: Iterable[Entry]) -> ChampionHistory:
             history.challenger = None
         elif entry.kind in ("hold", "release"):
             history.hold = entry if entry.kind == "hold" else None
+        elif entry.kind == "pruning":
+            history.pruned |= dict.fromkeys(entry.body["versions"], entry)
     return history
 
 
@@ -108,9 +112,12 @@ def _change_champion(history: ChampionHistory, entry: Entry) -> None:
 
 
 def _remember(history: ChampionHistory, version: int | None, body: dict[str, Any]) -> None:
-    if version is not None and body.get("weights"):
+    if version is None:
+        return
+    history.pruned.pop(version, None)
+    if body.get("weights"):
         history.weights[version] = body["weights"]
-    if version is not None and body.get("kept"):
+    if body.get("kept"):
         history.kept[version] = body["kept"]
 
 
@@ -191,5 +198,5 @@ def events_of(registry: Registry, version: Version) -> list[dict[str, Any]]:
         {"event": entry.kind, "at": entry.at, "by": entry.by, **entry.without_tags()}
         for entry in read_journal(registry).entries
         if version.version in {entry.body.get(name) for name in ("champion", "instead_of", "version")}
-        or version.version in entry.body.get("undone", [])
+        or version.version in [*entry.body.get("undone", []), *entry.body.get("versions", [])]
     ]

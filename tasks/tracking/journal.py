@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Kind = Literal[
     "decision", "promotion", "rollback", "waiting", "approval", "withdrawal", "adoption", "restoration", "hold",
-    "release", "test_set", "look",
+    "release", "test_set", "look", "pruning",
 ]  # fmt: skip
 POINTER = "promotion.journal"  # the tag of the registered model, and of the run
 OWNER = "promotion.journal_of"  # a tag of the run: the registered model

@@ -30,13 +30,15 @@ def lineage_tags(
     weights: str,
     description: Mapping[str, Any],
     drift: Sequence[str],
+    reason: str,
 ) -> dict[str, str]:
     """`origin` is what it was trained and measured with, `card` and `evaluation` the stages' JSON, `description` the
-    environment's, `drift` its accepted changes since curation.
+    environment's, `drift` its accepted changes since curation, `reason` why the run was needed.
     """
     trained, evaluated = origin.records["train"], origin.records["evaluate"]
     best = evaluation["test"]["best"]
     return {
+        "reason": reason,
         "weights_hash": weights,
         "snapshot": evaluation["best_snapshot"],
         "git_commit": trained["git_commit"],

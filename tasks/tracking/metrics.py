@@ -20,6 +20,7 @@ from tasks.core.text import one_line
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Metric
 
 
 RUN_ID_VARIABLE = "TURNWISE_MLFLOW_RUN_ID"  # the run a stage logs to; the flow sets both for its children
@@ -33,13 +34,16 @@ CURVES = (
     "mismatch_mean", "mismatch_weight_max", "grad_norm", "learning_rate", "optimizer_steps",
 )  # fmt: skip
 # No telemetry; without HF_HUB_OFFLINE logging a model waited 48 s for a network (measured); a server that is down must
-# fail in seconds, not after MLflow's seven retries.
+# fail in seconds, not after MLflow's seven retries. One that answered before is waited for: 6 retries are two minutes.
+RETRIES_VARIABLE = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "HF_HUB_OFFLINE": "1",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    RETRIES_VARIABLE: "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # with a server: two lines at the end of each run
 }
+RETRIES_IN_A_RUN = "6"
 TABLES_TAG = "mlflow.loggedArtifacts"  # MLflow's own name: [{"path": …, "type": "table"}]
 
 
@@ -47,6 +51,18 @@ def quiet_mlflow() -> None:
     """Call before any import of MLflow, which reads these then and otherwise writes a file to the user's home."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
+
+
+def wait_for_restarts() -> None:
+    """From now on this process and its children wait for a server that is down, unless the user said how long."""
+    if os.environ.get(RETRIES_VARIABLE) == QUIET[RETRIES_VARIABLE]:
+        os.environ[RETRIES_VARIABLE] = RETRIES_IN_A_RUN
+
+
+def wait_no_longer() -> None:
+    """The run has failed, and only its end is still to be recorded."""
+    if os.environ.get(RETRIES_VARIABLE) == RETRIES_IN_A_RUN:
+        os.environ[RETRIES_VARIABLE] = QUIET[RETRIES_VARIABLE]
 
 
 def flatten(value: Any, prefix: str = "", separator: str = ".") -> Iterator[tuple[str, Any]]:
@@ -85,21 +101,30 @@ def metric_name(name: str) -> str:
 
 
 def log_points(client: MlflowClient, run_id: str, points: list[Point]) -> None:
-    """In batches: one metric at a time costs 100 ms each through a server."""
+    _log_metrics(client, run_id, _metrics(points))
+
+
+def _metrics(points: list[Point]) -> list[Metric]:
+    """With the present time. MLflow stores a metric that is sent again with the same time only once."""
     from mlflow.entities import Metric
 
     now = int(time.time() * 1000)
-    rows = [Metric(point.key, point.value, now, point.step) for point in points]
-    for start in range(0, len(rows), MAX_BATCH_METRICS):
-        client.log_batch(run_id, metrics=rows[start : start + MAX_BATCH_METRICS])
+    return [Metric(point.key, point.value, now, point.step) for point in points]
+
+
+def _log_metrics(client: MlflowClient, run_id: str, metrics: list[Metric]) -> None:
+    """In batches: one metric at a time costs 100 ms each through a server."""
+    for start in range(0, len(metrics), MAX_BATCH_METRICS):
+        client.log_batch(run_id, metrics=metrics[start : start + MAX_BATCH_METRICS])
 
 
 def live_logger(env: Mapping[str, str]) -> Callable[[dict[str, Any]], None] | None:
     """A function that sends one row of train/metrics.jsonl to the run that the flow named in `env`; None where none is
     named.
 
-    MLflow is imported and called in a thread, a batch every few seconds, so no iteration waits for it. Whatever is lost
-    (server down, process killed) the flow logs again from the file after the stage.
+    MLflow is imported and called in a thread, a batch every few seconds, so no iteration waits for it. What it does not
+    take is kept and sent with a later batch. What is lost all the same (the process was killed) the flow logs from the
+    file after the stage.
     """
     if not env.get(RUN_ID_VARIABLE) or not env.get(URI_VARIABLE):
         return None
@@ -127,22 +152,24 @@ class _LiveLogger:
 
     def _work(self) -> None:
         # Broad on purpose: a tracking fault must never end training, and the flow logs again what is lost.
-        try:
-            quiet_mlflow()
-            from mlflow import MlflowClient
+        kept: list[Metric] = []
+        is_last = is_told = False
+        client: MlflowClient | None = None
+        while not is_last:
+            is_last = self.is_closing.wait(self.BATCH_SECONDS)
+            try:
+                quiet_mlflow()
+                from mlflow import MlflowClient
 
-            client = MlflowClient(self.uri)
-            while True:
-                is_last = self.is_closing.wait(self.BATCH_SECONDS)
-                points = [point for row in self._waiting_rows() for point in row_points(row, "iteration")]
-                if points:
-                    log_points(client, self.run_id, points)
-                if is_last:
-                    return
-        except Exception as error:
-            if self.is_closing.is_set():  # the run was shorter than MLflow's import, and the interpreter is exiting
-                return
-            tell(f"MLflow did not take live metrics ({one_line(error)}); the flow logs them later.")
+                client = client or MlflowClient(self.uri)
+                kept += _metrics([point for row in self._waiting_rows() for point in row_points(row, "iteration")])
+                _log_metrics(client, self.run_id, kept)
+                kept = []
+            except Exception as error:
+                # The run may be shorter than MLflow's import, and the interpreter exiting.
+                if not is_told and not self.is_closing.is_set():
+                    tell(f"MLflow did not take live metrics ({one_line(error)}); they are kept and sent later.")
+                    is_told = True
 
     def _waiting_rows(self) -> Iterator[dict[str, Any]]:
         while not self.rows.empty():

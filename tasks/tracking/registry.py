@@ -129,7 +129,7 @@ class Registry:
         with mlflow_errors(self.settings):
             if lineage:
                 check()
-                files = self._add_lineage(self._source(existing) or model.model_id, lineage, existing, all_tags)
+                files = self._add_lineage(self.source(existing) or model.model_id, lineage, existing, all_tags)
                 all_tags = {FILES_TAG: json.dumps(files), **all_tags}  # first, since it leads to those before
                 describe_model(self.client, model, lineage, run_id=self._parent_of(run_id), tags=tags)
             if existing:
@@ -172,7 +172,7 @@ class Registry:
     def verify(self, version: Version) -> None:
         """ValueError where a version's files are not the registered ones; a local store is read in place."""
         with mlflow_errors(self.settings), TemporaryDirectory() as temporary:
-            folder = store_folder(self.client.get_logged_model(self._source(version)))
+            folder = store_folder(self.client.get_logged_model(self.source(version)))
             if folder is None or not folder.is_dir():
                 folder = Path(temporary)
                 self._download(version, folder)
@@ -259,7 +259,8 @@ class Registry:
         run = self.client.get_run(run_id)
         return str(run.data.tags.get("mlflow.parentRunId", run_id))
 
-    def _source(self, version: Version | None) -> str | None:
+    def source(self, version: Version | None) -> str | None:
+        """The id of the logged model that has its files."""
         if version is None:
             return None
         return str(self.client.get_model_version(self.model, str(version.version)).source).removeprefix("models:/")

@@ -8,19 +8,29 @@ and no number is stored twice. Runs are matched by the hash of the stage's entry
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.processes import is_gone, this_process
 from tasks.core.provenance import git_branch, git_state
 from tasks.core.settings import Paths
+from tasks.core.workspace import folder_of_code
 from tasks.rewards.settings import RewardSettings
 from tasks.tracking.connection import connect, experiment_id, mlflow_errors
 from tasks.tracking.datasets import datasets_of, log_datasets
+from tasks.tracking.finished_runs import MODEL_TAG, keep_finished, reason_tags, record_finished
 from tasks.tracking.journal import operator
 from tasks.tracking.lineage import stage_lock_hash, stage_params
-from tasks.tracking.metrics import Point, flatten, log_points, log_table, metric_name
+from tasks.tracking.metrics import (
+    Point,
+    flatten,
+    log_points,
+    log_table,
+    metric_name,
+    wait_for_restarts,
+    wait_no_longer,
+)
 from tasks.tracking.settings import SQLITE, TrackingSettings
 from tasks.tracking.stage_results import headline, outcome_tags, read_results
 from tasks.tracking.traces import log_traces
@@ -31,6 +41,7 @@ if TYPE_CHECKING:
 MAX_BATCH_PARAMS = 100  # MLflow's limits of one log_batch, and of a value
 MAX_PARAM_LENGTH = 6000
 PARENT_TAG = "mlflow.parentRunId"
+FLOW_RUN_TAG = "prefect_run"  # its id
 PROCESS_TAG = "process"  # which one a run is the work of
 
 
@@ -39,8 +50,11 @@ class FlowRuns:
     The first call may take 3 s; the flow calls them from one background thread.
     """
 
-    def __init__(self, settings: TrackingSettings, params: Mapping[str, Any], paths: Paths):
+    def __init__(
+        self, settings: TrackingSettings, params: Mapping[str, Any], paths: Paths, *, prefect_run: str | None = None
+    ):
         self.settings, self.params, self.paths = settings, params, paths
+        self.prefect_run = prefect_run
         self.parent_id = ""
         self.open_stages: dict[str, str] = {}
 
@@ -50,9 +64,11 @@ class FlowRuns:
             self.client: MlflowClient = connect(self.settings)
             self.experiment_id = experiment_id(self.client, self.settings)
             _close_open_runs(self.client, self.experiment_id, self.settings)
-            self.origin = _origin()
-            self.parent_id = self._create("retrain", {"kind": "flow"})
+            self.origin = origin_tags()
+            self.parent_id = self._create("retrain", {"kind": "flow", **self._model_tag(), **reason_tags(self.paths)})
             self._log_params(self.parent_id, dict(flatten(self.params)))
+            if not self.settings.uri.startswith(SQLITE):
+                wait_for_restarts()
             return self.parent_id
 
     def begin_stage(self, stage: str) -> str:
@@ -99,16 +115,24 @@ class FlowRuns:
             for file in (*files, decision, decision.with_suffix(".html")):
                 if file.exists():
                     self.client.log_artifact(self.parent_id, str(file))
+            finished = record_finished(self.client, self.parent_id, self.params.get("promote", {}), self.paths)
             self.client.set_terminated(self.parent_id, "FINISHED")
+            keep_finished(finished, self.paths)
 
     def fail(self, status: str) -> None:
+        wait_no_longer()
         with mlflow_errors(self.settings):
             for run_id in (*self.open_stages.values(), self.parent_id):
                 self.client.set_terminated(run_id, status)
 
+    def _model_tag(self) -> dict[str, str]:
+        model = self.params.get("promote", {}).get("model_name")
+        return {MODEL_TAG: model} if model else {}
+
     def _create(self, name: str, tags: dict[str, str]) -> str:
         whose = {"folder": str(Path.cwd()), PROCESS_TAG: json.dumps(this_process())}
         whose |= {**self.origin, "mlflow.source.name": name}
+        whose |= {FLOW_RUN_TAG: self.prefect_run} if self.prefect_run else {}
         run = self.client.create_run(self.experiment_id, run_name=name, tags={**whose, **tags})
         return str(run.info.run_id)
 
@@ -146,6 +170,23 @@ def close_killed_runs(settings: TrackingSettings) -> None:
         _close_open_runs(client, experiment_id(client, settings), settings)
 
 
+def close_ended_runs(settings: TrackingSettings, find_ended: Callable[[set[str]], set[str]]) -> None:
+    """Close as KILLED what ended runs of Prefect left open, on whatever machine. `find_ended` says which of these ids
+    Prefect shows as ended; it has no word on a run that it does not know.
+    """
+    if settings.uri.startswith(SQLITE) and not Path(settings.uri.removeprefix(SQLITE)).exists():
+        return
+    with mlflow_errors(settings):
+        client = connect(settings)
+        runs = client.search_runs([experiment_id(client, settings)], "attributes.status = 'RUNNING'")
+        ids = {run.info.run_id: run.data.tags.get(FLOW_RUN_TAG) for run in runs}
+        known = {flow_run for flow_run in ids.values() if flow_run}
+        ended = find_ended(known) if known else set()
+        for run_id, flow_run in ids.items():
+            if flow_run in ended:
+                client.set_terminated(run_id, "KILLED")
+
+
 def _close_open_runs(client: MlflowClient, experiment: str, settings: TrackingSettings) -> None:
     """Whoever holds the folder's lock is its only flow, so any other RUNNING run of it is dead. On a server another
     machine may have a folder of the same path, so there the process must be known to be gone: calling a working run
@@ -165,10 +206,11 @@ def _is_process_gone(tag: str | None) -> bool:
         return False
 
 
-def _origin() -> dict[str, str]:
+def origin_tags() -> dict[str, str]:
     """Who ran which commit, under the tags of MLflow's own columns."""
-    commit, is_dirty = git_state(Path.cwd())
-    code = {"commit": commit, "branch": git_branch(Path.cwd()), "dirty": is_dirty}
+    folder = folder_of_code()
+    commit, is_dirty = git_state(folder)
+    code = {"commit": commit, "branch": git_branch(folder), "dirty": is_dirty}
     user = {"mlflow.user": operator(), "mlflow.source.type": "LOCAL"}
     return {**user, **{f"mlflow.source.git.{name}": value for name, value in code.items() if value}}
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import re
 import shlex
 from typing import Annotated
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from tasks.core.settings import Settings
+from tasks.core.surroundings import LOOPBACK
 
 SQLITE = "sqlite:///"
 DATABASES = r"(?:postgresql|mysql|mssql)(?:\+\w+)?"  # databases that MLflow uses without a server
@@ -68,6 +70,22 @@ class TrackingSettings(Settings):
     artifact_location: str = Field(min_length=1)
     experiment: ExperimentName
     num_traces: int = Field(ge=0)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether MLflow is a file or a server of this machine."""
+        return self.uri.startswith(SQLITE) or urlsplit(self.uri).hostname in LOOPBACK
+
+    @model_validator(mode="after")
+    def _reachable_files(self) -> TrackingSettings:
+        """MLflow's client writes to a local path itself, on the machine that it runs on."""
+        if self.is_local or ":/" in self.artifact_location:
+            return self
+        raise ValueError(
+            f"artifact_location = {self.artifact_location!r} is a folder of this machine and uri is another's server, "
+            f"so no other machine would find a model's files. Set it to s3://BUCKET/PREFIX, to mlflow-artifacts:/ "
+            f"(the server stores them), or to file:///FOLDER for one that every machine has mounted"
+        )
 
 
 class TrackingSections(Settings):

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from tasks.models.files import LINEAGE, TRAINED_ON
 
 ALIASES = CHAMPION, PREVIOUS, CHALLENGER = "champion", "previous", "challenger"
-TRAJECTORIES_FILE = "test_trajectories.jsonl.gz"
+# Not `.gz`: MLflow stores such a file on S3 as an encoding of another, and its server then hands out the unpacked one.
+TRAJECTORIES_FILE = "test_trajectories.jsonl.gzip"
 PROVENANCE_FILE = "provenance.json"  # what each stage ran with, by stage
 LINEAGE_FILES = (
     *("decision.json", "params.yaml", "dvc.lock", "evaluation.json", "card.json"),

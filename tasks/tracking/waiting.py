@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from tasks.tracking.aliases import identity, lock_registry, record
+from tasks.tracking.aliases import current_champion, identity, lock_registry, record
 from tasks.tracking.journal import Entry, Journal, new_entry, read_journal
 from tasks.tracking.versions import FOLDER_TAG
 
@@ -117,6 +117,37 @@ def end_stale_waiting(registry: Registry, champion: Version | None) -> None:
     if waiting and stale_note(waiting, champion):
         with lock_registry(registry) as lock:
             withdraw_stale(registry, lock, champion)
+
+
+def withdraw_unanswered(registry: Registry, decided_at: str, answer_by: datetime) -> None:
+    """End the waiting of this decision, which nobody approved or declined in time. Unlike a person's withdrawal it may
+    be put up again.
+    """
+    with lock_registry(registry) as lock:
+        waiting = find_waiting(registry)
+        if waiting and waiting.decided_at == decided_at:
+            record(registry, lock, [withdrawal(waiting, f"nobody approved it by {answer_by:%Y-%m-%d %H:%M} UTC")])
+
+
+def ending_of(registry: Registry, decided_at: str) -> Entry | None:
+    """The approval or withdrawal of this decision; None where neither ended it."""
+    ended = [
+        entry
+        for entry in read_journal(registry).of("approval", "withdrawal")
+        if entry.body.get("decided_at") == decided_at
+    ]
+    return ended[-1] if ended else None
+
+
+def ended_unapproved(registry: Registry) -> str | None:
+    """Why the last decision that waited waits no more, where it ended without an approval."""
+    waiting, last = find_waiting(registry), last_waiting_entry(registry)
+    if waiting is not None:
+        note = stale_note(waiting, current_champion(registry))
+        return note and f"the decision about version {waiting.version} {note}"
+    if last is None or last.kind != "withdrawal":
+        return None
+    return f"the decision about version {last.body['version']} ended unapproved: {last.body['reason']}"
 
 
 def withdraw_decided_again(registry: Registry, lock: RegistryLock, files: str) -> None:

@@ -1,5 +1,5 @@
-"""One iteration of a model of a real size, with random weights: memory and seconds of its phases, each in a process of
-its own.
+"""One iteration of a model of a real size, with random weights, and the episodes of the next: memory and seconds of the
+phases, in a process of its own.
 
 It is `TrainingRun` as the train stage runs it, with the engine, the trainer, checkpoints and snapshots; only the
 episodes are written here: prompts of random tokens, and replies that come whatever the model wrote. The tokenizer is
@@ -14,8 +14,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from tests.profiles import profile_params
 
 if TYPE_CHECKING:
     from tasks.core.records import Group
+    from tasks.planning.shapes import Shape
     from tasks.rollouts.engine import Engine
     from tasks.stages.train.run import TrainingRun
 
@@ -33,6 +34,12 @@ PROMPT, REPLY, SAMPLED, TURNS = 2800, 200, 16, 2  # tokens, and turns of an epis
 GROUPS, GROUP_SIZE = 2, 4
 NUM_WORDS = 1000  # of which prompts and replies are
 LORA = {"rank": 16, "alpha": 32, "target_modules": "all-linear"}
+VLLM_ON_THE_SAME_GPU = {
+    "mode": "in_process", "urls": [], "num_servers": 1, "enforce_eager": False, "kv_cache_gib": 1,
+    "gpu_memory_utilization": 0.4, "tensor_parallel_size": 1, "transfer": "ipc",
+    "folder": "artifacts/bench/vllm-weights", "start_timeout_seconds": 900.0, "request_timeout_seconds": 600.0,
+    "max_restarts": 0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,9 @@ class Variant:
     prompt: int = PROMPT
     device: str = "cpu"
     num_threads: int = 2
+    engine: str = "transformers"  # or vllm, on the trainer's GPU
+    offload: str = "none"
+    layers: int | None = None  # of the model's; None: all
 
     @property
     def name(self) -> str:
@@ -55,11 +65,14 @@ def variant_params(variant: Variant) -> dict[str, Any]:
     """The profile `my_model` with this model and its size of an iteration."""
     params = profile_params("my_model")
     params["compute"] |= {"device": variant.device, "num_threads": variant.num_threads}
-    params["compute"] |= {"weights": variant.dtype, "frozen": variant.dtype}
+    params["compute"] |= {"weights": variant.dtype, "frozen": variant.dtype, "offload": variant.offload}
     params["model"]["path"] = variant.model
-    params["engine"] |= {"max_concurrent_episodes": GROUPS * GROUP_SIZE, "probe_tolerance": 1.0}
-    longest = variant.prompt + GROUP_SIZE * (TURNS * SAMPLED + REPLY)  # a group is one packed row
-    params["sampling"] |= {"max_tokens_per_turn": SAMPLED, "max_tokens_per_episode": longest}
+    params["engine"]["max_concurrent_episodes"] = GROUPS * GROUP_SIZE
+    if variant.engine == "vllm":
+        params["engine"] |= {"name": "vllm", "settings": VLLM_ON_THE_SAME_GPU | {"dtype": variant.dtype}}
+    rest = TURNS * SAMPLED + (TURNS - 1) * REPLY
+    longest = variant.prompt + GROUP_SIZE * rest  # a group is one packed row
+    params["sampling"] |= {"max_tokens_per_turn": SAMPLED, "max_tokens_per_episode": variant.prompt + rest}
     params["train"] |= {
         "lora": LORA if variant.has_lora else None, "problems_per_iteration": GROUPS, "group_size": GROUP_SIZE,
         "updates_per_batch": 1, "micro_batch_tokens": longest, "checkpoint_interval": 1, "snapshot_interval": 1,
@@ -76,7 +89,8 @@ def build_folder(folder: Path, variant: Variant) -> None:
     from tasks.planning.shapes import KNOWN
     from tests import tiny
 
-    family, layers, hidden, inner, heads, key_value_heads, head_size, vocabulary, is_tied = KNOWN[variant.model]
+    family, all_layers, hidden, inner, heads, key_value_heads, head_size, vocabulary, is_tied = KNOWN[variant.model]
+    layers = variant.layers or all_layers
     config = AutoConfig.for_model(
         family, num_hidden_layers=layers, hidden_size=hidden, intermediate_size=inner, num_attention_heads=heads,
         num_key_value_heads=key_value_heads, head_dim=head_size, vocab_size=vocabulary, tie_word_embeddings=is_tied,
@@ -90,8 +104,11 @@ def build_folder(folder: Path, variant: Variant) -> None:
 
 @dataclass(slots=True)
 class Peaks:
-    """The most memory (bytes) and the seconds of each phase."""
+    """The most memory (bytes) and the seconds of each phase. With an engine in another process on the same GPU its
+    memory counts too: what it has when the phase ends.
+    """
 
+    has_others: bool
     memory: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)
@@ -99,8 +116,10 @@ class Peaks:
     def mark(self, phase: str) -> None:
         """The phase ends here, and the next begins."""
         now = time.perf_counter()
-        self.memory[phase] = max(self.memory.get(phase, 0.0), peak_memory())
+        peak = peak_memory() + (memory_of_others() if self.has_others else 0.0)
+        self.memory[phase] = max(self.memory.get(phase, 0.0), peak)
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self.started
+        print(f"{phase}: {self.memory[phase] / 1e9:.2f} GB, {self.seconds[phase]:.0f} s", file=sys.stderr, flush=True)
         self.started = now
 
 
@@ -118,6 +137,14 @@ def peak_memory() -> float:
     return peak
 
 
+def memory_of_others() -> float:
+    """Bytes of the GPU that are not torch's in this process: those of vLLM's, and of whoever else uses it."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    return float(total - free - torch.cuda.memory_reserved())
+
+
 def start_run(folder: Path, variant: Variant) -> TrainingRun:
     from tasks.stages.train.run import TrainingRun
     from tasks.stages.train.settings import TrainSections
@@ -128,15 +155,18 @@ def start_run(folder: Path, variant: Variant) -> TrainingRun:
 
 
 def iterate(folder: Path, variant: Variant) -> dict[str, Any]:
-    """Rollout, update, checkpoint and snapshot, each with its peak; the run is closed."""
-    peaks = Peaks()
+    """Rollout, update, snapshot with the checkpoint's copy, and the next rollout while the checkpoint is written, each
+    with its peak; the run is closed.
+    """
+    peaks = Peaks(has_others=variant.engine == "vllm")
     run = start_run(folder, variant)
     take_empty_step(run)
     peaks.mark("load")
 
     def collect(iteration: int, round_number: int, num_problems: int) -> list[Group]:
         groups = play(run.engine, num_problems, prompt=variant.prompt)
-        run.engine.sleep()
+        if not run.engine.has_own_memory:  # else it is counted awake, and the run itself has it sleep
+            run.engine.sleep()
         peaks.mark("rollout")
         return groups
 
@@ -150,14 +180,17 @@ def iterate(folder: Path, variant: Variant) -> dict[str, Any]:
     run.snapshots.save = save_after_update  # type: ignore[method-assign]
     row, alarm = run.iterate()
     assert alarm is None, alarm
-    run.close()
     peaks.mark("save")
+    serve(run)
+    play(run.engine, GROUPS, prompt=variant.prompt)
+    run.close()  # when the checkpoint is written
+    peaks.mark("next rollout")
     return {**asdict(peaks), "peak": max(peaks.memory.values()), "grad_norm": row["grad_norm"], "sum": policy_sum(run)}
 
 
 def resume(folder: Path, variant: Variant) -> dict[str, Any]:
     """Load model and checkpoint, as a killed run does."""
-    peaks = Peaks()
+    peaks = Peaks(has_others=variant.engine == "vllm")
     run = start_run(folder, variant)
     peaks.mark("resume")
     run.close()
@@ -172,6 +205,11 @@ def take_empty_step(run: TrainingRun) -> None:
     for master in optimizer.masters:
         master.grad = torch.zeros_like(master)
     optimizer.step(position=0)
+
+
+def serve(run: TrainingRun) -> None:
+    """The engine plays with the newest policy, as at the start of an iteration."""
+    run.serving.refresh(run.iteration)
 
 
 def policy_sum(run: TrainingRun) -> float:
@@ -239,16 +277,45 @@ def in_a_process(action: str, folder: Path, variant: Variant) -> dict[str, Any]:
 
 
 def planned(variant: Variant) -> dict[str, float]:
-    """Bytes by `plan`: of each phase and at the peak."""
-    from tasks.planning.hardware import GPUS, this_machine
-    from tasks.planning.memory import plan_memory
+    """Bytes by `plan`: of each phase here, and at the peak. On a GPU without the process, whose memory torch does not
+    count; with vLLM beside it, it is among those of others.
+    """
+    from tasks.planning.hardware import this_machine
+    from tasks.planning.memory import PROCESS, Memory, plan_memory
     from tasks.planning.setup import PlanSections, Setup
-    from tasks.planning.shapes import known_shape
 
     settings = load(PlanSections, variant_params(variant))
-    machine = this_machine(settings.compute) if variant.device == "cpu" else GPUS["h100-80gb"]
-    memory = plan_memory(Setup(known_shape(variant.model), settings, machine))
-    return {**memory.phases, "peak": memory.peak}
+    memory = plan_memory(Setup(shape_of(variant), settings, this_machine(settings.compute)))
+    if variant.device != "cpu" and variant.engine != "vllm":
+        memory = Memory(tuple(part for part in memory.parts if part.name != PROCESS))
+    phases = memory.phases
+    checkpoint = sum(part.rollout for part in memory.parts if part.name == "checkpoint")  # the first has none yet
+    return {
+        "rollout": phases["playing"] - checkpoint, "update": phases["updating"], "save": phases["saving"],
+        "next rollout": phases["playing"], "peak": memory.peak,
+    }  # fmt: skip
+
+
+def shape_of(variant: Variant) -> Shape:
+    from tasks.planning.shapes import known_shape
+
+    shape = known_shape(variant.model)
+    if variant.layers is None:
+        return shape
+    cut = replace(shape, num_layers=variant.layers)
+    left_out = shape.matrix_parameters - cut.matrix_parameters  # norms and biases are below 0.1% of these
+    return replace(cut, num_parameters=shape.num_parameters - left_out)
+
+
+def phase_table(measured: Mapping[str, float], told: Mapping[str, float]) -> str:
+    """A line per phase: GB measured, GB planned, and their ratio where `plan` knows the phase."""
+    lines = [f"{'phase':<14}{'measured':>10}{'planned':>10}{'ratio':>7}"]
+    for phase, size in measured.items():
+        line = f"{phase:<14}{size / 1e9:>7.2f} GB"
+        if phase in told:
+            line += f"{told[phase] / 1e9:>7.2f} GB{size / told[phase]:>7.2f}"
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str]) -> None:

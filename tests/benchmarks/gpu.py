@@ -27,11 +27,15 @@ NO_GPU = "no GPU: torch finds no CUDA device here, so nothing was measured and n
 WITHIN = 0.15  # of the memory that plan said
 GOAL_MFU, GOAL_TRL = 0.5, 4.0
 Row = dict[str, Any]
-ITERATIONS = {
-    "iteration, 0.5B in full": ("Qwen2.5-0.5B", False),
-    "iteration, 1.5B in full": ("Qwen2.5-1.5B", False),
-    "iteration, 7B with LoRA": ("Qwen2.5-7B", True),
+ITERATIONS: dict[str, dict[str, Any]] = {
+    "iteration, 0.5B in full": {"model": "Qwen2.5-0.5B", "has_lora": False},
+    "iteration, 1.5B in full": {"model": "Qwen2.5-1.5B", "has_lora": False},
+    "iteration, 1.5B, optimizer offloaded": {"model": "Qwen2.5-1.5B", "has_lora": False, "offload": "optimizer"},
+    "iteration, 1.5B, vLLM on the same GPU": {"model": "Qwen2.5-1.5B", "has_lora": False, "engine": "vllm"},
+    "iteration, 7B with LoRA": {"model": "Qwen2.5-7B", "has_lora": True},
 }
+# One turn of this length by every episode, which a random model never ends; so both trainers sample and train the same.
+TRL_TOKENS, TRL_ROWS = 256, 8
 
 
 def main() -> None:
@@ -89,11 +93,11 @@ def vllm_checks() -> Row:
         return run_module("tests.benchmarks.gpu_vllm", str(folder))
 
 
-def iteration(model: str, has_lora: bool) -> Row:
+def iteration(**chosen: Any) -> Row:
     """Seconds and peak of each phase, tokens per second, MFU of the update, and memory against plan."""
     from tests.benchmarks.at_size import GROUP_SIZE, GROUPS, SAMPLED, TURNS, Variant, in_a_process, planned
 
-    variant = Variant(model, "bfloat16", has_lora, device="cuda", num_threads=8)
+    variant = Variant(dtype="bfloat16", device="cuda", num_threads=8, **chosen)
     with tempfile.TemporaryDirectory() as folder:
         in_a_process("build", Path(folder), variant)
         done = in_a_process("iterate", Path(folder), variant)
@@ -119,14 +123,25 @@ def update_mfu(variant: Any, seconds: float) -> Row:
     own = TURNS * SAMPLED + (TURNS - 1) * REPLY
     distinct = GROUPS * (variant.prompt + GROUP_SIZE * own)
     padded = GROUPS * GROUP_SIZE * (variant.prompt + own)
-    # Forward and backward, the reference's forward, and forward again for checkpointing, which counts as no progress.
-    a_token = 2 * 4 * known_shape(variant.model).matrix_parameters
+    a_token = operations_of_a_weight(has_lora=variant.has_lora) * known_shape(variant.model).matrix_parameters
     return {
         "matrix_rate": rate,
         "mfu_distinct": a_token * distinct / seconds / rate,
         "mfu_padded": a_token * padded / seconds / rate,
         "goal_mfu": GOAL_MFU,
     }
+
+
+def operations_of_a_weight(*, has_lora: bool) -> int:
+    """Per token of an update, of one weight in a layer's matrices.
+
+    A product of matrices multiplies and adds once per weight and token: 2 operations. The policy's forward is one
+    product, backward is one for the gradient of the input and one for that of the weight, and the reference's forward
+    is one more: 2·4. Under LoRA the base is frozen, so no gradient of its weights is computed: 2·3; the adapter's own
+    products (rank 16: below 1% of the base's) are left out. Checkpointing computes the forward again, which is no
+    progress and so not counted.
+    """
+    return 2 * (3 if has_lora else 4)
 
 
 def against_trl() -> Row:
@@ -143,6 +158,44 @@ def against_trl() -> Row:
         paths.stage("warm_start") / "model", read_split(paths, "train"), params, num_threads=8, rounds=3
     )
     return {**found, "goal": GOAL_TRL}
+
+
+def against_trl_at_size() -> Row:
+    """The same of a model of 1.5 billion random weights, in float32 under bfloat16 autocast: one turn of 256 tokens,
+    two problems of eight episodes, one step, no reference, so that both trainers fit on 80 GB.
+    """
+    from tests import tiny
+    from tests.benchmarks import trl_step
+    from tests.benchmarks.at_size import Variant, in_a_process
+    from tests.benchmarks.demo import demo_params
+
+    variant = Variant("Qwen2.5-1.5B", "float32", has_lora=False, device="cuda", num_threads=8)
+    with tempfile.TemporaryDirectory() as folder:
+        in_a_process("build", Path(folder), variant)
+        found = trl_step.measure_large(
+            Path(folder) / "model",
+            tiny.problems(32),
+            one_long_turn(demo_params(), device="cuda"),
+            num_threads=8,
+            rounds=3,
+            their_rows=TRL_ROWS,
+        )
+    return {**asdict(variant), **found, "goal": GOAL_TRL}
+
+
+def one_long_turn(params: dict[str, Any], *, device: str) -> dict[str, Any]:
+    """params.yaml with episodes of one turn that nothing but its length ends."""
+    changed = {
+        "compute": {"device": device},
+        "engine": {"max_concurrent_episodes": 2 * TRL_ROWS},
+        "sampling": {"max_turns": 1, "max_tokens_per_turn": TRL_TOKENS, "max_tokens_per_episode": 3 * TRL_TOKENS},
+        "train": {
+            "problems_per_iteration": 2, "group_size": TRL_ROWS, "updates_per_batch": 1, "kl_weight": 0.0,
+            "autocast": "bfloat16", "gradient_checkpointing": False, "filter_overlong": False,
+            "micro_batch_tokens": TRL_ROWS * 2 * TRL_TOKENS, "learning_rate": 1e-6,
+        },
+    }  # fmt: skip
+    return params | {section: params[section] | values for section, values in changed.items()}
 
 
 def run_module(module: str, *arguments: str) -> Row:
@@ -162,8 +215,9 @@ def small_model() -> Iterator[Path]:
 CHECKS: dict[str, Callable[[], Row]] = {
     "update at 1.5B": train_step,
     "vLLM on the trainer's GPU": vllm_checks,
-    **{name: partial(iteration, *model) for name, model in ITERATIONS.items()},
+    **{name: partial(iteration, **chosen) for name, chosen in ITERATIONS.items()},
     "against TRL": against_trl,
+    "against TRL, 1.5B": against_trl_at_size,
 }
 
 if __name__ == "__main__":

@@ -22,18 +22,20 @@ from tasks.chat.format import load_chat
 from tasks.learning.shared.lora import POLICY, Adapter
 from tasks.learning.shared.settings import LoRASettings
 from tasks.models.architecture import model_logp
+from tasks.models.differences import Differences, Tolerance, tolerance_of
 from tasks.models.folders import load_model
 from tasks.models.policy_weights import PolicyWeights
 from tasks.models.settings import ComputeSettings, on_cpu
+from tasks.models.torch_setup import find_device, product_dtype
 from tasks.rollouts.engine import Engine
 from tasks.rollouts.load import load_engine
+from tasks.rollouts.probe import compare_logp
 from tests import tiny
 from tests.engine_benches import engine_settings, vllm_settings
 
 GIB = 1 << 30
 SHARE = 0.4  # of the GPU's memory
 MUST_FREE = 0.8  # of what vLLM took, when it sleeps
-MEAN_NATS = {"float32": 1e-4, "bfloat16": 0.05}  # between vLLM's log-probs and the trainer's forward
 LORA = LoRASettings(rank=16, alpha=32, target_modules="all-linear")
 SAMPLING = tiny.SAMPLING.model_copy(update={"max_tokens_per_episode": 512})
 Row = dict[str, Any]
@@ -53,6 +55,11 @@ class Ground:
             return cls(on_cpu(torch.get_num_threads()), "float32")
         on_gpu = {"device": "cuda", "weights": "bfloat16", "frozen": "bfloat16"}
         return cls(on_cpu(torch.get_num_threads()).model_copy(update=on_gpu), "bfloat16")
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """The engine's own, of a run with `engine.probe_tolerance: auto`."""
+        return tolerance_of(self.dtype, product_dtype(find_device(self.compute)))
 
 
 def check_sleep_wake(model_folder: Path) -> list[Row]:
@@ -84,7 +91,7 @@ def _check(model_folder: Path, name: str, *, lora: LoRASettings | None = None, *
         model = load_model(model_folder, compute=ground.compute)
         change = _adapters(model, lora) if lora else _whole_weights(model)
         for version in (1, 2, 3):
-            rows.append(_refresh(engine, name, change(), version, tolerance=MEAN_NATS[ground.dtype]))
+            rows.append(_refresh(engine, name, change(), version, tolerance=ground.tolerance))
             engine.sleep()
     return rows
 
@@ -119,7 +126,7 @@ def _sleep(engine: Engine, name: str, before: float) -> Row:
     return {"check": name, "step": "sleep", "passed": is_passed, "awake_gib": taken, "asleep_gib": kept}
 
 
-def _refresh(engine: Engine, name: str, weights: PolicyWeights, version: int, *, tolerance: float) -> Row:
+def _refresh(engine: Engine, name: str, weights: PolicyWeights, version: int, *, tolerance: Tolerance) -> Row:
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
@@ -128,25 +135,25 @@ def _refresh(engine: Engine, name: str, weights: PolicyWeights, version: int, *,
     engine.refresh(weights, version)
     seconds = time.perf_counter() - start
     extra = (torch.cuda.max_memory_allocated() - held) / GIB if torch.cuda.is_available() else 0.0
-    nats = mean_difference(engine, weights.model)
+    found = differences(engine, weights.model)
     return {
         "check": name,
         "step": f"policy {version}",
-        "passed": nats < tolerance,
+        "passed": found.is_within(tolerance),
         "refresh_seconds": seconds,
         "trainer_extra_gib": extra,
-        "mean_nats": nats,
+        "mean_nats": found.mean,
+        "p99_nats": found.p99,
+        "max_nats": found.max,
     }
 
 
-def mean_difference(engine: Engine, model: PreTrainedModel) -> float:
+def differences(engine: Engine, model: PreTrainedModel) -> Differences:
     """Over the same 4 × 200 tokens."""
     generator = torch.Generator().manual_seed(1)
     size = min(1000, model.get_input_embeddings().num_embeddings)
     sequences = torch.randint(10, size, (4, 200), generator=generator).tolist()
-    pairs = zip(engine.token_logp(sequences), model_logp(model, sequences), strict=True)
-    gaps = [abs(found - own) for row, expected in pairs for found, own in zip(row, expected, strict=True)]
-    return sum(gaps) / len(gaps)
+    return compare_logp(engine.token_logp(sequences), model_logp(model, sequences)).differences
 
 
 def _whole_weights(model: PreTrainedModel) -> Change:

@@ -27,12 +27,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +43,7 @@ from tasks.environments.settings import EnvironmentSettings
 from tasks.learning.grpo.curriculum import ProblemSampler
 from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.settings import GRPOSettings
-from tasks.models.folders import load_model, load_tokenizer
+from tasks.models.folders import load_model
 from tasks.models.settings import on_cpu
 from tasks.rewards.settings import RewardSettings
 from tasks.rollouts.collect import Collector
@@ -55,20 +52,10 @@ from tasks.rollouts.load import load_engine
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 from tasks.stages.train.groups import group_collector
 from tests.benchmarks.demo import demo_params
-from tests.benchmarks.trl_world import CHAT_TEMPLATE, TravelDeskTools, outcome
+from tests.benchmarks.trl_trainer import Batch, their_batches
 
-THEIR_ROWS = 32  # of one forward
+THEIR_ROWS = 32  # of one forward of the demo's model
 UNMEASURED = 1  # batches before the clock counts
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One batch of one trainer."""
-
-    seconds: float
-    sampled_tokens: int
-    episodes: int
-    successes: int
 
 
 def measure(
@@ -80,17 +67,62 @@ def measure(
     both do equal work. `turnwise_dropping` is a third run with groups of equal reward dropped, as the demo has it.
     """
     settings = grpo_settings(params, rounds)
-    drawn = draws(problems, settings, seed=params["seed"], batches=rounds + UNMEASURED)
     dropping = settings.model_copy(update={"zero_variance_groups": "drop"})
-    ours = [our_batches(model_folder, drawn, params, chosen, num_threads) for chosen in (settings, dropping)]
-    our_rounds: list[list[Batch]] = [[], []]
+    trl, turnwise, turnwise_dropping = in_turn(
+        model_folder, problems, params, [settings, dropping], num_threads=num_threads, their_rows=THEIR_ROWS
+    )
+    return {
+        **compare(settings, trl, turnwise, num_threads=num_threads, rounds=rounds),
+        "turnwise_dropping": turnwise_dropping,
+        "trl_step_ratio_dropping": ratio(trl, turnwise_dropping, "seconds_per_token_median"),
+    }
+
+
+def measure_large(
+    model_folder: Path,
+    problems: Sequence[Problem],
+    params: dict[str, Any],
+    *,
+    num_threads: int,
+    rounds: int,
+    their_rows: int,
+) -> dict[str, Any]:
+    """The same of a model of which only two trainers fit on a card: `their_rows` of each of TRL's forwards, and no
+    third run.
+    """
+    settings = grpo_settings(params, rounds)
+    trl, turnwise = in_turn(model_folder, problems, params, [settings], num_threads=num_threads, their_rows=their_rows)
+    return compare(settings, trl, turnwise, num_threads=num_threads, rounds=rounds)
+
+
+def in_turn(
+    model_folder: Path,
+    problems: Sequence[Problem],
+    params: dict[str, Any],
+    chosen: Sequence[GRPOSettings],
+    *,
+    num_threads: int,
+    their_rows: int,
+) -> list[dict[str, Any]]:
+    """Summaries of TRL's batches, trained by the first of the `chosen` settings, and of ours by each of them."""
+    first = chosen[0]
+    drawn = draws(problems, first, seed=params["seed"], batches=first.num_iterations)
+    ours = [our_batches(model_folder, drawn, params, settings, num_threads) for settings in chosen]
+    our_rounds: list[list[Batch]] = [[] for _ in ours]
 
     def play_ours() -> None:
         for batches, trainer in zip(our_rounds, ours, strict=True):
             batches.append(next(trainer))
 
-    their_rounds = their_batches(model_folder, drawn, params, settings, num_threads, between=play_ours)
-    trl, turnwise, turnwise_dropping = (summary(batches[UNMEASURED:]) for batches in (their_rounds, *our_rounds))
+    their_rounds = their_batches(
+        model_folder, drawn, params, first, num_threads, between=play_ours, their_rows=their_rows
+    )
+    return [summary(batches[UNMEASURED:]) for batches in (their_rounds, *our_rounds)]
+
+
+def compare(
+    settings: GRPOSettings, trl: dict[str, Any], turnwise: dict[str, Any], *, num_threads: int, rounds: int
+) -> dict[str, Any]:
     return {
         "num_threads": num_threads,
         "rounds": rounds,
@@ -99,11 +131,9 @@ def measure(
         "updates_per_batch": settings.updates_per_batch,
         "trl": trl,
         "turnwise": turnwise,
-        "turnwise_dropping": turnwise_dropping,
         "trl_step_ratio": ratio(trl, turnwise, "seconds_per_token_median"),
         "trl_step_ratio_of_best": ratio(trl, turnwise, "seconds_per_token_best"),
         "trl_step_ratio_not_normalised": ratio(trl, turnwise, "seconds_median"),
-        "trl_step_ratio_dropping": ratio(trl, turnwise_dropping, "seconds_per_token_median"),
     }
 
 
@@ -189,135 +219,6 @@ def our_batches(
             episodes=len(played),
             successes=sum(trajectory.is_success for trajectory in played),
         )
-
-
-def their_batches(
-    model_folder: Path,
-    drawn: Sequence[Sequence[Problem]],
-    params: dict[str, Any],
-    settings: GRPOSettings,
-    num_threads: int,
-    *,
-    between: Callable[[], None],
-) -> list[Batch]:
-    """TRL's batches; `between` is called after each while its clock stands still."""
-    from transformers import TrainerCallback
-    from transformers.utils import logging
-
-    batches: list[Batch] = []
-    episodes = settings.problems_per_iteration * settings.group_size
-
-    class Clock(TrainerCallback):
-        """A batch ends with its last optimizer step."""
-
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
-            self.start = time.perf_counter()
-
-        def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
-            if state.global_step % settings.updates_per_batch:
-                return
-            seconds = time.perf_counter() - self.start
-            metrics = trainer._metrics["train"]
-            batches.append(
-                Batch(
-                    seconds,
-                    sampled_tokens=round(metrics["completions/mean_length"][-1] * episodes),
-                    episodes=episodes,
-                    successes=round(metrics["reward"][-1] * episodes),
-                )
-            )
-            between()
-            self.start = time.perf_counter()
-
-    with tempfile.TemporaryDirectory() as folder:
-        logging.disable_progress_bar()
-        trainer = their_trainer(model_folder, drawn, params, settings, Path(folder), Clock())
-        torch.set_num_threads(num_threads)
-        torch.use_deterministic_algorithms(mode=False)
-        trainer.train()
-        logging.enable_progress_bar()
-    return batches
-
-
-def their_trainer(
-    model_folder: Path,
-    drawn: Sequence[Sequence[Problem]],
-    params: dict[str, Any],
-    settings: GRPOSettings,
-    folder: Path,
-    clock: Any,
-) -> Any:
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    from datasets import Dataset
-    from transformers import PrinterCallback
-    from trl import GRPOConfig
-    from trl import GRPOTrainer as TheirTrainer
-    from trl.chat_template_utils import qwen3_template
-
-    problems = {problem.id: problem for batch in drawn for problem in batch}
-    rows = [
-        {"prompt": [{"role": "user", "content": problem.requests[0]}], "problem_id": problem.id}
-        for batch in drawn
-        for problem in batch
-    ]
-    tokenizer = load_tokenizer(model_folder)
-    tokenizer.padding_side, tokenizer.chat_template = "left", CHAT_TEMPLATE
-    tokenizer.response_template = qwen3_template
-    sampling, chat = SamplingSettings(**params["sampling"]), load_chat(model_folder)
-    shortest_prompt = min(len(chat.prompt_ids(problem.requests[0], [])) for problem in problems.values())
-    first, second = settings.betas
-    trainer = TheirTrainer(
-        model=str(model_folder),
-        reward_funcs=outcome,
-        args=GRPOConfig(
-            output_dir=str(folder),
-            # The batch: its episodes, its steps, their order.
-            max_steps=len(drawn) * settings.updates_per_batch,
-            num_generations=settings.group_size,
-            num_iterations=settings.updates_per_batch,
-            per_device_train_batch_size=THEIR_ROWS,
-            gradient_accumulation_steps=settings.problems_per_iteration * settings.group_size // THEIR_ROWS,
-            shuffle_dataset=False,
-            # Generation.
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            max_completion_length=sampling.max_tokens_per_episode - shortest_prompt,
-            max_tool_calling_iterations=sampling.max_turns - 1,
-            generation_kwargs={"max_new_tokens": sampling.max_tokens_per_turn},
-            # The loss.
-            loss_type="dapo",
-            scale_rewards="group" if settings.advantage == "std" else "none",
-            epsilon=settings.clip_low,
-            epsilon_high=settings.clip_high,
-            beta=settings.kl_weight,
-            use_bias_correction_kl=False,
-            mask_truncated_completions=settings.filter_overlong,
-            # The optimizer.
-            learning_rate=settings.learning_rate,
-            lr_scheduler_type="constant_with_warmup",
-            warmup_steps=settings.warmup_steps,
-            adam_beta1=first,
-            adam_beta2=second,
-            weight_decay=settings.weight_decay,
-            max_grad_norm=settings.max_grad_norm,
-            # Nothing that costs time.
-            model_init_kwargs={"dtype": "float32", "attn_implementation": "sdpa"},
-            use_cpu=params["compute"]["device"] == "cpu",
-            bf16=False,
-            gradient_checkpointing=False,
-            logging_strategy="no",
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            seed=params["seed"],
-        ),
-        train_dataset=Dataset.from_list(rows),
-        processing_class=tokenizer,
-        environment_factory=lambda: TravelDeskTools(problems),
-        callbacks=[clock],
-    )
-    trainer.remove_callback(PrinterCallback)
-    return trainer
 
 
 def summary(batches: Sequence[Batch]) -> dict[str, Any]:

@@ -52,6 +52,11 @@ XML_CALLS = QWEN.replace(
     "<parameter={{ key }}>\n{{ value if value is string else value | tojson }}\n</parameter>\n{% endfor %}"
     "</function>\n</tool_call>",
 )
+# Qwen3-Coder's own: text as it is, lists and objects as JSON, the rest as Python writes it.
+CODER_CALLS = XML_CALLS.replace(
+    "value if value is string else value | tojson",
+    "value | tojson if value is mapping or (value is sequence and value is not string) else value | string",
+)
 GLM_CALLS = QWEN.replace(
     HERMES_CALL,
     "<tool_call>{{ c.function.name }}{{ '\n' }}{% for key, value in c.function.arguments | items %}"

@@ -14,7 +14,7 @@ from tasks.chat.formats.hermes import HERMES
 from tasks.chat.formats.llama import LLAMA
 from tasks.chat.formats.mistral import MISTRAL
 from tasks.chat.formats.pythonic import PYTHONIC
-from tasks.chat.formats.qwen_xml import QWEN_XML
+from tasks.chat.formats.qwen_xml import QWEN_XML, QWEN_XML_PYTHON
 from tasks.chat.formats.recipe import RECIPE
 from tasks.core.records import Demonstration, Problem, ToolCall, Trajectory
 from tasks.core.tool_calls import call_text
@@ -36,6 +36,7 @@ FAMILIES: dict[str, tuple[str, CallFormat, str]] = {
     "strict": (templates.HERMES_STRICT, HERMES, "tool after calls"),
     "llama": (templates.LLAMA, LLAMA, "tool"),
     "qwen xml": (templates.XML_CALLS, QWEN_XML, "tool"),
+    "qwen xml, python's words": (templates.CODER_CALLS, QWEN_XML_PYTHON, "tool"),
     "glm": (templates.GLM_CALLS, GLM_XML, "tool"),
     "glm on one line": (templates.GLM_ONE_LINE, GLM_XML_ONE_LINE, "tool"),
     "pythonic": (templates.PYTHONIC, PYTHONIC, "tool"),

@@ -53,7 +53,9 @@ def test_the_command_says_what_it_wrote_and_what_to_do_with_it(project: Path):
 
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
-    assert result.stdout.splitlines() == [
+    wrote, dvc, s3, replay = result.stdout.splitlines()
+    assert "s3://BUCKET/calls.jsonl#sha256=" in s3
+    assert [wrote, dvc, replay] == [
         "tasks/custom/calls.jsonl: 6 entries (replies 4, verdicts 1, environments 1)",
         "  dvc add tasks/custom/calls.jsonl  versions it",
         "  environment.cache.mode: strict and environment.cache.frozen: tasks/custom/calls.jsonl  replay it with the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from tests.profiles import FOLDER, NAMES, profile_params, profile_text
 OVERLAYS = [name for name in NAMES if name != "demo"]
 MODELS = [name for name in NAMES if name.endswith(("24gb", "80gb"))]
 GPU = {"24gb": "4090-24gb", "80gb": "a100-80gb"}
+PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
+MERGES = sorted({tuple(names.split(" ")) for names in re.findall(r"tasks profile ([\w.]+(?: [\w.]+)+)", PAGE)})
+WHOLE_PROFILES = [name for name in NAMES if name not in ("bfcl", "mcp", "services")]
 SOURCE = Path("infra/profiles/mine.yaml")
 WHOLE = """\
 seed: 1              # every random stream
@@ -66,26 +70,54 @@ def test_a_models_profile_takes_an_environment_over_it_and_fits_its_gpu(model: s
     assert params["model"] == profile_params(model)["model"]
     plan = make_plan(gpu=GPU[model[-4:]], profiles=[model, environment])
     assert fits(plan.setup)
-    section = (FOLDER / "README.md").read_text(encoding="utf-8").partition(f"## {model}\n")[2].partition("\n## ")[0]
+    section = PAGE.partition(f"## {model}\n")[2].partition("\n## ")[0]
     assert "**Not run.**" in section
 
 
+def test_the_page_merges_profiles_in_its_commands() -> None:
+    assert {(MODELS[0], "bfcl"), (MODELS[-1], "mcp")} <= set(MERGES)
+
+
+@pytest.mark.parametrize("names", [*MERGES, *((name, "services") for name in WHOLE_PROFILES)], ids=" ".join)
+def test_every_merge_that_the_page_names_is_valid(names: tuple[str, ...]) -> None:
+    """Its commands, and the servers over each profile that runs as it is."""
+    params = profile_params(*names)
+    check_params(params, source=FOLDER / f"{names[0]}.yaml")
+    assert leaves(read_params(FOLDER / f"{names[-1]}.yaml")).items() <= leaves(params).items()
+
+
+@pytest.mark.parametrize("environment", ["bfcl", "mcp"])
+def test_a_thought_has_room_before_and_after_it_in_every_environment(environment: str) -> None:
+    sampling = profile_params("qwen3_4b_thinking_80gb", environment)["sampling"]
+    turn = sampling["max_thinking_tokens_per_turn"] + sampling["max_tokens_per_turn"]
+    assert sampling["max_completion_tokens"] is None  # the recipe's 2,048 is one thought
+    assert sampling["max_tokens_per_episode"] >= 7000 + 3 * turn  # the longest prompt of BFCL, and three full turns
+    for model in MODELS[:3]:
+        assert profile_params(model, environment)["sampling"]["max_completion_tokens"] == 2048
+
+
+@pytest.mark.parametrize(("environment", "tokens"), [("bfcl", (4000, 500, 500)), ("mcp", (1000, 500, 500))])
 @pytest.mark.parametrize("model", MODELS)
-def test_the_page_says_of_a_models_profile_what_plan_says(model: str) -> None:
-    plan = make_plan(gpu=GPU[model[-4:]], profiles=[model, "bfcl"], tokens=(4000, 500, 500))
+def test_the_page_says_of_a_models_profile_what_plan_says(
+    model: str, environment: str, tokens: tuple[int, int, int]
+) -> None:
+    plan = make_plan(gpu=GPU[model[-4:]], profiles=[model, environment], tokens=tokens)
     memory, seconds = plan.memory, plan.seconds
     assert seconds is not None
     playing, there = amount(memory.phases["playing"]), amount(plan.setup.machine.memory)
     cost = dollars(seconds.dollars(plan.setup.machine.dollars_per_hour))
     cells = (
         f"`{model}`",
+        f"`{environment}`",
         f"{playing} of {there}",
         amount(memory.phases["updating"]),
         amount(memory.host),
         spell(seconds.iteration),
         f"{spell(seconds.total)}, {cost} dollars",
+        "**not run**",
     )
-    assert f"| {' | '.join(cells)} |" in (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert f"| {' | '.join(cells)} |" in PAGE
+    assert f"--tokens {' '.join(map(str, tokens))}" in PAGE
 
 
 @pytest.mark.parametrize("name", OVERLAYS)

@@ -66,7 +66,7 @@ def test_the_params_the_cases_start_from_are_good() -> None:
     check_params(params_with("environment.settings.judge.api_key_variable", "KEY"))
     check_params(params_with("environment.settings.url", "https://host:8080/a@b?page=2"))
     check_params(params_with("environment.settings.headers", {"Authorization": "MY_TOKEN"}))
-    check_params(params_with("tracking.uri", "postgresql+psycopg://mlflow@db:5432/mlflow"))
+    check_params(params_with("tracking.uri", "postgresql+psycopg://mlflow@127.0.0.1:5432/mlflow"))
     check_params(params_with("tracking.artifact_location", "sftp://host:22/path@v1"))
 
 

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from tasks.core.files import content_hash
 from tasks.learning.shared import checkpoints as checkpointing
-from tasks.learning.shared.checkpoints import Checkpoints
+from tasks.learning.shared.checkpoints import Checkpoints, random_state, restore_random_state
 from tasks.learning.shared.tensor_files import HostCopies, Tensors, read_tensors, write_tensors
 
 
@@ -253,6 +253,15 @@ def test_what_is_on_cuda_is_staged_into_memory_that_is_kept() -> None:
     assert second["policy"]["w"].tolist() == [3.0] * 4
     assert (second["optimizer"]["step"].item(), second["empty"]) == (1.0, {})
     assert second["policy"]["w"].data_ptr() == first["policy"]["w"].data_ptr() != weights.data_ptr()
+
+
+def test_a_run_of_two_gpus_goes_on_with_one_and_takes_the_first_ones_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {**random_state(), "cuda": ["0102", "0304"]}
+    restored: list[tuple[int, list[int]]] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda found, device: restored.append((device, found.tolist())))
+    restore_random_state(state)
+    assert restored == [(0, [1, 2])]
 
 
 def test_nothing_is_pickled(tmp_path: Path) -> None:

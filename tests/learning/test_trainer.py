@@ -18,7 +18,7 @@ from tasks.learning.shared.checkpoints import seed_generators
 from tasks.learning.shared.host_memory import HostMemory
 from tasks.learning.shared.lora import POLICY, Adapter
 from tasks.learning.shared.optimizer import Step
-from tasks.learning.shared.policy import token_logp
+from tasks.learning.shared.policy import prepare_for_gradients, token_logp
 from tasks.learning.shared.settings import LoRASettings
 from tasks.models.folders import load_model
 from tasks.models.settings import on_cpu
@@ -434,6 +434,41 @@ def test_gradient_checkpointing_changes_no_gradient(folder: Path) -> None:
     groups = [a_group(1, [1.0, 0.0, 0.0, 1.0])]
     plain, recomputed = (gradient(a_trainer(folder, gradient_checkpointing=on), groups) for on in (False, True))
     torch.testing.assert_close(plain, recomputed, atol=1e-7, rtol=1e-5)
+
+
+@pytest.mark.parametrize("has_lora", [False, True])
+def test_with_checkpointing_each_layer_keeps_its_input_alone(tmp_path: Path, has_lora: bool) -> None:
+    """The model stays in eval mode, in which transformers checkpoints nothing by itself."""
+
+    def kept(num_layers: int, *, is_recomputed: bool) -> int:
+        """Bytes that a forward keeps for backward, per position; of weights the graph keeps no copy."""
+        embedded = tiny.EMBEDDED.model_copy(update={"num_hidden_layers": num_layers})
+        folder = tmp_path / str(num_layers)
+        if not folder.exists():
+            tiny.model_folder(folder, embedded=embedded)
+        trainer = a_trainer(
+            folder, gradient_checkpointing=is_recomputed, packing="none", lora=LORA.model_dump() if has_lora else None
+        )
+        rows = [Row.of(item, 1.0) for item in a_group(1, [1.0, 0.0]).trajectories]
+        (batch,) = micro_batches([rows], packing="none", max_tokens=10_000, device=trainer.model.device)
+        weights = {item.untyped_storage().data_ptr() for item in trainer.model.parameters()}
+        found: dict[int, int] = {}
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                found[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        prepare_for_gradients(trainer.model)
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            token_logp(trainer.model, batch).sum()
+        assert not any(isinstance(module, torch.nn.Dropout) and module.training for module in trainer.model.modules())
+        return sum(found.values()) // batch.ids_BT.numel()
+
+    hidden = 4 * tiny.EMBEDDED.hidden_size
+    assert kept(3, is_recomputed=True) - kept(1, is_recomputed=True) <= 2 * 2 * hidden
+    assert kept(3, is_recomputed=False) - kept(1, is_recomputed=False) >= 2 * 8 * hidden
 
 
 def test_a_model_that_would_be_trained_on_another_distribution_is_refused_before_any_step() -> None:

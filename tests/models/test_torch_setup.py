@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from tasks.models import folders
 from tasks.models.differences import tolerance_of
 from tasks.models.folders import load_model
 from tasks.models.settings import ComputeSettings, on_cpu
-from tasks.models.torch_setup import device_name, find_device, prepare_torch, product_dtype
+from tasks.models.torch_setup import HEAP_GROWTH, device_name, find_device, prepare_torch, product_dtype
 from tasks.pipeline.order import check_sources
 
 CARD = "NVIDIA T4"
@@ -98,3 +100,29 @@ def test_tf32_is_as_told_on_cuda_and_nothing_is_set_on_a_cpu(precisions: list[st
 def test_a_record_names_the_gpu_or_the_processors_architecture() -> None:
     assert device_name(compute(device="auto")) == CARD
     assert device_name(compute(device="cpu")) == f"cpu, {platform.machine()}"
+
+
+FRAGMENTING = """
+import sys, torch
+from tasks.models.settings import on_cpu
+from tasks.models.torch_setup import prepare_torch, resident_bytes
+
+prepare_torch(on_cpu(1))
+from transformers import AutoModelForCausalLM
+assert "transformers.generation.candidate_generator" in sys.modules and "sklearn" not in sys.modules
+before, peak, kept = resident_bytes(), 0, []
+for number in range(100):
+    block = torch.ones(5_000_000 + 50_000 * number)  # 20 MB and more
+    kept.append([torch.ones(8) for _ in range(200)])
+    del block
+    peak = max(peak, resident_bytes() - before)
+print(peak)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")
+def test_blocks_that_are_freed_and_never_fit_again_do_not_pile_up() -> None:
+    """One block at a time is in use; small tensors between them keep their gaps apart."""
+    done = subprocess.run([sys.executable, "-c", FRAGMENTING], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    assert int(done.stdout) < 3 * HEAP_GROWTH  # 0.6 GB, and 3 GB without the thread

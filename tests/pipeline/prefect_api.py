@@ -108,7 +108,7 @@ class PrefectApi:
 
     def start_run(self) -> str:
         """A run of the deployment, due now; its id."""
-        deployment = self.call("GET", "/deployments/name/retrain/retrain")
+        deployment = self.call("GET", "/deployments/name/retrain/travel-desk-agent")
         return str(self.call("POST", f"/deployments/{deployment['id']}/create_flow_run", {})["id"])
 
     def get_status(self, path: str) -> int:

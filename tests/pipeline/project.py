@@ -78,9 +78,9 @@ class Project:
         shutil.copytree(databases, self.artifacts, dirs_exist_ok=True)
         return self
 
-    def flow(self) -> str:
+    def flow(self, *options: str) -> str:
         """The flow, which must succeed; gives what it wrote."""
-        return self._succeed("flows", "run")
+        return self._succeed("flows", "run", *options)
 
     def repro(self, *arguments: str) -> str:
         """`dvc repro`, which must succeed; gives what it wrote."""

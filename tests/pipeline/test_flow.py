@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import resource
 import signal
 import sqlite3
@@ -154,24 +155,38 @@ def test_nothing_listens_nothing_runs_and_nothing_lies_outside_the_folder(finish
     ours = (
         " M dvc.yaml",
         " M tasks/commands/doctor/doctor.py",
+        " M tasks/rollouts/collect.py",
+        "?? toy_problems.txt",
         "?? toy_stage.py",
         "dvc.lock",
     )  # what makes it a toy, and what each run rewrites
     assert [line for line in changed.stdout.splitlines() if not line.endswith(ours)] == []
 
 
-def test_an_unchanged_run_does_nothing_again_and_takes_seconds(finished: tuple[Project, str]):
+def test_an_unchanged_run_ends_in_seconds_and_says_since_when_nothing_changed(finished: tuple[Project, str]):
     project, _ = finished
-    first = children(project)
-    before = child_seconds()
+    first, before = read_json(project.artifacts / "run.json"), child_seconds()
     output = project.flow()
     assert child_seconds() - before < RERUN_SECONDS
+    assert f"nothing changed since run {first['mlflow_run_id'][:8]}" in output
+    assert "── curate" not in output
+    assert re.search(r"^decision +artifacts/promote/decision.html$", output, re.MULTILINE)
+    assert read_json(project.artifacts / "run.json") == first
+    assert project.versions() == [1]
+
+
+def test_a_person_s_reason_starts_a_run_that_repeats_no_stage(finished: tuple[Project, str]):
+    project, _ = finished
+    first = children(project)
+    output = project.flow("--reason", "to see it again")
+    assert "a person asked: to see it again\n" in output
     record = read_json(project.artifacts / "run.json")
     assert record["cached"] == {**dict.fromkeys(STAGES, True), "promote": False}
     assert record["champion"]["promoted"] is True
     assert "already champion" in output
     assert "doctor: nothing changed\n" in output
     assert project.versions() == [1]
+    assert parent(project).data.tags["reason"] == "a person asked: to see it again"
     for stage, run in children(project).items():
         if stage != "promote":
             assert run.data.tags["source_run_id"] == first[stage].info.run_id

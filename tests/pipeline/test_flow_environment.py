@@ -147,6 +147,7 @@ def own_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[http.server.HTTPServ
     monkeypatch.setenv(OWN_SERVER_VARIABLE, str(os.getpid()))
     monkeypatch.setattr(prefect_runs, "own_run_id", lambda: RUN_ID)
     monkeypatch.setattr(prefect_runs, "OWN_PATIENCE_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(prefect_runs, "FAILING_PATIENCE_SECONDS", (0.0, 0.0))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answering) as answering:
         thread = threading.Thread(target=answering.serve_forever)
         thread.start()
@@ -196,7 +197,7 @@ def test_so_does_one_whose_server_died_which_is_not_asked_again(own_server, monk
 def test_a_flow_asks_before_each_stage_so_an_unwanted_one_begins_and_promotes_nothing(own_server, monkeypatch):
     monkeypatch.setattr(Answering, "state", "CRASHED")
     with pytest.raises(ValueError, match="this run as Crashed, not as running, so promote"):
-        _run("promote", stages=None, logger=None)  # type: ignore[arg-type] # which it has no need of
+        _run("promote", None, None, {}, force=False)  # type: ignore[arg-type] # which it has no need of
 
 
 def test_a_schedule_starts_beside_a_run_by_hand_and_in_no_folder_that_takes_no_results(
@@ -208,15 +209,15 @@ def test_a_schedule_starts_beside_a_run_by_hand_and_in_no_folder_that_takes_no_r
     monkeypatch.setattr(prefect_runs, "close_killed_runs", closed.append)
     artifacts = tmp_path / "artifacts"
     with held_by_another(artifacts):
-        prepare_schedule("retrain/retrain")
+        prepare_schedule(["retrain/travel-desk-agent"])
     assert closed == []  # they may be that run's
-    prepare_schedule("retrain/retrain")
+    prepare_schedule(["retrain/travel-desk-agent"])
     assert len(closed) == 1
     (artifacts / ".flow.lock").unlink()
     artifacts.rmdir()
     artifacts.write_text("a file", encoding="utf-8")
     with pytest.raises(ValueError, match="artifacts"):
-        prepare_schedule("retrain/retrain")
+        prepare_schedule(["retrain/travel-desk-agent"])
 
 
 @contextmanager

@@ -176,7 +176,7 @@ class Sleeping(server.Server):
 def start_server(*, with_scheduler):
     return Sleeping("http://127.0.0.1:1/api", ChildProcess(sleep, log=Path("server.log")))
 
-def retrain(*, is_shown):
+def retrain(**asked):
     try:
         run_streamed(sleep, env=os.environ, guardian=Guardian(), on_line=lambda line: True, is_terminal=False)
     finally:

@@ -200,7 +200,7 @@ def elsewhere() -> Iterator[str]:
 
 @pytest.mark.browser
 def test_a_page_of_another_origin_reads_and_changes_nothing(serving: Serving, browser, elsewhere: str):  # noqa: F811
-    deployment = serving.api.call("GET", "/deployments/name/retrain/retrain")["id"]
+    deployment = serving.api.call("GET", "/deployments/name/retrain/travel-desk-agent")["id"]
     before = serving.api.num_runs()
     page = browser.new_page()
     page.set_default_timeout(PATIENCE)
@@ -233,7 +233,8 @@ def test_its_owner_logs_in_on_the_page_and_sees_the_run(serving: Serving, browse
 
 def test_a_run_that_falls_due_while_one_is_at_work_is_skipped(serving: Serving):
     due = serving.api.start_run()
-    wait_for(lambda: serving.api.state(due) == "CANCELLED")
+    wait_for(lambda: serving.api.state(due) == "COMPLETED")
+    assert serving.api.call("GET", f"/flow_runs/{due}")["state_name"] == "Skipped"
     assert serving.api.state(serving.run) == "RUNNING"
 
 
@@ -245,7 +246,7 @@ def test_kill_9_of_serve_ends_everything_and_the_next_one_puts_it_in_order(servi
     off, is put beside it.
     """
     project, api = serving.project, serving.api
-    deployment = api.call("GET", "/deployments/name/retrain/retrain")
+    deployment = api.call("GET", "/deployments/name/retrain/travel-desk-agent")
     later = api.call("POST", f"/deployments/{deployment['id']}/create_flow_run", LATER)["id"]
     dead = api.call("POST", "/flow_runs/", {"flow_id": deployment["flow_id"], "state": {"type": "RUNNING"}})["id"]
     experiment = project.mlflow().get_experiment_by_name("travel-desk").experiment_id
@@ -280,6 +281,32 @@ def test_one_signal_ends_all_and_closes_the_books(serving: Serving):
     assert not (serving.artifacts / "promote").exists()
     assert not (serving.folder / second.password_file).exists()
     assert "Traceback" not in "".join(second.output)
+
+
+@pytest.mark.outage
+def test_a_run_that_waits_for_a_person_outlives_kill_9_of_serve_and_is_approved_from_a_shell(
+    databases: Path, tmp_path: Path
+):
+    project = make_toy_project(tmp_path / "project").lay(databases)
+    project.set_params({"promote.approval": True})
+    first = Serving(project, free_port())
+    run = first.api.start_run()
+    wait_for(lambda: state_name(first.api, run) == "Suspended")
+    first.process.kill()
+    wait_for(lambda: project.processes() == [])
+    second = Serving(project, first.port)
+    assert state_name(second.api, run) == "Suspended"
+    project.server = {"PREFECT_API_URL": f"{second.page}/api", "PREFECT_API_AUTH_STRING": second.password}
+    project._succeed("flows", "approve", run, "--by", "Jane Doe", "--reason", "looked at ten episodes")
+    wait_for(lambda: second.api.state(run) in ("COMPLETED", "FAILED", "CRASHED"))
+    assert state_name(second.api, run) == "Promoted"
+    second.process.send_signal(signal.SIGTERM)
+    second.process.wait(timeout=WAIT_SECONDS)
+    assert project.versions() == [1]
+
+
+def state_name(api: PrefectApi, run: str) -> str:
+    return str(api.call("GET", f"/flow_runs/{run}")["state_name"])
 
 
 def mlflow_statuses(project: Project, kind: str = "%") -> set[str]:

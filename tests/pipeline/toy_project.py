@@ -10,8 +10,10 @@ import yaml
 from tests.pipeline.project import ROOT, Project, make_project
 
 CODE = "toy_stage.py"
+DATA = "toy_problems.txt"
 RESULTS = "${paths.artifacts}"
-PARAMS = {"curate": ["seed", "curate.test_rotation"], "train": ["train"]}
+PARAMS = {"curate": ["seed", "curate.test_rotation"], "train": ["seed", "train"]}
+DATA_OF = {"curate": [DATA]}
 # Instead of the doctor's checks, which would find nothing to look at in made-up data.
 CHECKS = """
 
@@ -21,6 +23,17 @@ def toy(context: DoctorContext) -> Finding:
 
 CHECKS.clear()
 CHECKS["toy"] = toy
+"""
+# Instead of playing a model, whose weights are made up, such as a champion that is measured again.
+PLAYING = """
+
+def sample_episodes(model_folder, environment, problems, play, **others):
+    from pathlib import Path
+
+    from toy_stage import played
+
+    has_fallen = Path("knobs/fail_champion").exists()
+    return played(0.2 if has_fallen else 0.95, [problem.id for problem in problems])
 """
 
 
@@ -35,7 +48,11 @@ def make_toy_project(folder: Path) -> Project:
         stage: {
             "cmd": f"python {CODE} {stage}",
             "params": PARAMS.get(stage, []),
-            "deps": [CODE, *(dep.replace(RESULTS, "artifacts") for dep in real["deps"] if dep.startswith(RESULTS))],
+            "deps": [
+                CODE,
+                *DATA_OF.get(stage, []),
+                *(dep.replace(RESULTS, "artifacts") for dep in real["deps"] if dep.startswith(RESULTS)),
+            ],
             "outs": [f"artifacts/{stage}", f"artifacts/provenance/{stage}.json"],
         }
         for stage, real in graph["stages"].items()
@@ -43,15 +60,17 @@ def make_toy_project(folder: Path) -> Project:
     (project.folder / "dvc.yaml").write_text(yaml.safe_dump({**graph, "stages": stages}), encoding="utf-8")
     (project.folder / "dvc.lock").unlink(missing_ok=True)
     shutil.copy(ROOT / "tests" / "pipeline" / CODE, project.folder / CODE)
-    with (project.folder / "tasks" / "commands" / "doctor" / "doctor.py").open("a", encoding="utf-8") as stream:
-        stream.write(CHECKS)
+    (project.folder / DATA).write_text("".join(f"p{number}\n" for number in range(200)), encoding="utf-8")
+    for file, text in (("commands/doctor/doctor.py", CHECKS), ("rollouts/collect.py", PLAYING)):
+        with (project.folder / "tasks" / file).open("a", encoding="utf-8") as stream:
+            stream.write(text)
     (project.folder / "knobs").mkdir()
     return project
 
 
 def turn_knob(project: Project, name: str) -> None:
     """Until knobs are released, make a stage wait (`hold_train`), fail (`fail_train`) or draw a bar (`bar_train`).
-    `fail_doctor` makes the doctor fail, who only warns otherwise.
+    `fail_doctor` makes the doctor fail, who only warns otherwise; `fail_champion` every model that is played.
     """
     (project.folder / "knobs" / name).touch()
 

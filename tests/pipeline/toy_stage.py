@@ -1,7 +1,8 @@
 """One stage of the toy project (`toy_project.py`): writes what the real stage would, with made-up numbers, in a blink.
 
-Files in `knobs/` make it wait until they are gone (`hold_train`), fail (`fail_train`) or draw a progress bar, whose
-last step waits likewise (`bar_train`). Which process it is stands in `artifacts/.<stage>.pid` from its first moment.
+Files in `knobs/` make it wait until they are gone (`hold_train`), fail (`fail_train`), print its environment
+(`print_train`) or draw a progress bar, whose last step waits likewise (`bar_train`). Which process it is stands in
+`artifacts/.<stage>.pid` from its first moment.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.core.files import read_yaml, write_json, write_jsonl, write_text
+from tasks.core.files import file_hash, read_yaml, write_json, write_jsonl, write_text
 from tasks.core.provenance import GRAPH, provenance, write_provenance
 from tasks.core.records import Trajectory, Turn
 from tasks.core.settings import Paths, load, read_params
@@ -27,12 +29,13 @@ from tasks.stages.evaluate.settings import EvaluateSections
 from tasks.stages.evaluate.stage import hash_episodes
 from tasks.tracking.metrics import live_logger
 
+DATA = "toy_problems.txt"
 PROBLEMS = [f"p{number}" for number in range(200)]
 FINGERPRINT = TravelDesk().fingerprint()
 ENVIRONMENT = EnvironmentSettings.model_validate(read_params()["environment"])
 
 
-def played(share: float) -> list[Trajectory]:
+def played(share: float, problems: Sequence[str] = PROBLEMS) -> list[Trajectory]:
     """Every problem once; the first `share` of them succeed."""
     return [
         Trajectory(
@@ -47,13 +50,13 @@ def played(share: float) -> list[Trajectory]:
             sampled_mask=[False, True],
             sampler_logp=[0.0, -0.1],
             turns=[Turn("Done.")],
-            outcome="success" if number < share * len(PROBLEMS) else "failure",
+            outcome="success" if number < share * len(problems) else "failure",
             limit=None,
             checks={"state": True, "response": True},
             num_calls=1,
             num_invalid_calls=0,
         )
-        for number, problem in enumerate(PROBLEMS)
+        for number, problem in enumerate(problems)
     ]
 
 
@@ -76,7 +79,8 @@ def problem_row(name: str) -> dict[str, Any]:
 
 def curate(out: Path) -> None:
     rotated = read_params()["curate"]["test_rotation"]
-    splits = {"train": PROBLEMS, "select": PROBLEMS, "test": [*PROBLEMS[rotated:], *PROBLEMS[:rotated]]}
+    train = Path(DATA).read_text(encoding="utf-8").split()
+    splits = {"train": train, "select": PROBLEMS, "test": [*PROBLEMS[rotated:], *PROBLEMS[:rotated]]}
     for split, problems in splits.items():
         write_jsonl(out / f"{split}.jsonl", map(problem_row, problems))
     for name in ("demonstrations", "references"):
@@ -106,7 +110,7 @@ def warm_start(out: Path) -> None:
 
 
 def train(out: Path) -> None:
-    """Ten iterations, logged live too, and two snapshots whose weights follow from the params."""
+    """Ten iterations, logged live too, and two snapshots whose weights follow from the params and problems."""
     log = live_logger(os.environ)
     rows = [
         {"iteration": number, "optimizer_steps": 2 * number, "success_rate": number / 10, "kl": 0.01}
@@ -118,12 +122,12 @@ def train(out: Path) -> None:
     write_jsonl(out / "metrics.jsonl", rows)
     lines = ["iteration,success_rate", *(f"{row['iteration']},{row['success_rate']}" for row in rows)]
     write_text(out / "curve.csv", "\n".join([*lines, ""]))
-    params = read_params()
+    params, problems = read_params(), file_hash(Path("artifacts/curate/train.jsonl"))
     for step in (5, 10):
         folder = out / "snapshots" / f"iteration-{step:04d}"
         folder.mkdir(parents=True)
         (folder / "config.json").write_text("{}", encoding="utf-8")
-        weights = json.dumps([params["seed"], params["train"], step])
+        weights = json.dumps([params["seed"], params["train"], problems, step])
         (folder / "model.safetensors").write_text(weights, encoding="utf-8")
 
 
@@ -166,6 +170,9 @@ def main(stage: str) -> None:
     Path("artifacts").mkdir(exist_ok=True)
     Path(f"artifacts/.{stage}.pid").write_text(str(os.getpid()), encoding="utf-8")
     print(f"{stage} is at work", flush=True)
+    if f"print_{stage}" in knobs:
+        for name, value in os.environ.items():
+            print(f"printed by {stage}: {name}={value}", flush=True)
     if f"fail_{stage}" in knobs:
         print(f"error: {stage}: the toy broke", file=sys.stderr)
         raise SystemExit(3)

@@ -53,11 +53,34 @@ def test_under_lora_the_base_is_frozen_and_only_the_adapter_is_mirrored() -> Non
     assert found["optimizer"] == (8 * adapter, 8 * adapter)
 
 
-def test_a_warm_start_trains_all_weights_under_lora_too() -> None:
-    whole = setup("Qwen2.5-0.5B", "h100-80gb", train__lora=None, train__kl_weight=0.0)
-    under_lora = setup("Qwen2.5-0.5B", "h100-80gb")
-    assert memory.warm_start_bytes(under_lora) == plan_memory(whole).phases["updating"]
-    assert memory.warm_start_bytes(whole) is None
+def test_a_warm_start_trains_all_weights_under_lora_too_without_a_reference_and_an_engine() -> None:
+    own: dict[str, Any] = {"warm_start__micro_batch_tokens": 8192, "warm_start__gradient_checkpointing": True}
+    under_lora = setup("Qwen2.5-0.5B", "h100-80gb", **own)
+    alike: dict[str, Any] = {
+        "train__micro_batch_tokens": 8192,
+        "train__gradient_checkpointing": True,
+        "train__kl_weight": 0.0,
+    }
+    whole = plan_memory(setup("Qwen2.5-0.5B", "h100-80gb", train__lora=None, **alike))
+    assert memory.warm_start_memory(under_lora).peak == whole.phases["updating"]
+    assert memory.warm_start_memory(setup("Qwen2.5-0.5B", "h100-80gb")).peak != whole.phases["updating"]
+
+
+def test_on_a_cpu_a_warm_start_goes_on_while_its_checkpoint_is_written() -> None:
+    on_gpu = setup("Qwen2.5-0.5B", "h100-80gb", compute__weights="float32")
+    on_cpu = replace(on_gpu, machine=replace(on_gpu.machine, is_gpu=False))
+    found = {part.name: part.update for part in memory.warm_start_memory(on_cpu).parts}
+    assert found["checkpoint"] == 12 * COUNT  # the weights and two averages
+    assert "checkpoint" not in {part.name for part in memory.warm_start_memory(on_gpu).parts}
+
+
+def test_a_checkpoint_is_written_during_an_update_where_the_engine_plays_ahead() -> None:
+    def checkpoint(**changed: Any) -> tuple[float, float]:
+        wanted = setup("Qwen2.5-0.5B", "h100-80gb", train__lora=None, train__kl_weight=0.0, **changed)
+        return parts(replace(wanted, machine=replace(wanted.machine, is_gpu=False)))["checkpoint"]
+
+    assert checkpoint() == (12 * COUNT, 0)
+    assert checkpoint(train__max_staleness=1) == (12 * COUNT, 12 * COUNT)
 
 
 def test_under_lora_the_base_of_a_sleeping_vllm_is_in_host_memory() -> None:
@@ -111,6 +134,34 @@ def test_a_run_far_beyond_the_devices_memory_is_refused_with_the_arithmetic(monk
     check_size(params)  # not by so much that it could not be tried
 
 
+def test_a_warm_start_that_does_not_fit_is_refused_before_the_base_model_is_assessed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    params: dict[str, Any] = profile_params("my_model")
+    params["model"]["path"] = "models/Qwen2.5-7B-Instruct"
+    monkeypatch.setattr("tasks.planning.setup.this_machine", lambda compute: GPUS["a100-80gb"])
+    check_size(params)
+    params["assess"]["warm_start_below"] = 0.1
+    with pytest.raises(ValueError, match=r"warm start .* a100-80gb .*30 GB weights.*assess.warm_start_below: 0\.0"):
+        check_size(params)
+
+
+@pytest.mark.parametrize("is_gpu", [True, False])
+def test_a_tenth_too_much_is_refused_on_a_gpu_and_may_be_tried_on_a_cpu(
+    is_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params: dict[str, Any] = profile_params("my_model")
+    params["model"]["path"] = "models/Qwen2.5-7B-Instruct"
+    machine = replace(GPUS["4090-24gb"], is_gpu=is_gpu)
+    peak = plan_memory(replace(setup("Qwen2.5-7B", "4090-24gb", compute__frozen="bfloat16"), machine=machine)).peak
+    monkeypatch.setattr("tasks.planning.setup.this_machine", lambda compute: replace(machine, memory=peak / 1.1))
+    if not is_gpu:
+        check_size(params)
+        return
+    with pytest.raises(ValueError, match="does not fit"):
+        check_size(params)
+
+
 def test_the_arithmetic_is_one_line_with_the_largest_first() -> None:
     told = arithmetic(plan_memory(setup("Qwen2.5-7B", "a100-40gb")))
     assert told.startswith("30 GB weights + 16 GB keys and values")
@@ -144,6 +195,7 @@ def test_the_sizes_of_forwards_are_those_of_the_engine() -> None:
     from tasks.engines.transformers import memory as engine
 
     assert {False: engine.FORWARD_BYTES["cpu"], True: engine.FORWARD_BYTES["cuda"]} == memory.FORWARD_BYTES
+    assert (engine.HIDDEN_COPIES, engine.MLP_COPIES) == (memory.FED_HIDDEN, memory.FED_INNER)
 
 
 def test_the_sizes_of_a_chunk_of_logits_are_those_of_the_trainer() -> None:
@@ -156,3 +208,54 @@ def test_on_a_cpu_a_checkpoint_is_still_being_written_while_the_next_episodes_ar
     wanted = setup("Qwen2.5-0.5B", "h100-80gb", train__lora=None)
     on_cpu = replace(wanted, machine=replace(wanted.machine, is_gpu=False))
     assert parts(on_cpu)["checkpoint"] == (16 * COUNT, 0)  # weights, reference and two averages
+
+
+def test_an_engine_that_plays_ahead_is_awake_in_the_update_and_has_copies_of_what_is_trained() -> None:
+    sleeping = parts(setup("Qwen2.5-0.5B", "h100-80gb", train__lora=None))
+    ahead = setup("Qwen2.5-0.5B", "h100-80gb", train__lora=None, train__max_staleness=1)
+    assert "copies to play with" not in sleeping
+    assert parts(ahead)["copies to play with"] == (4 * COUNT, 4 * COUNT)
+    assert sleeping["keys and values"][1] == 0
+    assert parts(ahead)["keys and values"] == (sleeping["keys and values"][0],) * 2
+    assert plan_memory(ahead).host == 4 * COUNT + 16 * COUNT  # the copy that waits, and the checkpoint
+
+
+def test_an_adapter_beside_bfloat16_weights_has_masters_as_those_have() -> None:
+    wanted = setup("Qwen2.5-0.5B", "h100-80gb", compute__weights="bfloat16")
+    lora = wanted.settings.train.lora
+    assert lora is not None
+    adapter = wanted.shape.adapter_parameters(lora)
+    assert parts(wanted)["adapter"] == parts(wanted)["reference"] == (2 * adapter, 2 * adapter)
+    assert parts(wanted)["optimizer"] == (12 * adapter, 12 * adapter)
+    assert memory.snapshot_bytes(wanted) == 2 * adapter
+
+
+def test_a_snapshot_has_the_dtype_of_the_published_files_whatever_is_trained() -> None:
+    assert memory.snapshot_bytes(setup("Qwen2.5-0.5B", "h100-80gb", train__lora=None)) == 2 * COUNT
+
+
+def test_with_checkpointing_another_layer_costs_its_input_alone() -> None:
+    def updating(num_layers: int) -> float:
+        wanted = setup("Qwen2.5-0.5B", "h100-80gb", train__gradient_checkpointing=True)
+        there = replace(wanted, shape=replace(wanted.shape, num_layers=num_layers))
+        return parts(there)["activations"][1]
+
+    assert updating(24) - updating(23) == 4 * 8192 * 896  # micro-batches of 8,192 positions
+
+
+def test_a_cpu_keeps_free_blocks_up_to_what_lets_the_thread_give_them_back() -> None:
+    from tasks.models import torch_setup
+
+    wanted = setup("Qwen2.5-0.5B", "h100-80gb")
+    on_cpu = replace(wanted, machine=replace(wanted.machine, is_gpu=False))
+    assert parts(on_cpu)["free blocks"] == (torch_setup.HEAP_GROWTH,) * 2
+    assert "free blocks" not in parts(wanted)
+
+
+def test_a_share_of_vllm_that_its_weights_and_one_episode_exceed_is_told() -> None:
+    wanted = setup("Qwen2.5-7B", "a100-80gb", profile="qwen2.5_7b_lora_80gb")
+    assert memory.share_fault(wanted) is None
+    small = replace(wanted, machine=GPUS["4090-24gb"])
+    told = memory.share_fault(small)
+    assert told is not None
+    assert "gpu_memory_utilization" in told

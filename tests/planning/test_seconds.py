@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tasks.planning.seconds import DAY, GPU_EFFICIENCY, Lengths, Seconds, assumed_lengths, plan_seconds
@@ -12,10 +14,18 @@ LENGTHS = Lengths(prompt=2000, sampled=500, replies=500, longest=1500)
 
 def test_a_run_adds_up_to_hours_tokens_and_dollars() -> None:
     run = Seconds(
-        rollout=4, reference=1, update=3, refresh=1, checkpoint=1, evaluate=995, num_iterations=260, sampled_tokens=1000
+        rollout=4,
+        reference=1,
+        update=3,
+        refresh=1,
+        checkpoint=1,
+        warm_start=400,
+        evaluate=595,
+        num_iterations=260,
+        sampled_tokens=1000,
     )
     assert run.iteration == 10
-    assert run.total == 5 + 2600 + 995 == 3600
+    assert run.total == 400 + 5 + 2600 + 595 == 3600
     assert run.tokens_per_day == 1000 / 10 * DAY
     assert run.dollars(2.5) == 2.5
 
@@ -26,6 +36,25 @@ def test_an_update_is_three_forwards_and_with_checkpointing_four() -> None:
     one, other = (plan_seconds(item, LENGTHS, evaluated_episodes=0) for item in (plain, again))
     assert other.update - one.update == pytest.approx(one.reference)
     assert one.update == pytest.approx(3 * one.reference, rel=0.05)
+
+
+def test_a_warm_start_is_three_forwards_of_each_demonstration_and_its_checkpoints() -> None:
+    own: dict[str, Any] = {
+        "num_steps": 100,
+        "batch_size": 64,
+        "checkpoint_interval": 50,
+        "gradient_checkpointing": False,
+    }
+    wanted = setup("Qwen2.5-1.5B", "h100-80gb", **{f"warm_start__{name}": value for name, value in own.items()})
+    found = plan_seconds(wanted, LENGTHS, evaluated_episodes=0, has_warm_start=True).warm_start
+    # 64 × 3,000 tokens through 1.31 billion weights of matrices, in float32 or TF32, at 35%; 100 steps.
+    tokens, matrices, head = 64 * 3000, 1.31e9, 151_936 * 1536
+    rate = GPU_EFFICIENCY * wanted.machine.rate["tf32" if wanted.settings.compute.tf32 else "float32"]
+    arithmetic = 100 * 3 * (2 * matrices * tokens + 2 * head * 64 * 500) / rate
+    # Two checkpoints of 12 bytes per weight and the model in bfloat16, 1 GB a second.
+    saving = (2 * 12 + 2) * 1.543e9 / 1e9
+    assert arithmetic + saving < found < 1.5 * arithmetic + saving
+    assert plan_seconds(wanted, LENGTHS, evaluated_episodes=0).warm_start == 0
 
 
 def test_a_forward_is_two_operations_per_weight_and_token() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks.learning.shared.settings import LoRASettings
-from tasks.planning.shapes import UnknownShape, config_shape, find_shape, known_name, known_shape
+from tasks.planning.shapes import Experts, UnknownShape, config_shape, find_shape, known_name, known_shape
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,14 @@ def test_a_folder_is_read_and_needs_no_weights(tmp_path: Path) -> None:
     assert find_shape(str(tmp_path)).num_parameters == 2 * (4 * 64 + 3 * 128 + 16) + 80 + 8
 
 
+def test_a_folder_of_quantized_weights_is_refused(tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2}
+    config = {"model_type": "llama", "vocab_size": 10, "quantization_config": {"quant_method": "awq"}, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(UnknownShape, match=r"quantized.* Take the model it was made from"):
+        find_shape(str(tmp_path))
+
+
 def test_a_name_that_is_not_known_lists_those_that_are() -> None:
     with pytest.raises(UnknownShape, match=r"Qwen2\.5-7B"):
         find_shape("models/mine")
@@ -57,3 +65,31 @@ def test_an_adapter_has_rank_times_inputs_and_outputs() -> None:
     shape = known_shape("Qwen2.5-0.5B")
     lora = LoRASettings(rank=2, alpha=4, target_modules=["q_proj", "down_proj"])
     assert shape.adapter_parameters(lora) == 24 * 2 * ((896 + 896) + (4864 + 896))
+
+
+def test_of_experts_memory_has_all_and_arithmetic_those_that_a_token_passes() -> None:
+    """Qwen3-30B-A3B: 30.5 billion, of which 3.3 are active, its makers say; embeddings and head are in both."""
+    config = {
+        "model_type": "qwen3_moe", "num_hidden_layers": 48, "hidden_size": 2048, "intermediate_size": 6144,
+        "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "num_attention_heads": 32,
+        "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151_936, "tie_word_embeddings": False,
+    }  # fmt: skip
+    shape = config_shape("mine", config)
+    assert shape.experts == Experts(total=128, active=8, inner=768, shared=0)
+    assert shape.num_parameters == 30_532_122_624
+    assert round((shape.matrix_parameters + 2 * shape.head_parameters) / 1e9, 1) == 3.3
+    # The same sizes with 8 experts, all of which every token passes, are a dense model of inner size 8 × 768.
+    dense = config_shape("mine", config | {"num_experts": 8})
+    assert (dense.experts, dense.matrix_parameters) == (None, shape.matrix_parameters)
+
+
+def test_a_shared_expert_is_passed_by_every_token() -> None:
+    sizes = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 10}
+    experts = {"moe_intermediate_size": 4, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_shared_experts": 1}
+    shape = config_shape("mine", sizes | experts)
+    assert (shape.experts, shape.inner) == (Experts(total=6, active=2, inner=4, shared=4), 12)
+    assert shape.matrix_parameters == 4 * 64 + 3 * 8 * 12
+    assert shape.expert_parameters == 6 * 3 * 8 * 4 + 6 * 8
+    # Rank 1: attention's squares and the shared three; per expert 2 × (8 + 8) and 4 + 8; and the router.
+    lora = LoRASettings(rank=1, alpha=2, target_modules="all-linear")
+    assert shape.adapter_parameters(lora) == 4 * 16 + 3 * 12 + 6 * (2 * 16 + 12) + 14

@@ -193,8 +193,12 @@ def test_log_probs_in_chunks_of_positions_are_those_of_one_chunk(
     model, ids = load_model(folders[0], compute=on_cpu(1)), [[5, 9, 14, 3, 8, 21, 4, 7], [6, 2]]
     whole = model_logp(model, ids)
     assert [len(row) for row in whole] == [7, 1]
+    at_once: list[int] = []
+    model.lm_head.register_forward_hook(lambda module, given, logits: at_once.append(logits[..., 0].numel()))
     monkeypatch.setattr(architecture, "LOGIT_BYTES", 3 * 4 * model.config.vocab_size)  # 3 positions
-    assert model_logp(model, ids) == whole
+    found = model_logp(model, ids)
+    assert [found[0], found[1]] == [pytest.approx(row, abs=1e-6) for row in whole]
+    assert at_once == [3, 3, 1, 1], "no more logits than those of a chunk"
 
 
 @pytest.mark.slow
@@ -287,3 +291,30 @@ def test_weights_that_are_swapped_while_a_split_is_played_are_noticed_at_its_end
     assert "\n" not in str(caught.value)
     assert not file.exists()
     assert len(sampled(FinishedEpisodes(file))) == len(FinishedEpisodes(file)) == 5
+
+
+@pytest.mark.parametrize(("products", "is_confirmed"), [("float32", False), ("float16", True)])
+def test_an_engine_that_repeats_its_log_probs_within_what_rounded_products_explain_is_confirmed(
+    measured: Measured,
+    folders: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    products: str,
+    is_confirmed: bool,
+) -> None:
+    """TensorFloat-32 rounds factors as float16 does: 0.001 nats are a tenth of what is allowed then, and ten times what
+    float32 explains.
+    """
+    engines = measured.engines()
+    engines.settings = engines.settings.model_copy(update={"probe_tolerance": "auto"})
+    live = over(engines, folders[0])
+    monkeypatch.setattr(load, "product_dtype", lambda device: products)
+    monkeypatch.setattr(
+        live,
+        "token_logp",
+        lambda sequences: [[logp + 0.001 for logp in row] for row in model_logp(live.model, sequences)],
+    )
+    if is_confirmed:
+        engines.confirm(folders[0])
+    else:
+        with pytest.raises(ValueError, match="the engine's weights changed while it was measured"):
+            engines.confirm(folders[0])

@@ -9,7 +9,8 @@ import pytest
 
 from tasks.core.settings import Settings, load
 from tasks.engines.transformers.settings import kv_cache_bytes
-from tasks.rollouts.settings import EngineSettings
+from tasks.rollouts.settings import EngineSettings, SamplingSettings
+from tests import tiny
 from tests.engine_benches import vllm_settings
 
 
@@ -46,6 +47,23 @@ def test_a_mistake_is_one_line_with_its_key(changed: dict[str, Any], words: list
     line = str(caught.value)
     assert "\n" not in line
     assert [word for word in words if word not in line] == []
+
+
+class Limits(Settings):
+    sampling: SamplingSettings
+
+
+@pytest.mark.parametrize(("most", "thought"), [(2048, 2048), (100, 2048)])
+def test_a_completion_has_room_for_more_than_one_thought(most: int, thought: int) -> None:
+    """Or the first full thought would end the episode. One token more is a limit; no limit of either is one too."""
+    given = tiny.SAMPLING.model_dump()
+    limits = {"max_completion_tokens": most, "max_thinking_tokens_per_turn": thought}
+    with pytest.raises(ValueError, match=rf"sampling.*{most}.*{thought}.*Set sampling.max_completion_tokens") as caught:
+        load(Limits, {"sampling": given | limits})
+    assert "\n" not in str(caught.value)
+    for rest in ({"max_completion_tokens": thought + 1}, {"max_completion_tokens": None}):
+        load(Limits, {"sampling": given | limits | rest})
+    load(Limits, {"sampling": given | limits | {"max_thinking_tokens_per_turn": None}})
 
 
 def test_the_cache_of_the_engine_in_process_may_be_bounded() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,10 @@ from tasks.models.template import state_template
 from tasks.report.episodes import shown_episode, texts_of
 from tasks.rewards.stored import turn_spans
 from tasks.rollouts.collect import Collector
-from tasks.rollouts.engine import TurnRequest
+from tasks.rollouts.engine import TurnReply, TurnRequest, never
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.rollouts.load import load_checked_chat, refuse_thinking_budget
+from tasks.rollouts.sampling import StopStrings
 from tasks.rollouts.seeds import stream_seed
 from tests import tiny
 
@@ -42,19 +44,31 @@ def problem() -> Problem:
 
 
 class Recording(ScriptedEngine):
-    def __init__(self, chat: ChatFormat, texts: Sequence[str]):
+    """Completes a turn with the token that completes `stop`, as engines do."""
+
+    def __init__(self, chat: ChatFormat, texts: Sequence[str], stop: str | None):
         super().__init__([[chat.encode(text) for text in texts]], end_of_turn=chat.end_of_turn)
         self.asked: list[TurnRequest] = []
+        self.stop = None if stop is None else StopStrings([stop], chat)
 
     def submit(self, request: TurnRequest) -> None:
         self.asked.append(request)
         super().submit(request)
 
+    def poll(self, until: Callable[[], bool] = never) -> list[TurnReply]:
+        return [self._cut(reply) for reply in super().poll(until)]
+
+    def _cut(self, reply: TurnReply) -> TurnReply:
+        for end in range(1, len(reply.token_ids) + 1):
+            if self.stop is not None and self.stop.found(reply.token_ids[:end]):
+                return TurnReply(reply.episode, reply.token_ids[:end], [0.0] * end, "stop_string")
+        return reply
+
 
 def play(
-    chat: ChatFormat, problem: Problem, texts: Sequence[str], **limits: int | None
+    chat: ChatFormat, problem: Problem, texts: Sequence[str], *, stop: str | None = None, **limits: int | None
 ) -> tuple[Trajectory, list[TurnRequest]]:
-    engine = Recording(chat, texts)
+    engine = Recording(chat, texts, stop)
     kind = EngineEpisodes(engine, chat, SAMPLING.model_copy(update=limits))
     collector = Collector(kind, TravelDesk(), max_concurrent_episodes=1, seed=5, stage="test")
     return collector.collect([EpisodeKey(problem, 0, 0)])[0], engine.asked
@@ -159,6 +173,22 @@ def test_a_turn_that_ends_within_its_thought_is_no_answer(chat: ChatFormat, prob
     assert not chat.is_within_thought(chat.encode(f"<think>\ngo on{CLOSED}"))
 
 
+def test_a_stop_string_within_a_thought_ends_the_turn_there_and_is_no_answer(
+    chat: ChatFormat, problem: Problem
+) -> None:
+    """As where the turn ends within it: what was planned is no message, and the agent is told and goes on."""
+    stopped, rest = "<think>\ngo on", turns_of(problem, thoughts=("answer", "answer"))
+    for budget in (12, None):
+        played, asked = play(
+            chat, problem, [f"{stopped} answer", *rest], stop="go on", max_thinking_tokens_per_turn=budget
+        )
+        first = played.turns[0]
+        assert (first.text, first.thought, first.stop_reason) == ("", "go on", "stop_string")
+        assert (first.num_thought_tokens, first.thought_was_cut) == (len(chat.encode(stopped)), False)
+        assert (len(first.replies), played.num_invalid_calls, played.outcome) == (1, 1, "success")
+        assert len(asked) == (5 if budget else 3)
+
+
 def test_a_second_end_of_a_thought_is_of_the_message_and_a_second_thought_is_counted(
     chat: ChatFormat, problem: Problem
 ) -> None:
@@ -175,7 +205,7 @@ def test_a_message_without_a_thought_may_not_exceed_its_own_limit(chat: ChatForm
     """Eight letters and the end, in a first request of up to 12 tokens; a message has 4."""
     text = "go on go"
     assert len(chat.encode(text)) == 8
-    limits = {"max_tokens_per_turn": 4, "max_turns": 1}
+    limits: dict[str, Any] = {"max_tokens_per_turn": 4, "max_turns": 1}
     played, _ = play(chat, problem, [text], **limits)
     assert (played.turns[0].stop_reason, played.outcome) == ("max_tokens_per_turn", "max_turns")
 

@@ -505,5 +505,5 @@ def test_a_row_that_says_it_is_a_pickle_is_refused_and_not_run(tmp_path: Path, p
 
 def test_a_folder_that_is_no_store_is_refused(tmp_path: Path):
     (tmp_path / "cache.db").write_bytes(b"not a database" * 1000)
-    with pytest.raises(ValueError, match=r"`rm -r .*` and record again"):
+    with pytest.raises(ValueError, match=r"`mv .*` and record again"):
         ToolStore(tmp_path)

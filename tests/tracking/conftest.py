@@ -12,12 +12,7 @@ from tasks.core.settings import Paths
 from tasks.tracking.journal import OWNER, newest_run
 from tasks.tracking.registry import Registry
 from tests.tracking.candidates import MODEL, write_project
-from tests.tracking.project import DATABASE, SETTINGS, enter_project, make_database
-
-
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_database(tmp_path_factory.mktemp("mlflow"))
+from tests.tracking.project import DATABASE, SETTINGS, enter_project
 
 
 @pytest.fixture

@@ -163,6 +163,23 @@ def test_a_clock_that_jumps_makes_no_living_promotion_a_dead_one(monkeypatch: py
     assert not locks._is_dead(own)
 
 
+@pytest.mark.parametrize("jump", [3600.0, -3600.0])
+def test_a_clock_that_jumps_an_hour_in_a_promotion_stops_neither_it_alone_nor_lets_two_write(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, jump: float
+):
+    registry.make_model()
+    before = time.time
+    with hold_lock(registry.client, MODEL) as lock:
+        monkeypatch.setattr(time, "time", lambda: before() + jump)
+        lock.check()
+        with hold_lock(registry.client, MODEL) as second:  # it takes the first for dead, which then writes nothing
+            second.check()
+            with pytest.raises(ValueError, match="moves nothing more"):
+                lock.check()
+    assert leftovers(registry) == []
+    assert promote("a").version == 1
+
+
 @pytest.mark.parametrize(("age", "is_taken"), [(locks.STALE_SECONDS + 1, True), (locks.STALE_SECONDS - 60, False)])
 def test_a_lock_of_another_machine_is_taken_away_when_it_is_old(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, age: float, is_taken: bool

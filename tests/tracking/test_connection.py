@@ -7,8 +7,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from mlflow import MlflowClient
 
 from tasks.core.settings import Paths
 from tasks.tracking.connection import absolute_location, absolute_uri, connect, experiment_id
@@ -80,5 +83,18 @@ def test_a_project_that_was_copied_with_its_database_does_not_write_into_the_old
     client = connect(SETTINGS)
     experiment_id(client, SETTINGS)
     elsewhere = SETTINGS.model_copy(update={"artifact_location": "/somewhere/else"})
-    with pytest.raises(ValueError, match=r"would be written outside this folder.*delete its MLflow database"):
+    with pytest.raises(ValueError, match=r"would be written outside this folder.*registry relocate"):
         experiment_id(client, elsewhere)
+
+
+def test_an_experiment_whose_files_are_in_a_folder_behind_another_machines_server_is_refused():
+    """As it is where somebody made it without --artifact-location: only the server's machine has that folder."""
+    settings = SETTINGS.model_copy(
+        update={"uri": "http://mlflow.example.org:5000", "artifact_location": "s3://b/mlflow"}
+    )
+    kept = SimpleNamespace(lifecycle_stage="active", artifact_location="/srv/mlruns/1", experiment_id="1")
+    client = cast(MlflowClient, SimpleNamespace(get_experiment_by_name=lambda name: kept))
+    with pytest.raises(ValueError, match=r"/srv/mlruns/1.*another tracking\.experiment.*s3://b/mlflow"):
+        experiment_id(client, settings)
+    kept.artifact_location = "s3://elsewhere/mlflow/1"
+    assert experiment_id(client, settings) == "1"

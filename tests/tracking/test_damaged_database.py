@@ -87,9 +87,9 @@ def test_a_damaged_prefect_database_stops_before_its_server_starts(
     refuse_damaged_history(tmp_path)
     damage(database, kind)
     (tmp_path / "prefect.db-wal").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"prefect\.db: .*past runs.*`rm ") as error:
+    with pytest.raises(ValueError, match=r"prefect\.db: .*past runs.*`mkdir ") as error:
         refuse_damaged_history(tmp_path)
     assert "\n" not in str(error.value)
     subprocess.run(["bash", "-c", str(error.value).split("`")[1]], check=True)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["damaged-1"]  # moved, not removed
     refuse_damaged_history(tmp_path)

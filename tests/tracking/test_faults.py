@@ -10,13 +10,16 @@ from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from botocore.exceptions import ClientError
 from mlflow import MlflowClient
 from sqlalchemy import event
 
 from tasks.core import databases
 from tasks.core.settings import Paths
+from tasks.tracking import connection
 from tasks.tracking.connection import connect, experiment_id, mlflow_errors
 from tasks.tracking.settings import TrackingSettings
+from tests.services.servers import Postgres
 from tests.tracking.project import DATABASE, SETTINGS
 
 AUTHENTICATE, PERMISSION = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD", "let this user edit"
@@ -35,7 +38,7 @@ def told_by(settings: TrackingSettings) -> str:
 
 
 def at(uri: str) -> TrackingSettings:
-    return TrackingSettings(uri=uri, artifact_location="files", experiment="travel-desk", num_traces=0)
+    return TrackingSettings(uri=uri, artifact_location="mlflow-artifacts:/", experiment="travel-desk", num_traces=0)
 
 
 @contextmanager
@@ -130,6 +133,40 @@ NO_REGISTRY = [
 def test_a_uri_behind_which_no_registry_could_be_is_refused_with_the_params(uri: str):
     with pytest.raises(ValueError, match=r"sqlite:///artifacts/mlflow/mlflow\.db, or the URL of an MLflow server"):
         at(uri)
+
+
+@pytest.mark.slow
+@pytest.mark.services
+def test_a_postgres_that_refuses_is_told_at_once(
+    project: Paths, postgres: Postgres, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    """MLflow alone repeats each refusal for 100 s, and writes a warning each time."""
+    place = f"postgresql+psycopg://{postgres.user}@127.0.0.1:{postgres.port}"
+    monkeypatch.setattr(connection, "DATABASE_PAUSES", (100.0,))
+    monkeypatch.setenv("PGPASSWORD", postgres.password)
+    assert "there is no database of that name" in told_by(at(f"{place}/no-such"))
+    monkeypatch.setenv("PGPASSWORD", "guess-12345")
+    told = told_by(at(f"{place}/postgres"))
+    assert "Export PGPASSWORD" in told and "guess-12345" not in told
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.slow
+def test_a_postgres_that_is_down_is_waited_for_as_long_as_a_restart_takes(
+    project: Paths, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(connection, "DATABASE_PAUSES", (0.1, 0.1))
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        assert "Start the server" in told_by(at(f"postgresql+psycopg://me@127.0.0.1:{unused.getsockname()[1]}/mlflow"))
+    assert capfd.readouterr().err == ""
+
+
+def test_an_answer_of_s3_that_mlflow_passes_on_is_one_line(project: Paths):
+    answer = {"Error": {"Code": "AccessDenied"}, "ResponseMetadata": {"HTTPStatusCode": 403}}
+    settings = SETTINGS.model_copy(update={"artifact_location": "s3://not-ours/mlflow"})
+    with pytest.raises(ValueError, match=r"tracking\.artifact_location.*not ours"), mlflow_errors(settings):
+        raise ClientError(answer, "PutObject")
 
 
 def test_a_locked_database_names_no_server(project: Paths, monkeypatch: pytest.MonkeyPatch):

@@ -34,6 +34,7 @@ def tags_of(**changed: Any) -> dict[str, str]:
     origin = Origin(params, "seed: 7\n", None, "f11e", {"train": RECORD, "evaluate": EVALUATED})
     values = {
         "card": CARD, "evaluation": EVALUATION, "weights": "c0ffee", "description": DESCRIPTION, "drift": [],
+        "reason": "new problems",
     }  # fmt: skip
     return lineage_tags(origin, **{**values, **changed})
 
@@ -42,6 +43,7 @@ def test_every_tag_is_text_and_names_data_world_settings_and_results():
     tags = tags_of()
     assert all(isinstance(value, str) for value in tags.values())
     expected = {
+        "reason": "new problems",
         "weights_hash": "c0ffee",
         "snapshot": "iteration-0080",
         "seed": "7",

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import time
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
 
 from tasks.core.settings import Paths
 from tasks.tracking.connection import absolute_uri, connect, experiment_id
@@ -61,5 +65,39 @@ def test_a_run_that_does_not_exist_never_ends_training(project: Paths, capsys):
     log = live_logger({RUN_ID_VARIABLE: "0" * 32, URI_VARIABLE: absolute_uri(SETTINGS.uri)})
     assert log is not None
     log({"iteration": 1, "success_rate": 0.1})
-    log.thread.join(300)  # type: ignore[attr-defined]
-    assert "the flow logs them later" in capsys.readouterr().out
+    said = ""
+    while "kept and sent later" not in said:
+        assert log.thread.is_alive()  # type: ignore[attr-defined]
+        said += capsys.readouterr().out
+        time.sleep(0.1)
+    log.close()  # type: ignore[attr-defined]
+    assert not log.thread.is_alive()  # type: ignore[attr-defined]
+
+
+def test_rows_that_mlflow_did_not_take_are_sent_once_with_a_later_batch(
+    project: Paths, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """The second batch is stored, but its answer is lost; so it comes again, and each step is there once."""
+    client = connect(SETTINGS)
+    run_id = client.create_run(experiment_id(client, SETTINGS)).info.run_id
+    real, batches = MlflowClient.log_batch, []
+
+    def log_batch(self: MlflowClient, *args: Any, **kwargs: Any) -> None:
+        batches.append(kwargs["metrics"])
+        if len(batches) == 1:
+            raise ConnectionError("refused")
+        real(self, *args, **kwargs)
+        if len(batches) == 2:
+            raise ConnectionError("the answer was lost")
+
+    monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
+    monkeypatch.setattr("tasks.tracking.metrics._LiveLogger.BATCH_SECONDS", 0.1)
+    log = live_logger({RUN_ID_VARIABLE: run_id, URI_VARIABLE: absolute_uri(SETTINGS.uri)})
+    assert log is not None
+    for iteration in (1, 2, 3):
+        log({"iteration": iteration, "success_rate": iteration / 10})
+        while len(batches) < iteration:
+            time.sleep(0.01)
+    log.close()  # type: ignore[attr-defined]
+    assert [item.step for item in client.get_metric_history(run_id, "success_rate")] == [1, 2, 3]
+    assert capsys.readouterr().out.count("kept and sent later") == 1

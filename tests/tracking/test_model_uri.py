@@ -28,7 +28,7 @@ def registry(project: Paths) -> Registry:
     lineage = Path("lineage")
     lineage.mkdir()
     rows = "".join(f"{json.dumps(trajectory(name).to_row())}\n" for name in ("p0", "p1"))
-    (lineage / "test_trajectories.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
+    (lineage / "test_trajectories.jsonl.gzip").write_bytes(gzip.compress(rows.encode()))
     tags = {"seed": "11", "snapshot": "iteration-0100", "git_commit": "abc"}
     first, second = _snapshot("first"), _snapshot("second")
     hashes = {"weights": "w1", "folder_hash": files_hash(first)}
@@ -68,10 +68,10 @@ def test_a_version_without_trajectories_with_altered_ones_and_none_at_all_are_on
 ):
     source = str(registry.client.get_model_version("travel-desk-agent", "1").source).removeprefix("models:/")
     stored = Path(registry.client.get_logged_model(source).artifact_location.removeprefix("file://"))
-    (stored / "lineage" / "test_trajectories.jsonl.gz").write_bytes(gzip.compress(b"{}"))
+    (stored / "lineage" / "test_trajectories.jsonl.gzip").write_bytes(gzip.compress(b"{}"))
     cases = {
-        "models:/travel-desk-agent/1": "test_trajectories.jsonl.gz is gone or not the one that was registered",
-        "models:/travel-desk-agent/2": "travel-desk-agent version 2 has no lineage/test_trajectories.jsonl.gz",
+        "models:/travel-desk-agent/1": "test_trajectories.jsonl.gzip is gone or not the one that was registered",
+        "models:/travel-desk-agent/2": "travel-desk-agent version 2 has no lineage/test_trajectories.jsonl.gzip",
         "models:/travel-desk-agent/9": "there is no such version",
         "models:/travel-desk-agent@previous": "there is no such version",
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from tasks.tracking.aliases import TRANSITION, open_registry
 from tasks.tracking.registry import Registry
 from tasks.tracking.runs import close_killed_runs
 from tasks.tracking.settings import TrackingSettings
+from tests.services.servers import QUIET, reserved_port
 from tests.tracking.candidates import MODEL, drill, fork_server, promote, state, two_at_once, work, write_project
 
 pytestmark = pytest.mark.slow
@@ -46,7 +46,12 @@ class Server:
         stores = ["--backend-store-uri", f"sqlite:///{self.folder}/server.db", "--artifacts-destination", "files"]
         command = [sys.executable, "-m", "mlflow", "server", *stores, "--port", str(self.port), "--workers", "1"]
         self.process = subprocess.Popen(
-            command, cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+            command,
+            cwd=self.folder,
+            env={**os.environ, **QUIET},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
         deadline = time.monotonic() + 300
         while not self._answers():
@@ -63,14 +68,6 @@ class Server:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-
-
-def reserved_port() -> socket.socket:
-    """A port that the server may listen on and nobody else is given, though the server be down for a while."""
-    place = socket.socket()
-    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server sets it: then both may be bound to it
-    place.bind(("127.0.0.1", 0))
-    return place
 
 
 @pytest.fixture(scope="module")

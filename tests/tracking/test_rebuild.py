@@ -13,7 +13,7 @@ import yaml
 from tasks.commands.fetch import fetch
 from tasks.commands.lineage import describe, lineage
 from tasks.commands.rebuild import MARK, compare, verify
-from tasks.commands.reproduction import inputs_outside_git
+from tasks.commands.reproduction import has_commit, inputs_outside_git, repository_and_prefix
 from tasks.core.console import SafeConsole
 from tasks.models.settings import on_cpu
 from tasks.tracking.registry import Registry
@@ -71,6 +71,27 @@ def test_a_folder_with_other_things_and_a_commit_that_is_nowhere_are_refused_and
     (full / MARK).write_text(json.dumps({"version": "another"}), encoding="utf-8")
     assert "Name another folder" in refused(full)
     assert not (tmp_path / "again").exists() and not list(tmp_path.glob(".*partial"))
+
+
+def test_in_a_workspace_the_commit_is_the_codes_and_all_but_the_linked_code_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its problems.jsonl is its own, though the code has a file of that name."""
+    code, workspace = tmp_path / "code", tmp_path / "workspace"
+    (code / "tasks").mkdir(parents=True)
+    for name in ("tasks/suite.json", "problems.jsonl"):
+        (code / name).touch()
+    for command in ("init -q", "add .", "commit -q -m first"):
+        git(code, *command.split())
+    workspace.mkdir()
+    (workspace / "tasks").symlink_to(code / "tasks")
+    records = {"curate": {"data": {"tasks/suite.json": "aa", "problems.jsonl": "bb"}}}
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    for folder, expected in ((code, []), (workspace, ["problems.jsonl"])):
+        monkeypatch.chdir(folder)
+        assert repository_and_prefix() == (str(code), "")
+        assert has_commit("HEAD")
+        assert inputs_outside_git("HEAD", records) == expected
 
 
 def test_a_configuration_that_differs_is_told_though_the_weights_are_the_same(registry: Registry):

@@ -8,6 +8,7 @@ and reading takes time in proportion to its length. Stored demonstrations contai
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -60,12 +61,18 @@ def _escape(letter: str) -> str:
     return letter if letter.isascii() else json.dumps(letter)[1:-1]
 
 
-def decode_json(text: str, position: int = 0) -> tuple[Any, int] | None:
-    """The JSON value that begins at `position`, and where it ends; None where there is none.
+def next_json(text: str, position: int, gap: re.Pattern[str]) -> tuple[Any, int] | None:
+    """The JSON value after a gap at `position`, and where the gap after it ends; None where there is none.
 
     An error costs a scan of the text before it, so a reader stops at the first one.
     """
     try:
-        return json.JSONDecoder().raw_decode(text, position)
+        value, end = json.JSONDecoder().raw_decode(text, end_of_gap(text, position, gap))
     except (ValueError, RecursionError):
         return None
+    return value, end_of_gap(text, end, gap)
+
+
+def end_of_gap(text: str, position: int, gap: re.Pattern[str]) -> int:
+    found = gap.match(text, position)
+    return found.end() if found else position

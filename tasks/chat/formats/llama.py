@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from tasks.chat.formats.base import CallFormat, Calls, decode_json
+from tasks.chat.formats.base import CallFormat, Calls, end_of_gap, next_json
 from tasks.core.json_text import json_line
 from tasks.core.records import ToolCall
 from tasks.core.tool_calls import as_call
@@ -35,19 +35,14 @@ def _read(text: str) -> Calls:
 
 def _read_values(text: str) -> tuple[list[Any], bool]:
     """(the JSON values between which there are spaces or semicolons, whether that is all)."""
-    values, position = list[Any](), _end_of_gap(text, 0)
+    values, position = list[Any](), end_of_gap(text, 0, BETWEEN_CALLS)
     while position < len(text) and len(values) < MOST_VALUES:
-        found = decode_json(text, position)
+        found = next_json(text, position, BETWEEN_CALLS)
         if found is None:
             return values, False
-        values.append(found[0])
-        position = _end_of_gap(text, found[1])
+        value, position = found
+        values.append(value)
     return values, position == len(text)
-
-
-def _end_of_gap(text: str, start: int) -> int:
-    found = BETWEEN_CALLS.match(text, start)
-    return found.end() if found else start
 
 
 def _write(calls: Sequence[ToolCall]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tasks.chat.formats.base import CallFormat, Calls, decode_json
+from tasks.chat.formats.base import CallFormat, Calls, next_json
 from tasks.chat.formats.tags import escape_tags
 from tasks.core.json_text import json_line
 from tasks.core.records import ToolCall
@@ -25,7 +25,7 @@ def _read(text: str) -> Calls:
         if found is None or not found[0]:
             return [*calls, None]
         calls += found[0]
-        position = _end_of_gap(text, found[1])
+        position = found[1]
         if position == len(text):
             break
         if not text.startswith(MARK, position):
@@ -34,22 +34,17 @@ def _read(text: str) -> Calls:
 
 
 def _read_after_mark(text: str, position: int) -> tuple[Calls, int] | None:
-    """(the calls after one mark, where they end)."""
+    """(the calls after one mark, where the gap after them ends)."""
     named = NAMED.match(text, position)
     if not named and not LISTED.match(text, position):
         return None
-    found = decode_json(text, named.end() if named else _end_of_gap(text, position))
+    found = next_json(text, named.end() if named else position, GAP)
     if found is None:
         return None
     value, end = found
     if named:
         return [as_call({"name": named[1], "arguments": value})], end
     return [as_call(item) for item in value], end
-
-
-def _end_of_gap(text: str, start: int) -> int:
-    found = GAP.match(text, start)
-    return found.end() if found else start
 
 
 def _write_named(calls: Sequence[ToolCall]) -> str:

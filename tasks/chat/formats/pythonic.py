@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -154,32 +154,37 @@ def _unescape(found: re.Match[str]) -> str:
     return chr(number)
 
 
-def _write(calls: Sequence[ToolCall], *, quote: str, opening: str = "", closing: str = "") -> str:
-    return f"{opening}[{', '.join(_write_call(call, quote) for call in calls)}]{closing}"
+def _write(
+    calls: Sequence[ToolCall], *, write_value: Callable[[Any], str], opening: str = "", closing: str = ""
+) -> str:
+    return f"{opening}[{', '.join(_write_call(call, write_value) for call in calls)}]{closing}"
 
 
-def _write_call(call: ToolCall, quote: str) -> str:
-    return f"{call.name}({', '.join(f'{key}={_write_value(value, quote)}' for key, value in call.arguments.items())})"
+def _write_call(call: ToolCall, write_value: Callable[[Any], str]) -> str:
+    return f"{call.name}({', '.join(f'{key}={write_value(value)}' for key, value in call.arguments.items())})"
 
 
-def _write_value(value: Any, quote: str) -> str:
-    if isinstance(value, str):
-        return _write_string(value, quote)
+def _as_python(value: Any) -> str:
     if isinstance(value, list):
-        return f"[{', '.join(_write_value(item, quote) for item in value)}]"
+        return f"[{', '.join(map(_as_python, value))}]"
     if isinstance(value, dict):
-        pairs = (f"{_write_string(key, quote)}: {_write_value(item, quote)}" for key, item in value.items())
-        return f"{{{', '.join(pairs)}}}"
-    return repr(value) if value is None or isinstance(value, bool) else json_line(value)
+        return f"{{{', '.join(f'{_as_python(key)}: {_as_python(item)}' for key, item in value.items())}}}"
+    return repr(value) if value is None or isinstance(value, bool) else _as_json(value)
 
 
-def _write_string(text: str, quote: str) -> str:
+def _as_lfm(value: Any) -> str:
+    """Text in single quotes; lists and objects are JSON."""
+    if isinstance(value, str):
+        return "'" + _as_json(value)[1:-1].replace(r"\"", '"').replace("'", r"\'") + "'"
+    return _as_json(value) if isinstance(value, list | dict) else _as_python(value)
+
+
+def _as_json(value: Any) -> str:
     """JSON's escapes are also Python's; the tags that end a call are escaped, as data must not end it."""
-    body = json_line(text)[1:-1].replace("<|", r"\u003c|")
-    return f'"{body}"' if quote == '"' else "'" + body.replace(r"\"", '"').replace("'", r"\'") + "'"
+    return json_line(value).replace("<|", r"\u003c|")
 
 
-PYTHONIC = CallFormat("pythonic", _read, partial(_write, quote='"'), described_as="[func_name1(")
+PYTHONIC = CallFormat("pythonic", _read, partial(_write, write_value=_as_python), described_as="[func_name1(")
 LFM_PYTHONIC = CallFormat(
-    "pythonic in tags", _read, partial(_write, quote="'", opening=OPENINGS[0], closing=CLOSINGS[0])
+    "pythonic in tags", _read, partial(_write, write_value=_as_lfm, opening=OPENINGS[0], closing=CLOSINGS[0])
 )

@@ -7,15 +7,21 @@ value
 </parameter>
 </function>
 </tool_call>
+
+Qwen 3.6 and later write `true` and `null` as JSON does; the others write `True` and `None`, except in lists and
+objects, which are JSON in all.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from tasks.chat.formats.base import CallFormat, Calls
 from tasks.chat.formats.tags import bare_text
+from tasks.core.json_text import json_line
 from tasks.core.records import ToolCall
 from tasks.core.tool_calls import CLOSE, OPEN, between_tags
 
@@ -50,16 +56,29 @@ def _read_parameters(text: str) -> dict[str, str] | None:
     return arguments if not text[position:].strip() else None
 
 
-def _write(calls: Sequence[ToolCall]) -> str:
-    return "\n".join(map(_write_call, calls))
+def _write(calls: Sequence[ToolCall], *, write_word: Callable[[Any], str]) -> str:
+    return "\n".join(_write_call(call, write_word) for call in calls)
 
 
-def _write_call(call: ToolCall) -> str:
+def _write_call(call: ToolCall, write_word: Callable[[Any], str]) -> str:
     parameters = "".join(
-        f"<parameter={name}>\n{bare_text(value, OPEN, CLOSE, END_PARAMETER)}\n{END_PARAMETER}\n"
+        f"<parameter={name}>\n{_write_value(value, write_word)}\n{END_PARAMETER}\n"
         for name, value in call.arguments.items()
     )
     return f"{OPEN}\n{FUNCTION}{call.name}>\n{parameters}{END_FUNCTION}\n{CLOSE}"
 
 
-QWEN_XML = CallFormat("qwen xml", _read, _write, has_bare_values=True, described_as="<function=example_function_name>")
+def _write_value(value: Any, write_word: Callable[[Any], str]) -> str:
+    if value is None or isinstance(value, bool):
+        return write_word(value)
+    return bare_text(value, OPEN, CLOSE, END_PARAMETER)
+
+
+QWEN_XML = CallFormat(
+    "qwen xml",
+    _read,
+    partial(_write, write_word=json_line),
+    has_bare_values=True,
+    described_as="<function=example_function_name>",
+)
+QWEN_XML_PYTHON = CallFormat("qwen xml, python's words", _read, partial(_write, write_word=str), has_bare_values=True)

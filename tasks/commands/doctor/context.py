@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from tasks.chat.format import ChatFormat
@@ -21,10 +20,11 @@ from tasks.commands.doctor.model import Model, trained_folder
 from tasks.core.records import Problem, Trajectory
 from tasks.core.settings import Paths, Settings
 from tasks.core.splits import read_split
+from tasks.core.urls import local_path
 from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.catalog import load_bare_environment
 from tasks.environments.settings import EnvironmentSettings
-from tasks.learning.shared.settings import GRPOSettings
+from tasks.learning.shared.settings import GRPOSettings, SupervisedSettings
 from tasks.models.embedded import build_tokenizer, is_embedded
 from tasks.models.folders import (
     load_fast_tokenizer,
@@ -45,7 +45,9 @@ from tasks.stages.assess.settings import AssessSettings
 from tasks.stages.curate.settings import CurateSettings
 from tasks.stages.curate.splitting import SPLITS, in_turn
 from tasks.stages.evaluate.settings import EvaluateSettings
+from tasks.storage.settings import PathsSettings, StorageSettings
 from tasks.tools.base import Environment
+from tasks.tracking.settings import TrackingSettings
 
 PLAY_SECONDS = 3.0  # references are played until then, at least the first batch
 BATCH = 16  # references at once
@@ -69,6 +71,9 @@ NO_LIMITS = SamplingSettings(
 
 class DoctorSections(Settings):
     seed: int
+    paths: PathsSettings
+    storage: StorageSettings
+    tracking: TrackingSettings
     compute: ComputeSettings
     model: ModelSettings
     environment: EnvironmentSettings
@@ -77,6 +82,7 @@ class DoctorSections(Settings):
     curate: CurateSettings
     assess: AssessSettings
     reward: RewardSettings
+    warm_start: SupervisedSettings
     train: GRPOSettings
     evaluate: EvaluateSettings
 
@@ -123,7 +129,7 @@ class DoctorContext:
             return self._unbuilt_model()
         if folder is None:
             check_model_path(path)
-        folder = resolve_model(folder or Path(path))
+        folder = resolve_model(folder or local_path(path))
         tokenizer = load_fast_tokenizer(folder) if embedded else load_tokenizer(folder)
         state_template(tokenizer, self.settings.model.template)
         config = model_config(folder)

@@ -21,11 +21,13 @@ from tasks.commands.doctor.environment import lost_episodes, same_seed, separate
 from tasks.commands.doctor.findings import Finding, NotCheckable, Skipped, of_error, skipped
 from tasks.commands.doctor.machine import disk, duration, memory, threads
 from tasks.commands.doctor.scoring import doing_nothing, references_score
+from tasks.commands.doctor.storage import storage
 from tasks.core.files import json_hash, read_json, read_yaml, write_json
 from tasks.core.provenance import LOCK_FILE
 from tasks.core.settings import Paths, load, load_paths, read_params
 from tasks.pipeline.order import check_params, prepare_process
 from tasks.pipeline.run_lock import only_run
+from tasks.storage.inputs import copy_inputs
 
 if TYPE_CHECKING:
     from tasks.core.console import SafeConsole
@@ -52,6 +54,7 @@ CHECKS: dict[str, Check] = {
     "memory": memory,
     "disk": disk,
     "duration": duration,
+    "storage": storage,
 }
 # With a template that fails, checks that play references as text would only fail too.
 NEEDS = dict.fromkeys(
@@ -79,6 +82,7 @@ def run_doctor(*, debug: bool = False) -> bool:
             f"Run `python -m tasks curate` first."
         )
     prepare_process(params)
+    copy_inputs(params)
     with only_run(paths.artifacts):
         from tasks.core.console import SafeConsole
 

@@ -14,16 +14,15 @@ from tasks.commands.doctor.findings import NotCheckable, Skipped
 from tasks.learning.shared.settings import GRPOSettings
 from tasks.models.torch_setup import device_name
 from tasks.planning.hardware import measured, this_machine
-from tasks.planning.memory import trained_parameters
+from tasks.planning.memory import checkpoint_bytes, model_bytes, snapshot_bytes
 from tasks.planning.seconds import Lengths, Seconds, plan_seconds
-from tasks.planning.setup import PlanSections, Setup, num_bytes
+from tasks.planning.setup import PlanSections, Setup
 from tasks.planning.shapes import UnknownShape, config_shape
 from tasks.stages.evaluate.settings import EvaluateSettings
 
 KEPT_CHECKPOINTS = 3  # two are kept, a third is being written
 COPIES = 2  # of what DVC tracks: in artifacts/ and in its cache
 TRAJECTORY_BYTES = 20  # per token, as stored; 5.6 KB were measured for 300 tokens
-FLOAT = 4
 
 
 def planned_setup(context: DoctorContext) -> Setup:
@@ -31,7 +30,11 @@ def planned_setup(context: DoctorContext) -> Setup:
     settings, model = context.settings, context.model
     device_name(settings.compute)
     sections = PlanSections(
-        compute=settings.compute, engine=settings.engine, sampling=settings.sampling, train=settings.train
+        compute=settings.compute,
+        engine=settings.engine,
+        sampling=settings.sampling,
+        warm_start=settings.warm_start,
+        train=settings.train,
     )
     try:
         shape = config_shape(model.source, model.config, num_parameters=model.num_parameters)
@@ -56,19 +59,19 @@ def seconds_needed(context: DoctorContext) -> Seconds:
     sizes = {split: len(context.problems[split]) for split in ("select", "test")}
     episodes = evaluated_episodes(context.settings.train, context.settings.evaluate, sizes)
     timed = Setup(setup.shape, setup.settings, machine)
-    return plan_seconds(timed, _lengths(context), evaluated_episodes=episodes)
+    has_warm_start = context.settings.assess.warm_start_below > 0
+    return plan_seconds(timed, _lengths(context), evaluated_episodes=episodes, has_warm_start=has_warm_start)
 
 
 def disk_needed(context: DoctorContext) -> float:
     """Bytes of snapshots, of the current checkpoints, and of the trajectories of assess, evaluate and promote."""
     setup, settings = planned_setup(context), context.settings
-    state = FLOAT * trained_parameters(setup) * (3 + (settings.train.kl_weight > 0))  # policy, averages, reference
     a_trajectory = settings.sampling.max_tokens_per_episode * TRAJECTORY_BYTES
     sizes = {split: len(context.problems[split]) for split in ("select", "test")}
     episodes = evaluated_episodes(settings.train, settings.evaluate, sizes)
     episodes += settings.assess.num_problems * settings.assess.samples_per_problem
     kept = COPIES * (num_snapshots(settings.train) * snapshot_bytes(setup) + episodes * a_trajectory)
-    return kept + KEPT_CHECKPOINTS * state + weights_bytes(setup)  # the last is the registry's
+    return kept + KEPT_CHECKPOINTS * checkpoint_bytes(setup) + model_bytes(setup)  # the last is the registry's
 
 
 def evaluated_episodes(train: GRPOSettings, evaluate: EvaluateSettings, num_problems: Mapping[str, int]) -> int:
@@ -79,16 +82,6 @@ def evaluated_episodes(train: GRPOSettings, evaluate: EvaluateSettings, num_prob
 
 def num_snapshots(train: GRPOSettings) -> int:
     return math.ceil(train.num_iterations / train.snapshot_interval)
-
-
-def snapshot_bytes(setup: Setup) -> float:
-    """The model in its dtype, or the adapter alone."""
-    is_adapter = setup.settings.train.lora is not None
-    return FLOAT * trained_parameters(setup) if is_adapter else weights_bytes(setup)
-
-
-def weights_bytes(setup: Setup) -> float:
-    return setup.shape.num_parameters * num_bytes(setup.settings.compute.weights)
 
 
 def _lengths(context: DoctorContext) -> Lengths:

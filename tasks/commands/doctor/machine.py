@@ -11,13 +11,13 @@ from tasks.commands.doctor.estimates import (
     num_snapshots,
     planned_setup,
     seconds_needed,
-    snapshot_bytes,
 )
 from tasks.commands.doctor.findings import Finding, failed, passed, warned
+from tasks.core.machine import num_processors
 from tasks.core.progress import spell
-from tasks.planning.hardware import amount, num_processors
-from tasks.planning.memory import plan_memory, warm_start_bytes
-from tasks.planning.nearest import TIGHT, arithmetic, remedy
+from tasks.planning.hardware import amount
+from tasks.planning.memory import plan_memory, share_fault, snapshot_bytes, warm_start_memory
+from tasks.planning.nearest import TIGHT, WITHOUT_WARM_START, arithmetic, remedy
 
 LONG_HOURS = 24
 
@@ -35,15 +35,17 @@ def threads(context: DoctorContext) -> Finding:
 
 def memory(context: DoctorContext) -> Finding:
     setup = planned_setup(context)
+    if fault := share_fault(setup):
+        return failed(fault, "vLLM would not start. Raise the share, or lower sampling.max_tokens_per_episode.")
     needed, there = plan_memory(setup), setup.machine.memory
     told = f"training takes about {amount(needed.peak)}, {amount(there)} are free on {setup.machine.name}"
     if needed.peak > TIGHT * there:
         told += f": {arithmetic(needed)}"
-    warm_start = warm_start_bytes(setup) if context.settings.assess.warm_start_below > 0 else None
-    if warm_start is not None and needed.peak < warm_start:
+    warm_start = warm_start_memory(setup).peak if context.settings.assess.warm_start_below > 0 else 0.0
+    if needed.peak < warm_start:
         told += f"; a warm start would train all weights: {amount(warm_start)}"
         if needed.peak <= there < warm_start:
-            return warned(told, "Set assess.warm_start_below: 0.0, which leaves the warm start out.")
+            return failed(told, WITHOUT_WARM_START)
     return _against(needed.peak, there, told, remedy(setup))
 
 
@@ -60,7 +62,8 @@ def disk(context: DoctorContext) -> Finding:
 
 def duration(context: DoctorContext) -> Finding:
     seconds = seconds_needed(context)
-    told = f"a guess: train {spell(seconds.train)}, evaluate {spell(seconds.evaluate)}"
+    warm_start = f"warm start {spell(seconds.warm_start)}, " if seconds.warm_start else ""
+    told = f"a guess: {warm_start}train {spell(seconds.train)}, evaluate {spell(seconds.evaluate)}"
     if seconds.total > LONG_HOURS * 3600:
         return warned(told, "Lower train.num_iterations, use a smaller model, or plan for it; a killed run continues.")
     return passed(told)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from tasks.commands.plan.plan import Plan, is_tight
 from tasks.core.progress import spell
 from tasks.planning.hardware import amount
-from tasks.planning.memory import Memory
-from tasks.planning.nearest import arithmetic, fits
+from tasks.planning.memory import Memory, share_fault
+from tasks.planning.nearest import WITHOUT_WARM_START, arithmetic, fits
 from tasks.planning.seconds import Seconds
 
 if TYPE_CHECKING:
@@ -20,31 +20,38 @@ def print_plan(plan: Plan, console: SafeConsole | None = None) -> bool:
     from tasks.core.console import SafeConsole
 
     console = console or SafeConsole()
-    does_fit = fits(plan.setup)
-    for line in (_verdict(plan), *plan.head, *_warm_start_line(plan)):
+    for line in (_verdict(plan), *_share_line(plan), *plan.head, *_warm_start_line(plan)):
         console.print(line, soft_wrap=True)
     console.print(_memory_table(plan.memory))
     if plan.seconds:
         console.print(_seconds_table(plan, plan.seconds))
-    elif does_fit:
+    elif plan.does_fit:
         console.print("time and dollars: unknown for this card")
-    if plan.setup.machine.is_gpu or not does_fit:
+    if plan.setup.machine.is_gpu or not plan.does_fit:
         console.print(_fits_table(plan))
-    return does_fit
+    return plan.does_fit
 
 
 def _verdict(plan: Plan) -> str:
     setup, memory = plan.setup, plan.memory
     if not fits(setup):
         return f"does not fit: {arithmetic(memory)}"
+    if plan.is_warm_start_too_large:
+        return "the warm start does not fit, the rest does"
     told = f"{amount(memory.peak)} of {amount(setup.machine.memory)}"
     return f"tight: {told}, and an estimate is no promise" if is_tight(setup) else f"fits: {told}"
 
 
+def _share_line(plan: Plan) -> list[str]:
+    fault = share_fault(plan.setup)
+    return [] if fault is None else [f"{fault}: vLLM would not start"]
+
+
 def _warm_start_line(plan: Plan) -> list[str]:
-    if plan.warm_start is None:
+    if plan.warm_start is None or plan.warm_start <= plan.memory.peak:
         return []
-    return [f"a warm start would train all weights: {amount(plan.warm_start)}; set assess.warm_start_below: 0.0"]
+    told = f"a warm start would train all weights: {amount(plan.warm_start)} of {amount(plan.setup.machine.memory)}"
+    return [f"{told}. {WITHOUT_WARM_START}" if plan.is_warm_start_too_large else told]
 
 
 def _memory_table(memory: Memory) -> Any:
@@ -60,6 +67,9 @@ def _seconds_table(plan: Plan, seconds: Seconds) -> Any:
     for name in ("rollout", "reference", "update", "refresh", "checkpoint"):
         table.add_row(name, _time(getattr(seconds, name)), "")
     table.add_row("one iteration", _time(seconds.iteration), "all of the above")
+    if seconds.warm_start:
+        num_steps = plan.setup.settings.warm_start.num_steps
+        table.add_row("warm start", _time(seconds.warm_start), f"{num_steps:,} steps, if the base model needs them")
     table.add_row("train", _time(seconds.train), f"{seconds.num_iterations:,} iterations")
     table.add_row("evaluate", _time(seconds.evaluate), "all snapshots on select, three models on test")
     table.add_row("sampled tokens a day", count(seconds.tokens_per_day), "while training")

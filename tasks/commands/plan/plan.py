@@ -13,10 +13,12 @@ from typing import Any
 
 from tasks.commands.doctor.estimates import evaluated_episodes
 from tasks.commands.profile import read_profiles
+from tasks.core.machine import total_memory
 from tasks.core.settings import PARAMS_FILE, Settings, load, parse_params, read_params
+from tasks.core.urls import local_path
 from tasks.models.settings import ModelSettings
-from tasks.planning.hardware import GPUS, Machine, amount, find_gpu, measured, this_machine, total_memory
-from tasks.planning.memory import Memory, plan_memory, warm_start_bytes
+from tasks.planning.hardware import GPUS, Machine, amount, find_gpu, measured, this_machine
+from tasks.planning.memory import Memory, plan_memory, warm_start_memory
 from tasks.planning.nearest import TIGHT, describe, fits, nearest_that_fits
 from tasks.planning.seconds import Lengths, Seconds, assumed_lengths, plan_seconds
 from tasks.planning.setup import PlanSections, Setup
@@ -48,9 +50,17 @@ class Plan:
     memory: Memory
     seconds: Seconds | None
     fits_on: dict[str, str]  # machine: "yes", "tight", the settings with which it fits, or "no"
-    warm_start: float | None  # bytes, where a warm start may train all weights of a run with LoRA
+    warm_start: float | None  # bytes of a warm start, where there may be one
     head: tuple[str, ...]  # what was planned, in lines for people
     is_own_price: bool
+
+    @property
+    def is_warm_start_too_large(self) -> bool:
+        return self.warm_start is not None and self.warm_start > self.setup.machine.memory
+
+    @property
+    def does_fit(self) -> bool:
+        return fits(self.setup) and not self.is_warm_start_too_large
 
     def as_row(self) -> dict[str, Any]:
         """Everything, for a program."""
@@ -61,7 +71,7 @@ class Plan:
             "machine": {**asdict(machine), "rate": dict(machine.rate)},
             "lengths": asdict(self.lengths),
             "memory": {**{part.name: asdict(part) for part in self.memory.parts}, "peak": self.memory.peak},
-            "fits": fits(self.setup),
+            "fits": self.does_fit,
             "fits_on": self.fits_on,
             "warm_start": self.warm_start,
             "seconds": seconds and {**asdict(seconds), "iteration": seconds.iteration, "total": seconds.total},
@@ -93,15 +103,18 @@ def make_plan(
     lengths = assumed_lengths(setup) if tokens is None else Lengths(*tokens, longest=tokens[1] + tokens[2])
     sizes = {"select": sections.curate.max_select_problems, "test": sections.curate.max_test_problems}
     episodes = evaluated_episodes(settings.train, sections.evaluate, sizes)
-    is_timed = fits(setup) and bool(machine.rate)
+    is_timed, has_warm_start = fits(setup) and bool(machine.rate), sections.assess.warm_start_below > 0
+    seconds = (
+        plan_seconds(setup, lengths, evaluated_episodes=episodes, has_warm_start=has_warm_start) if is_timed else None
+    )
     return Plan(
         setup=setup,
         lengths=lengths,
         memory=plan_memory(setup),
-        seconds=plan_seconds(setup, lengths, evaluated_episodes=episodes) if is_timed else None,
-        fits_on=_fits_on(setup),
-        warm_start=warm_start_bytes(setup) if sections.assess.warm_start_below > 0 else None,
-        head=_head(setup, model, profiles, None if tokens is None else lengths),
+        seconds=seconds,
+        fits_on=_fits_on(setup, has_warm_start=has_warm_start),
+        warm_start=warm_start_memory(setup).peak if has_warm_start else None,
+        head=_head(setup, model or sections.model.path, profiles, None if tokens is None else lengths),
         is_own_price=dollars_per_hour is not None,
     )
 
@@ -120,11 +133,13 @@ def _machine(gpu: str | None, settings: PlanSections, shape: Shape) -> Machine:
     return measured(machine, hidden=shape.hidden, inner=shape.inner, num_threads=compute.num_threads)
 
 
-def _fits_on(setup: Setup) -> dict[str, str]:
+def _fits_on(setup: Setup, *, has_warm_start: bool) -> dict[str, str]:
     told = {}
     for name, machine in GPUS.items():
         there = replace(setup, machine=machine)
         changes = nearest_that_fits(there)
+        if changes is not None and has_warm_start and warm_start_memory(there).peak > machine.memory:
+            changes = [*changes, ("assess.warm_start_below", 0.0)]
         as_it_is = "tight" if is_tight(there) else "yes"
         told[name] = "no" if changes is None else f"with {describe(changes)}" if changes else as_it_is
     return told
@@ -134,15 +149,15 @@ def is_tight(setup: Setup) -> bool:
     return plan_memory(setup).peak > TIGHT * setup.machine.memory
 
 
-def _head(setup: Setup, model: str | None, profiles: Sequence[str], lengths: Lengths | None) -> tuple[str, ...]:
+def _head(setup: Setup, model: str, profiles: Sequence[str], lengths: Lengths | None) -> tuple[str, ...]:
     """Which model, settings and lengths."""
     shape, compute, lora = setup.shape, setup.settings.compute, setup.settings.train.lora
     kind = f"LoRA, {compute.frozen} base" if lora else f"full, {compute.weights}"
     source = f"profile {' with '.join(profiles)}" if profiles else PARAMS_FILE
     told = f"{lengths.prompt:,.0f} of prompt, {lengths.sampled:,.0f} sampled, " if lengths else WORST_CASE
-    by_name = model is not None and shape.name in KNOWN and model.lower() != shape.name.lower()
+    by_name = shape.name in KNOWN and not local_path(model).is_dir()
     return (
-        f"{shape.name} ({_weights(shape.num_parameters)}) on {_machine_line(setup.machine)}",
+        f"{shape.name} ({_weights(shape)}) on {_machine_line(setup.machine)}",
         *([f"{model}: no such folder, planned by its name"] if by_name else []),
         f"settings of {source}: {kind}, engine {setup.settings.engine.name}",
         f"lengths: {told}{f'{lengths.replies:,.0f} of replies' if lengths else ''}",
@@ -150,8 +165,10 @@ def _head(setup: Setup, model: str | None, profiles: Sequence[str], lengths: Len
     )
 
 
-def _weights(number: int) -> str:
-    return f"{number / 1e9:,.2f} billion weights" if number >= 1e8 else f"{number / 1e6:,.2f} million weights"
+def _weights(shape: Shape) -> str:
+    number = shape.num_parameters
+    told = f"{number / 1e9:,.2f} billion weights" if number >= 1e8 else f"{number / 1e6:,.2f} million weights"
+    return f"{told}, {shape.experts.active} of {shape.experts.total} experts per token" if shape.experts else told
 
 
 def _machine_line(machine: Machine) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedModel
 
-from tasks.engines.transformers.decode_step import Decoder, is_traceable
+from tasks.engines.transformers.decode_step import Decoder
 from tasks.engines.transformers.memory import ForwardLimits
 from tasks.engines.transformers.shard import EngineShard
 from tasks.models.architecture import check_own_forward, example_ids, own_logp
@@ -22,12 +22,17 @@ from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
 LIMITS = ForwardLimits(num_bytes=12, per_token=1, in_step=3)
 PROMPTS, APPENDS = (18, 17, 3), (6, 5, 2)  # tokens of each episode
 WRITTEN = 2  # tokens of a turn
+_checked: set[str] = set()  # architectures that passed in this process
 
 
 def check_architecture(model: PreTrainedModel, *, max_tokens: int) -> None:
-    """ValueError for a model whose episodes of up to `max_tokens` the engine would play with another distribution."""
+    """ValueError for a model whose episodes of up to `max_tokens` the engine would play with another distribution.
+
+    The episodes are played once in a process for each architecture: about 1 s on a CPU, most of it tracing.
+    """
     check_playable(model.config, max_tokens=max_tokens)
-    if is_traceable(model):  # the engine's tests cover these families
+    architecture = f"{model.device.type} {model.dtype} {model.config.to_json_string()} {model}"
+    if architecture in _checked:
         return
     check_own_forward(
         model,
@@ -36,6 +41,7 @@ def check_architecture(model: PreTrainedModel, *, max_tokens: int) -> None:
         harm="another policy would be played",
         remedy="Set engine.name: vllm.",
     )
+    _checked.add(architecture)
 
 
 def _gaps_from_own_forward(model: PreTrainedModel) -> list[float]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.chat.format import ChatFormat
-from tasks.engines.vllm.settings import settings_of
+from tasks.engines.vllm.shared import Start
 from tasks.models.policy_weights import AdapterShape
 from tasks.models.settings import ComputeSettings
 from tasks.rollouts.engine import Engine
@@ -26,10 +26,11 @@ def load_engine(
     model: PreTrainedModel | None,
     lora: AdapterShape | None,
 ) -> Engine:
-    if settings_of(engine).mode == "server":
+    start = Start(folder, chat, sampling, engine, lora)
+    if start.options.mode == "server":
         from tasks.engines.vllm.server_engine import ServerEngine
 
-        return ServerEngine(folder=folder, chat=chat, sampling=sampling, settings=engine, lora=lora)
+        return ServerEngine(start)
     from tasks.engines.vllm.in_process import VLLMEngine
 
-    return VLLMEngine(folder=folder, chat=chat, sampling=sampling, settings=engine, lora=lora)
+    return VLLMEngine(start)

@@ -12,14 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.chat.format import ChatFormat
-from tasks.engines.vllm import shared as vllm_shared
 from tasks.engines.vllm.core_process import NotStarted, VLLMCore, core_death, start_core
-from tasks.engines.vllm.settings import WRONG_DTYPE, settings_of
-from tasks.engines.vllm.weights_folder import WeightsFolder
-from tasks.models.policy_weights import AdapterShape, PolicyWeights
+from tasks.engines.vllm.settings import WRONG_DTYPE
+from tasks.engines.vllm.shared import Start, seed_for_vllm
+from tasks.models.policy_weights import PolicyWeights
 from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest, never
-from tasks.rollouts.settings import EngineSettings, SamplingSettings
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
@@ -29,22 +26,14 @@ HALF_APPLIED = "half applied"  # what vLLM calls its weights while a refresh is 
 
 
 class VLLMEngine:
-    """With `lora` the policy is an adapter over the weights in `folder`; a refresh then sends it alone."""
+    """With `lora` a refresh sends the adapter alone."""
 
     has_own_memory = knows_its_weights = True
     remedy = WRONG_DTYPE
 
-    def __init__(
-        self,
-        *,
-        folder: Path,
-        chat: ChatFormat,
-        sampling: SamplingSettings,
-        settings: EngineSettings,
-        lora: AdapterShape | None = None,
-    ):
-        self.options, self.settings, self.lora = settings_of(settings), settings, lora
-        self.chat, self.sampling, self.policy_version = chat, sampling, 0
+    def __init__(self, start: Start):
+        self.options, self.settings, self.lora = start.options, start.settings, start.lora
+        self.chat, self.sampling, self.policy_version = start.chat, start.sampling, 0
         self.conversation: dict[EpisodeHandle, list[int]] = {}
         self.under_way: dict[str, TurnRequest] = {}
         self.num_requests = self.num_restarts = self.num_retried_turns = 0
@@ -52,9 +41,9 @@ class VLLMEngine:
         self.is_asleep = self.is_closed = False
         self.has_first_weights = True
         self.adapter: Path | None = None
-        self.weights = WeightsFolder(Path(self.options.folder), chat.tokenizer, dtype=self.options.dtype)
+        self.weights = start.weights_folder()
         try:
-            self.served = self.weights.open_model(folder)
+            self.served = self.weights.open_model(start.folder)
             self.core = self._start()
             try:
                 self.core.label(str(self.policy_version))
@@ -161,7 +150,8 @@ class VLLMEngine:
 
         Level 2 drops the weights, since a refresh brings all of them. One that brings an adapter needs those below it.
         """
-        self.is_asleep = self.core.sleep(1 if self._takes_adapters else 2)
+        if not self.is_asleep:
+            self.is_asleep = self.core.sleep(1 if self._takes_adapters else 2)
 
     def counts(self) -> dict[str, float]:
         return {
@@ -181,7 +171,7 @@ class VLLMEngine:
         params = self._params(
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
-            seed=vllm_shared.seed_for_vllm(request.seed),
+            seed=seed_for_vllm(request.seed),
             max_tokens=request.max_new_tokens,
             logprobs=0,
             stop=self.sampling.stop_strings,

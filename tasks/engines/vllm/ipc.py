@@ -9,11 +9,12 @@ from __future__ import annotations
 import base64
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from tasks.engines.vllm.served_tensors import served_tensors
+from tasks.engines.vllm.served_tensors import Described, describe_tensors, served_tensors
 from tasks.models.policy_weights import PolicyWeights
+from tasks.models.torch_setup import free_unused
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from vllm.distributed.weight_transfer.base import WeightSource
 
 Transfer = Literal["disk", "ipc", "nccl"]
+BUFFER_BYTES = (
+    512 << 20
+)  # of GPU memory shared with vLLM, which copies each filling once more; vLLM's default is twice it
 MODE_OF = {"ipc": "in_process", "nccl": "server"}  # IPC needs the trainer's GPU, NCCL another one
 
 
@@ -51,31 +55,40 @@ def transfer_arguments(transfer: Transfer) -> dict[str, Any]:
 def send_by_ipc(llm: LLM, weights: PolicyWeights, dtype: torch.dtype | None) -> None:
     """Give vLLM's worker handles of copies in GPU memory, chunk by chunk, and wait until it has read them.
 
-    vLLM packs tensors into one buffer of bounded size, each cast to `dtype` on its way, so nothing else is copied.
+    vLLM packs tensors into one buffer, each cast to `dtype` on its way, so nothing else is copied. At the end the
+    buffer goes back to the GPU: what vLLM wakes next needs the memory.
     """
     from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo, IPCTrainerWeightTransferEngine
 
-    if weights.model.device.type != "cuda":
+    device = weights.model.device
+    if device.type == "cpu":
         raise ValueError(
-            f"engine.settings.transfer is ipc and the policy is on {weights.model.device}, so there is no GPU "
-            f"memory to share. Set engine.settings.transfer: disk."
+            f"engine.settings.transfer is ipc and the policy is on {device}, so there is no GPU memory to share. Set "
+            f"engine.settings.transfer: disk."
         )
+    described = describe_tensors(weights, dtype)
     IPCTrainerWeightTransferEngine.trainer_init(
-        IPCTrainerInitInfo(rank=0, packed=True),
+        IPCTrainerInitInfo(rank=0, packed=True, packed_buffer_size_bytes=buffer_bytes(described)),
         client=_Client(llm),
-        source=weight_source(lambda: served_tensors(weights, dtype)),
+        source=weight_source(lambda: served_tensors(weights, dtype), described),
     ).send_weights()
+    free_unused(device)
 
 
-def weight_source(tensors: Callable[[], Iterator[tuple[str, Tensor]]]) -> WeightSource:
-    """The stream that `tensors` begins anew, for vLLM's senders; their own source walks parameters and misses a tied
-    head.
+def buffer_bytes(described: Sequence[Described]) -> int:
+    """Enough for the largest tensor, since vLLM takes each whole: the embedding of 152,000 words at 7B has 1.09 GB."""
+    return max([BUFFER_BYTES, *(item.num_bytes for item in described)])
+
+
+def weight_source(tensors: Callable[[], Iterator[tuple[str, Tensor]]], described: Sequence[Described]) -> WeightSource:
+    """The stream that `tensors` begins anew, and what it yields, for vLLM's senders; their own source walks parameters
+    and misses a tied head.
     """
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
     class Tensors(WeightSource):
         def metadata(self) -> list[ParamMeta]:
-            return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self]
+            return [ParamMeta(item.name, item.dtype, item.shape) for item in described]
 
         def __iter__(self) -> Iterator[tuple[str, Tensor]]:
             return tensors()

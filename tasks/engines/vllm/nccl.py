@@ -17,13 +17,14 @@ from tasks.core.background import run
 from tasks.core.text import one_line
 from tasks.engines.vllm.client import UNIX, VLLMClient
 from tasks.engines.vllm.ipc import weight_source
-from tasks.engines.vllm.served_tensors import served_tensors
+from tasks.engines.vllm.served_tensors import Described, served_tensors
 from tasks.engines.vllm.server_process import ServerDown
 from tasks.models.policy_weights import PolicyWeights
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+    from vllm.distributed.weight_transfer.base import WeightSource
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLTrainerWeightTransferEngine
 
 LOOPBACK = "127.0.0.1"
@@ -61,13 +62,19 @@ class NCCLSender:
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine
 
         with torch.cuda.device(next(iter(tensors.values())).device):  # a thread begins on the first GPU
+            source = source_of(tensors)
             if self.engine is None:
                 group = trainer_group(self.client.url, num_workers)
                 self.engine = NCCLTrainerWeightTransferEngine.trainer_init(
-                    group, client=Routes(self.client), source=weight_source(lambda: iter(tensors.items()))
+                    group, client=Routes(self.client), source=source
                 )
-            self.engine.source = weight_source(lambda: iter(tensors.items()))
+            self.engine.source = source
             self.engine.send_weights()
+
+
+def source_of(tensors: dict[str, Tensor]) -> WeightSource:
+    described = [Described(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
+    return weight_source(lambda: iter(tensors.items()), described)
 
 
 class Routes:
@@ -118,14 +125,17 @@ def free_port() -> int:
 
 
 def copies(weights: PolicyWeights, dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """The current weights in the engine's dtype, copied in GPU memory; ValueError where the model is not on a GPU."""
+    """The current weights in the engine's dtype, copied in GPU memory, one after another where they wait in host
+    memory (`train.max_staleness`); ValueError where the model is not on a GPU.
+    """
     import torch
 
-    if weights.model.device.type != "cuda":
+    device = weights.model.device
+    if device.type == "cpu":
         raise ValueError(
-            f"engine.settings.transfer is nccl and the policy is on {weights.model.device}, so there is no GPU "
-            f"memory to send from. Set engine.settings.transfer: disk."
+            f"engine.settings.transfer is nccl and the policy is on {device}, so there is no GPU memory to send from. "
+            f"Set engine.settings.transfer: disk."
         )
-    tensors = dict(served_tensors(weights, dtype, copy=True))
-    torch.cuda.synchronize(weights.model.device)  # they are read on another thread's stream
+    tensors = dict(served_tensors(weights, dtype, copy_to=device))
+    torch.cuda.synchronize(device)  # they are read on another thread's stream
     return tensors

@@ -6,19 +6,17 @@ weights reads this stream, so no second copy of the model is made unless the way
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tasks.core.files import write_json
-from tasks.models.files import INDEX
 from tasks.models.policy_weights import PolicyWeights
+from tasks.models.saving import stored_as
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-SHARD_BYTES = 2 << 30  # of a file on disk, and so of what is gathered in host memory to write it
 
 
 def torch_dtype(name: str) -> torch.dtype | None:
@@ -29,16 +27,38 @@ def torch_dtype(name: str) -> torch.dtype | None:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A tensor as it is served, without its numbers."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
 def served_tensors(
-    weights: PolicyWeights, dtype: torch.dtype | None, *, copy: bool = False
+    weights: PolicyWeights, dtype: torch.dtype | None, *, copy_to: torch.device | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """With `copy` no tensor is in the trainer's memory."""
+    """With `copy_to` every tensor is a copy on that device; otherwise it is where the policy's is, and may be it."""
     seen: set[int] = set()
     for name, tensor in _tensors_of_files(weights):
-        target = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
         is_shared = bool(tensor.numel()) and tensor.data_ptr() in seen
         seen.add(tensor.data_ptr())
-        yield name, tensor.detach().to(target, copy=copy or is_shared)
+        is_copied = copy_to is not None or is_shared
+        yield name, tensor.detach().to(copy_to or tensor.device, stored_as(tensor, dtype), copy=is_copied)
+
+
+def describe_tensors(weights: PolicyWeights, dtype: torch.dtype | None) -> list[Described]:
+    """What `served_tensors` yields, in that order; none is cast or copied."""
+    without_numbers = PolicyWeights(
+        weights.model, lambda: ((name, tensor.to("meta")) for name, tensor in weights.tensors())
+    )
+    found = _tensors_of_files(without_numbers)
+    return [Described(name, stored_as(tensor, dtype), tuple(tensor.shape)) for name, tensor in found]
 
 
 def _tensors_of_files(weights: PolicyWeights) -> Iterator[tuple[str, Tensor]]:
@@ -50,30 +70,3 @@ def _tensors_of_files(weights: PolicyWeights) -> Iterator[tuple[str, Tensor]]:
     from transformers.core_model_loading import revert_weight_conversion
 
     return iter(revert_weight_conversion(weights.model, dict(weights.tensors())).items())
-
-
-def write_tensors(folder: Path, tensors: Iterator[tuple[str, Tensor]], *, max_bytes: int = SHARD_BYTES) -> None:
-    """Safetensors files of at most `max_bytes`, or of one tensor that is larger, and their index."""
-    from safetensors.torch import save_file
-
-    file_of: dict[str, str] = {}
-    num_bytes = 0
-    for number, shard in enumerate(_shards(tensors, max_bytes), start=1):
-        file = f"model-{number:05d}.safetensors"
-        save_file(shard, folder / file, metadata={"format": "pt"})
-        file_of |= dict.fromkeys(shard, file)
-        num_bytes += sum(tensor.nbytes for tensor in shard.values())
-        shard.clear()  # or two shards would be in memory
-    write_json(folder / INDEX, {"metadata": {"total_size": num_bytes}, "weight_map": file_of})
-
-
-def _shards(tensors: Iterator[tuple[str, Tensor]], max_bytes: int) -> Iterator[dict[str, Tensor]]:
-    shard: dict[str, Tensor] = {}
-    num_bytes = 0
-    for name, tensor in tensors:
-        if shard and num_bytes + tensor.nbytes > max_bytes:
-            yield shard
-            shard, num_bytes = {}, 0
-        shard[name] = tensor.to("cpu").contiguous()
-        num_bytes += tensor.nbytes
-    yield shard

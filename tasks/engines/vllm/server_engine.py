@@ -15,7 +15,6 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from tasks.chat.format import ChatFormat
 from tasks.core.background import event_loop, run
 from tasks.core.progress import progress_bar
 from tasks.engines.vllm.client import VLLMClient
@@ -24,13 +23,11 @@ from tasks.engines.vllm.nccl import copies
 from tasks.engines.vllm.server import TornWeights, Weights, check_whole
 from tasks.engines.vllm.server_process import MODEL_NAME, ServerDown, ServerProcess, num_gpus
 from tasks.engines.vllm.servers import Servers
-from tasks.engines.vllm.settings import WRONG_DTYPE, settings_of
-from tasks.engines.vllm.shared import max_model_len, vocabulary_size
+from tasks.engines.vllm.settings import WRONG_DTYPE
+from tasks.engines.vllm.shared import Start, max_model_len, vocabulary_size
 from tasks.engines.vllm.turns import ask_turn, score_on_all
-from tasks.engines.vllm.weights_folder import WeightsFolder
-from tasks.models.policy_weights import AdapterShape, PolicyWeights
+from tasks.models.policy_weights import PolicyWeights
 from tasks.rollouts.engine import EpisodeHandle, FixedWeights, TurnReply, TurnRequest, never
-from tasks.rollouts.settings import EngineSettings, SamplingSettings
 
 Result = TypeVar("Result")
 TICK_SECONDS = 0.01  # between two checks whether `poll` should end early
@@ -46,25 +43,17 @@ class ServerEngine:
     has_own_memory = True
     remedy = WRONG_DTYPE
 
-    def __init__(
-        self,
-        *,
-        folder: Path,
-        chat: ChatFormat,
-        sampling: SamplingSettings,
-        settings: EngineSettings,
-        lora: AdapterShape | None = None,
-    ):
-        options = settings_of(settings)
+    def __init__(self, start: Start):
+        options, settings = start.options, start.settings
         self.knows_its_weights = not options.urls
         check_transfer(options.transfer, mode="server", on_gpu=num_gpus() > 0)
-        self.model_folder, self.sampling, self.options = folder, sampling, options
+        self.model_folder, self.sampling, self.options = start.folder, start.sampling, options
         self.max_num_seqs = math.ceil(settings.max_concurrent_episodes / options.num_servers)
-        self.tolerance, self.end_ids = settings.tolerance(options.dtype), chat.end_ids
-        self.vocabulary_size = vocabulary_size(folder, chat.tokenizer)
+        self.tolerance, self.end_ids = settings.tolerance(options.dtype), start.chat.end_ids
+        self.vocabulary_size = vocabulary_size(start.folder, start.chat.tokenizer)
         self.policy_version = 0
-        self.weights_folder = WeightsFolder(Path(options.folder), chat.tokenizer, dtype=options.dtype)
-        self.lora = None if options.urls else lora
+        self.weights_folder = start.weights_folder()
+        self.lora = None if options.urls else start.lora
         self.first_folder: Path | None = None
         self.log_folder = Path(options.folder) / f"logs-{os.getpid()}"
         self.run_name, self.num_refreshes, self.num_torn_exports = uuid.uuid4().hex[:12], 0, 0

@@ -9,13 +9,17 @@ import os
 import re
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.chat.format import ChatFormat
+from tasks.engines.vllm.settings import VLLMSettings, settings_of
+from tasks.engines.vllm.weights_folder import WeightsFolder
 from tasks.models.files import read_header, weight_files
 from tasks.models.folders import model_config
 from tasks.models.policy_weights import AdapterShape
-from tasks.rollouts.settings import SamplingSettings
+from tasks.rollouts.settings import EngineSettings, SamplingSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,6 +40,24 @@ CPU_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 
 MAX_SOCKET_BYTES = 107  # of the path of a Unix socket: the kernel's own limit
 LONGEST_NAME = len("/") + 36  # vLLM names its own sockets by a UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What an engine starts with: the model in `folder`, and with `lora` a policy that is an adapter over it."""
+
+    folder: Path
+    chat: ChatFormat
+    sampling: SamplingSettings
+    settings: EngineSettings
+    lora: AdapterShape | None
+
+    @property
+    def options(self) -> VLLMSettings:
+        return settings_of(self.settings)
+
+    def weights_folder(self) -> WeightsFolder:
+        return WeightsFolder(Path(self.options.folder), self.chat.tokenizer, dtype=self.options.dtype)
 
 
 def private_folder() -> Path:

@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.files import atomic_folder, read_json, write_json
-from tasks.engines.vllm.served_tensors import served_tensors, torch_dtype, write_tensors
-from tasks.models.files import weight_files
+from tasks.engines.vllm.served_tensors import served_tensors, torch_dtype
+from tasks.models.empty_model import streamed_weights
+from tasks.models.files import read_header, weight_files
 from tasks.models.folders import is_adapter, load_config, load_model, resolve_model
 from tasks.models.policy_weights import PolicyWeights
+from tasks.models.saving import write_shards
 from tasks.models.settings import Dtype, on_cpu
 
 if TYPE_CHECKING:
@@ -66,25 +68,31 @@ class WeightsFolder:
         self.folder.mkdir(mode=PRIVATE)
 
     def open_model(self, model_folder: Path) -> Path:
-        """A folder to start an engine from: the model's own, or a copy with its own head and its adapter merged in."""
+        """A folder to start an engine from: the model's own, or a copy with its own head and its adapter merged in.
+
+        The copy is written a tensor at a time; only where the files' tensors are not the model's is it loaded.
+        """
         resolved = resolve_model(model_folder)
         weight_files(resolved, is_adapter=is_adapter(resolved))  # refuses a folder where vLLM would load other files
         if not is_adapter(resolved) and not has_tied_head(resolved):
             return resolved.resolve()
-        return self.export(PolicyWeights.of(self._load(model_folder)), policy_version=0)
+        weights = streamed_weights(model_folder) or PolicyWeights.of(self._load(model_folder))
+        return self.export(weights, policy_version=0)
 
     def export(self, weights: PolicyWeights, policy_version: int) -> Path:
         """Write `weights`; return their folder, which is never written again."""
-        target = self._next("version", policy_version)
+        target = self._next("version", policy_version, self.exports)
         export_weights(target, weights, self.tokenizer, self.dtype, policy_version=policy_version)
-        return self._keep(self.exports, target)
+        self.exports.append(target)
+        return target
 
     def export_adapter(self, save: Callable[[Path], None], policy_version: int) -> Path:
         """A new path for each version: vLLM takes two adapters at one path for the same."""
-        target = self._next("adapter", policy_version)
+        target = self._next("adapter", policy_version, self.adapters)
         with atomic_folder(target) as temporary:
             save(temporary)
-        return self._keep(self.adapters, target)
+        self.adapters.append(target)
+        return target
 
     def _load(self, model_folder: Path) -> PreTrainedModel:
         """In host memory, in 16 bits where the engine computes in 16."""
@@ -93,16 +101,13 @@ class WeightsFolder:
         dtype: Dtype = "float32" if self.dtype in (None, torch.float32) else "bfloat16"
         return load_model(model_folder, compute=on_cpu(torch.get_num_threads()), dtype=dtype)
 
-    def _next(self, kind: str, policy_version: int) -> Path:
-        self.num_exports += 1
-        return self.folder / f"{kind}-{policy_version:06d}-{self.num_exports}"
-
-    def _keep(self, kept: list[Path], newest: Path) -> Path:
-        kept.append(newest)
-        for old in [folder for folder in kept[:-2] if not self.num_readers[folder]]:
+    def _next(self, kind: str, policy_version: int, kept: list[Path]) -> Path:
+        """Where the next one goes. All `kept` but the last are deleted first, so that two are on the disk at most."""
+        for old in [folder for folder in kept[:-1] if not self.num_readers[folder]]:
             kept.remove(old)
             shutil.rmtree(old, ignore_errors=True)
-        return newest
+        self.num_exports += 1
+        return self.folder / f"{kind}-{policy_version:06d}-{self.num_exports}"
 
     def remove(self, export: Path) -> None:
         self.exports.remove(export)
@@ -148,7 +153,7 @@ def export_weights(
     policy_version: int,
 ) -> WeightsRecord:
     with atomic_folder(folder) as temporary:
-        write_tensors(temporary, served_tensors(weights, dtype))
+        write_shards(temporary, served_tensors(weights, dtype), dtype)
         tokenizer.save_pretrained(temporary)
         weights.model.config.save_pretrained(temporary)
         config = read_json(temporary / "config.json")
@@ -193,14 +198,9 @@ def _described(model: PreTrainedModel, dtype: torch.dtype | None) -> dict[str, A
 
 
 def _describe(folder: Path, policy_version: int) -> WeightsRecord:
-    from safetensors import safe_open
-
-    num_tensors, sizes = 0, {}
-    for file in sorted(folder.glob("*.safetensors")):
-        sizes[file.name] = file.stat().st_size
-        with safe_open(file, framework="pt") as tensors:
-            num_tensors += len(list(tensors.keys()))
-    return WeightsRecord(policy_version, num_tensors, sizes)
+    files = sorted(folder.glob("*.safetensors"))
+    num_tensors = sum(len(read_header(file)) for file in files)
+    return WeightsRecord(policy_version, num_tensors, {file.name: file.stat().st_size for file in files})
 
 
 def _remove_leftovers(root: Path) -> None:

@@ -209,7 +209,9 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
     name, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((name, np.asarray(keys, dtype=np.uint32), position, has_gauss, cached))
     torch.set_rng_state(_bytes(state["torch"]))
-    torch.cuda.set_rng_state_all([_bytes(text) for text in state["cuda"]])
+    # A run may go on with fewer devices, or more: those without a state keep the one of the run's seed.
+    for device, text in enumerate(state["cuda"][: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(_bytes(text), device)
 
 
 def _bytes(text: str) -> Tensor:

@@ -10,6 +10,21 @@ from torch import Tensor
 from tasks.models.torch_setup import free_unused
 
 
+def host_copies(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Copies of what is on `device`, finished on return; from CUDA in pinned memory, which torch keeps for the next."""
+    is_cuda = device.type == "cuda"
+    copies = {name: _buffer(tensor, is_pinned=is_cuda) for name, tensor in tensors.items()}
+    for name, tensor in tensors.items():
+        copies[name].copy_(tensor.detach(), non_blocking=True)
+    if is_cuda:
+        torch.cuda.synchronize(device)
+    return copies
+
+
+def _buffer(tensor: Tensor, *, is_pinned: bool) -> Tensor:
+    return torch.empty_like(tensor, device="cpu", pin_memory=is_pinned, requires_grad=False)
+
+
 class HostMemory:
     """A buffer by name for each tensor that was ever moved out; buffers are pinned for CUDA, and used again.
 
@@ -26,8 +41,7 @@ class HostMemory:
         for name, tensor in tensors.items():
             buffer = self.buffers.get(name)
             if buffer is None:
-                buffer = torch.empty_like(tensor, device="cpu", pin_memory=is_cuda, requires_grad=False)
-                self.buffers[name] = buffer
+                buffer = self.buffers[name] = _buffer(tensor, is_pinned=is_cuda)
             buffer.copy_(tensor.detach(), non_blocking=True)
         if is_cuda:
             torch.cuda.synchronize(self.device)  # the copies are done before the device's memory is used again

@@ -10,16 +10,15 @@ positions, M sampled tokens, C positions of a chunk, V vocabulary.
 from __future__ import annotations
 
 import contextlib
-import copy
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tasks.learning.shared.batching import MicroBatch
 from tasks.learning.shared.chunked_head import Chunks, chunk_size, chunked_logp
+from tasks.models.head import with_replaced, without_layers
 
 Autocast = Literal["none", "bfloat16"]
 
@@ -32,30 +31,8 @@ def token_logp(
     with _autocast(model, autocast):
         output = layers(input_ids=batch.ids_BT, use_cache=False, **attention_inputs(batch))
         hidden_UD = output.last_hidden_state.flatten(0, 1)[batch.predictor_U]
-        head = _without_layers(model, layers, type(output))
+        head = without_layers(model, layers, type(output))
         return _chunked_logp(model, head, hidden_UD, batch, temperature, autocast)
-
-
-def _without_layers(model: PreTrainedModel, layers: torch.nn.Module, output: type[Any]) -> PreTrainedModel:
-    """A shallow copy of the model whose layers return their input embeddings. No tensor is copied."""
-
-    def give_back(*_: Any, inputs_embeds: Tensor, **__: Any) -> Any:
-        return output(last_hidden_state=inputs_embeds)
-
-    stand_in = copy.copy(layers)
-    stand_in.forward = give_back
-    path = next(name for name, module in model.named_modules() if module is layers)
-    head: PreTrainedModel = _with_replaced(model, path.split("."), stand_in)
-    return head
-
-
-def _with_replaced(module: Any, path: list[str], replacement: torch.nn.Module) -> Any:
-    if not path:
-        return replacement
-    first, *rest = path
-    changed = copy.copy(module)
-    changed._modules = {**module._modules, first: _with_replaced(module._modules[first], rest, replacement)}
-    return changed
 
 
 def attention_inputs(batch: MicroBatch) -> dict[str, Any]:
@@ -88,7 +65,7 @@ def _chunked_logp(
     path = next(name for name, module in head.named_modules() if module is output).split(".")
 
     def logp(hidden_CD: Tensor, position: Tensor, target: Tensor, matrix: torch.nn.Module | None) -> Tensor:
-        changed = head if matrix is None else _with_replaced(head, path, matrix)
+        changed = head if matrix is None else with_replaced(head, path, matrix)
         with _autocast(model, autocast):
             return _logp(changed, hidden_CD, position, target, temperature)
 
@@ -117,6 +94,8 @@ def prepare_for_gradients(model: PreTrainedModel) -> None:
     """No dropout in log-probs. With checkpointing transformers needs the layer itself, not its modules, in training
     mode.
     """
+    from transformers.modeling_layers import GradientCheckpointingLayer  # with what `prepare_torch` leaves out
+
     model.eval()
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing:

@@ -10,6 +10,7 @@ from tasks.core.records import Demonstration
 from tasks.core.settings import Paths
 from tasks.core.splits import read_split
 from tasks.core.terminal import warn
+from tasks.core.urls import local_path
 from tasks.models.settings import EmbeddedModelSettings
 from tasks.stages.assess.settings import AssessSections
 from tasks.tools.base import Environment
@@ -21,7 +22,7 @@ def prepare_base_model(folder: Path, settings: AssessSections, paths: Paths, env
     from tasks.models.folders import write_pointer
     from tasks.models.trained_on import TrainedOn, write_trained_on
 
-    path = Path(settings.model.path)
+    path = local_path(settings.model.path)
     if is_embedded(settings.model.path):
         build_embedded_model(
             folder,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tasks.core import machine
 from tasks.core.files import atomic_folder, write_json, write_jsonl
 from tasks.core.records import Problem, Trajectory
 from tasks.core.resume import clear_resume, resume_folder
@@ -18,10 +19,15 @@ from tasks.core.splits import read_split
 from tasks.core.terminal import tell
 from tasks.drift.pin import check_pin
 from tasks.environments.catalog import load_environment
+from tasks.rollouts.settings import PlaySettings
 from tasks.stages.assess.base_model import check_budgets, prepare_base_model
 from tasks.stages.assess.gate import decide, look_confidence, plan_looks, read_look
 from tasks.stages.assess.settings import AssessSections
 from tasks.tools.base import Environment
+
+if TYPE_CHECKING:
+    from tasks.measurement.statistics import Result
+    from tasks.rollouts.load import Engines
 
 SETTINGS = AssessSections
 
@@ -35,22 +41,12 @@ def run(settings: AssessSections, paths: Paths) -> None:
         check_model_path(settings.model.path)
     check_pin(settings.environment, paths, stage="assess")
     select = read_split(paths, "select")
-    plan = plan_looks(settings.assess, len(select))
-    confidence = look_confidence(settings.assess, len(plan))
     resume = resume_folder("assess", settings, paths)
     with atomic_folder(paths.stage("assess")) as folder, closing(load_environment(settings.environment)) as environment:
         model = folder / "base_model"
         prepare_base_model(model, settings, paths, environment)
         check_budgets(model, settings, paths, environment)
-        looks: list[dict[str, Any]] = []
-        for num_problems, num_samples in plan:
-            problems = select[:num_problems]
-            played = play(model, environment, problems, num_samples, settings, resume / "episodes.jsonl")
-            result, look = read_look(played, settings.assess, confidence=confidence)
-            looks.append(look)
-            if look["answer"] != "need_more_evidence":
-                break
-        decision = decide(looks, settings.assess, confidence=confidence)
+        played, result, decision = assess_model(model, environment, select, settings, resume / "episodes.jsonl")
         headline = {name: decision[name] for name in ("gate", "confidence")}
         write_json(folder / "baseline.json", {**result, **headline, "decision": decision})
         write_jsonl(folder / "trajectories.jsonl", (trajectory.to_row() for trajectory in played))
@@ -58,13 +54,38 @@ def run(settings: AssessSections, paths: Paths) -> None:
     tell(f"gate: {decision['gate']}. {decision['reason']}")
 
 
-def play(
+def assess_model(
+    model: Path, environment: Environment, select: list[Problem], settings: AssessSections, finished: Path
+) -> tuple[list[Trajectory], Result, dict[str, Any]]:
+    """The episodes of the last look, their success, and the gate's decision. All looks share the model's weights, which
+    are read once where memory allows.
+    """
+    from tasks.rollouts.kept_models import KeptModels
+    from tasks.rollouts.load import Engines
+
+    plan = plan_looks(settings.assess, len(select))
+    confidence = look_confidence(settings.assess, len(plan))
+    kept = KeptModels(machine.available_memory)
+    kept.expect([model] if len(plan) > 1 else [])
+    looks: list[dict[str, Any]] = []
+    with closing(Engines(settings.play(settings.assess.samples_per_problem), kept)) as engines:
+        for num_problems, num_samples in plan:
+            problems = select[:num_problems]
+            played = play_look(model, environment, problems, settings.play(num_samples), finished, engines)
+            result, look = read_look(played, settings.assess, confidence=confidence)
+            looks.append(look)
+            if look["answer"] != "need_more_evidence":
+                break
+    return played, result, decide(looks, settings.assess, confidence=confidence)
+
+
+def play_look(
     model: Path,
     environment: Environment,
     problems: list[Problem],
-    num_samples: int,
-    settings: AssessSections,
+    play: PlaySettings,
     finished: Path,
+    engines: Engines,
 ) -> list[Trajectory]:
     """The episodes of one look; those in the file `finished` (earlier looks, a killed run) are not played again."""
     from tasks.rollouts.collect import sample_episodes
@@ -74,8 +95,9 @@ def play(
         model,
         environment,
         problems,
-        settings.play(num_samples),
+        play,
         stage="assess",
         label="assess the base model",
+        engines=engines,
         finished=FinishedEpisodes(finished),
     )

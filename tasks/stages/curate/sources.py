@@ -11,6 +11,7 @@ from tasks.core.files import read_jsonl
 from tasks.core.records import Problem
 from tasks.core.splits import content_key
 from tasks.core.text import one_line
+from tasks.core.urls import local_path
 from tasks.tools.base import Environment, Halves, SourceCount
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def read_problems(settings: CurateSections, environment: Environment) -> list[tu
     options = settings.curate
     if not is_generated(settings):
         refuse_other_environment(options.source, settings.environment.name)
-        return _read_file(Path(options.source))
+        return _read_file(local_path(options.source))
     problems = environment.generate(seed=settings.seed, num_problems=options.num_generated, max_level=options.max_level)
     if problems is None:
         raise ValueError(

@@ -16,6 +16,7 @@ from tasks.core.files import content_hash, file_hash, json_hash
 from tasks.core.import_graph import ROOT, closure, python_files
 from tasks.core.provenance import package_versions
 from tasks.core.settings import Paths
+from tasks.drift.fall import last_fall
 from tasks.drift.pin import DriftCheck
 from tasks.environments.settings import EnvironmentSettings
 from tasks.rollouts.settings import PlaySettings
@@ -32,7 +33,7 @@ Parts = dict[str, Any]
 
 def key_parts(play: PlaySettings, paths: Paths, environment: EnvironmentSettings, drift: DriftCheck) -> Parts:
     """Every part of the key but the model. `drift` has hashes of the environment's description and of its answers."""
-    frozen, installed = environment.cache.frozen_file, package_versions()
+    frozen, installed, fall = environment.cache.frozen_file, package_versions(), last_fall(paths)
     packages = (*PACKAGES, *play.engine.own.packages)
     return {
         "test": file_hash(paths.split("test")),
@@ -42,6 +43,7 @@ def key_parts(play: PlaySettings, paths: Paths, environment: EnvironmentSettings
             "fingerprint": drift.fingerprint,
             "pin": drift.pin,
             "frozen_replies": content_hash(frozen) if frozen else None,
+            **({"fall": fall} if fall else {}),
         },
         "code": {
             file.as_posix(): file_hash(ROOT / file)[:16]

@@ -6,10 +6,11 @@ The split is the stage name of random streams, so all models of a split share th
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tasks.core import machine
 from tasks.core.records import Problem, Trajectory
 from tasks.rollouts.settings import PlaySettings
 
@@ -28,10 +29,13 @@ class EpisodeRunner:
     """
 
     def __init__(self, environment: Environment, *, plays: Mapping[str, PlaySettings], resume: Path):
+        from tasks.rollouts.kept_models import KeptModels
         from tasks.rollouts.load import Engines
 
         self.environment, self.plays, self.resume = environment, plays, resume
-        self.engines, self.sampling = Engines(next(iter(plays.values()))), next(iter(plays.values())).sampling
+        first = next(iter(plays.values()))
+        self.kept = KeptModels(machine.available_memory)
+        self.engines, self.sampling = Engines(first, self.kept), first.sampling
         self.timings: Timings = {split: {} for split in plays}
         self._finished: dict[tuple[str, str], FinishedEpisodes] = {}
 
@@ -60,6 +64,10 @@ class EpisodeRunner:
             spent["episodes"] += num_played
         return trajectories
 
+    def expect(self, models: Iterable[Path]) -> None:
+        """Those that may play again, whose weights stay in memory where there is room."""
+        self.kept.expect(models)
+
     def finished(self, split: str, name: str) -> FinishedEpisodes:
         from tasks.rollouts.finished import FinishedEpisodes
 
@@ -83,7 +91,7 @@ class EpisodeRunner:
 
         if self.plays[split].sampling != self.sampling:
             self.engines.close()
-            self.engines, self.sampling = Engines(self.plays[split]), self.plays[split].sampling
+            self.engines, self.sampling = Engines(self.plays[split], self.kept), self.plays[split].sampling
         return self.engines
 
     def _episodes(self, problems: Sequence[Problem], split: str, name: str) -> list[tuple[str, int]]:

@@ -1,8 +1,9 @@
 """evaluate: choose a snapshot on `select`, then confirm it on `test` beside the base model and the warm start.
 
 Snapshots race on `select` (`racing.py`); only the winner plays `test`. Scripted baselines and `evaluate.frontier`
-decide nothing; they play first, so that a wrong API key fails before an hour of evaluation. A killed stage plays only
-what is missing. Results must not contain seconds, which go to artifacts/timings.
+decide nothing; they play first, so that a wrong API key fails before an hour of evaluation. A model that plays again
+stays in memory where there is room, so its files are read once. A killed stage plays only what is missing. Results
+must not contain seconds, which go to artifacts/timings.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ def run(settings: EvaluateSections, paths: Paths) -> None:
             "best": snapshots[outcome.winner],
         }
         hashes = hash_folders(models)
+        runner.expect(models.values())
         on_test = {name: runner.play(model, test, "test", name) for name, model in models.items()}
         greedy = {name: runner.play(model, test, "greedy", name) for name, model in models.items() if options.greedy}
         refuse_altered(models, hashes)
@@ -121,6 +123,7 @@ def choose(
     def play_round(block: Round) -> dict[str, Success]:
         of_how_many = f" {block.number} of {block.num_rounds}" if block.num_rounds > 1 else ""
         done = [runner.num_finished(block.problems, "select", name) for name in block.snapshots]
+        runner.expect(snapshots[name] for name in block.snapshots)
         total = len(block.snapshots) * len(block.problems) * settings.evaluate.select_samples_per_problem
         with progress_bar(f"select{of_how_many}, {len(block.snapshots)} snapshots", total=total, done=sum(done)) as bar:
             return {

@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from tasks.core.files import atomic_file, content_hash, file_hash, json_hash, read_json
+from tasks.core.files import content_hash, file_hash, json_hash, read_json
+from tasks.core.params_text import set_number
 from tasks.core.settings import PARAMS_FILE, Paths
 from tasks.core.splits import read_split
 from tasks.core.terminal import tell
@@ -73,7 +75,13 @@ def count_looks(registry: Registry, paths: Paths, challenger: Challenger) -> Non
 def holdout_set(paths: Paths) -> HoldoutSet:
     from tasks.tracking.holdout_reuse import HoldoutSet
 
-    return HoldoutSet(content_hash(paths.split("test")), [problem.id for problem in read_split(paths, "test")])
+    return HoldoutSet(sha256 := content_hash(paths.split("test")), _problem_ids(paths, sha256))
+
+
+@lru_cache(maxsize=1)
+def _problem_ids(paths: Paths, sha256: str) -> tuple[str, ...]:
+    """Of the test set with this hash, which a promotion asks for several times."""
+    return tuple(problem.id for problem in read_split(paths, "test"))
 
 
 def read_allowance(
@@ -184,9 +192,7 @@ def raise_test_rotation(file: Path, *, curated: int) -> int:
     """Ask in a params.yaml for the test set after the `curated` one; returns its number. The rest of the text stays,
     and a file that asks for a later set. ValueError where no further set is kept, or the text has no such value.
     """
-    text = file.read_bytes().decode()  # keeps line ends
-    before: dict[str, Any] = yaml.safe_load(text)
-    options = before.get(SECTION) or {}
+    options = (yaml.safe_load(file.read_bytes()) or {}).get(SECTION) or {}
     if options.get(OPTION, 0) > curated:
         return int(options[OPTION])
     if curated + 1 >= options.get("num_test_sets", 1):
@@ -195,29 +201,12 @@ def raise_test_rotation(file: Path, *, curated: int) -> int:
             f"{options.get('num_test_sets', 1)}). Bring problems of new split groups to {SECTION}.source, or set "
             f"promote.on_holdout_reuse to warn and decide on these."
         )
-    node = _value_of(_value_of(yaml.compose(text, Loader=yaml.SafeLoader), SECTION), OPTION)
-    if node is not None:
-        changed = f"{text[: node.start_mark.index]}{curated + 1}{text[node.end_mark.index :]}"
-        if _parse(changed) == {**before, SECTION: {**options, OPTION: curated + 1}}:
-            with atomic_file(file) as temporary:
-                temporary.write_bytes(changed.encode())
-            return curated + 1
+    if set_number(file, (SECTION, OPTION), curated + 1):
+        return curated + 1
     raise ValueError(
         f"{file}: {SECTION}.{OPTION} could not be raised without changing more than that, and nothing was written. "
         f"Write it as a plain number under {SECTION}, or raise it by hand."
     )
-
-
-def _parse(text: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:  # the value had an anchor that is used elsewhere
-        return None
-
-
-def _value_of(node: yaml.Node | None, key: str) -> yaml.Node | None:
-    pairs = node.value if isinstance(node, yaml.MappingNode) else []
-    return next((value for name, value in pairs if name.value == key), None)
 
 
 def _way(decision: Decision, allowance: Allowance) -> str | None:

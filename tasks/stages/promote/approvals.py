@@ -37,18 +37,20 @@ class ApprovalSections(Settings):
     tracking: TrackingSettings
 
 
-def approve(override: ManualOverride) -> list[str]:
-    """Make the waiting version champion; returns the lines to print. ValueError where it cannot be approved."""
+def approve(override: ManualOverride, *, decided_at: str | None = None) -> list[str]:
+    """Make the waiting version champion; returns the lines to print. ValueError where it cannot be approved, and with
+    `decided_at` where another decision waits by now.
+    """
     params = read_params()
     settings, paths = load(ApprovalSections, params), load_paths(params) if "paths" in params else None
     by = name_of(override.by, "approve")
     registry = open_registry(settings.tracking, settings.promote.model_name)
-    version = _version_that_waits(registry, _require_waiting(registry))
+    version = _version_that_waits(registry, _require_waiting(registry, decided_at))
     registry.verify(version)  # slow, and needs no lock
     decision = _decision_of(registry, version)
     with lock_registry(registry) as lock:
         refuse_held(registry)
-        waiting, champion = _require_waiting(registry), current_champion(registry)
+        waiting, champion = _require_waiting(registry, decided_at), current_champion(registry)
         _refuse_stale(registry, lock, waiting, champion)
         if waiting.version != version.version or waiting.decided_at != decision["decided_at"]:
             raise ValueError(
@@ -65,13 +67,13 @@ def approve(override: ManualOverride) -> list[str]:
     return [f"promote: {headline(whole)}. {word.sentence}", *(_update_here(paths, whole) if paths else ())]
 
 
-def withdraw(override: ManualOverride) -> list[str]:
+def withdraw(override: ManualOverride, *, decided_at: str | None = None) -> list[str]:
     settings = load(ApprovalSections, read_params())
     by = name_of(override.by, "withdraw")
     registry = open_registry(settings.tracking, settings.promote.model_name)
-    _require_waiting(registry)
+    _require_waiting(registry, decided_at)
     with lock_registry(registry) as lock:
-        waiting = _require_waiting(registry)
+        waiting = _require_waiting(registry, decided_at)
         record(registry, lock, [withdrawal(waiting, override.reason, by=by)])
     return [f"{registry.model} version {waiting.version} no longer waits: {by} withdrew it: {override.reason}"]
 
@@ -93,14 +95,23 @@ def name_of(given: str | None, verb: str) -> str:
             f"--{verb} by nobody: {found}, and the record must name who put a model into production. Name them: "
             f'python -m tasks promote --{verb} --by NAME --reason "…"'
         )
-    return operator() if name is None else f"{name} (through {operator()})"
+    machine = operator()
+    if name is None or name == machine:
+        return machine
+    through = f"(through {machine})"
+    return name if name.endswith(through) else f"{name} {through}"  # one who answers from a shell is named twice
 
 
-def _require_waiting(registry: Registry) -> Waiting:
+def _require_waiting(registry: Registry, decided_at: str | None = None) -> Waiting:
     """The decision that waits. ValueError, with what happened to the last one, where none does."""
     waiting = find_waiting(registry)
-    if waiting is not None:
+    if waiting is not None and decided_at in (None, waiting.decided_at):
         return waiting
+    if waiting is not None:
+        raise ValueError(
+            f"{registry.model}: the decision of {decided_at} no longer waits; one about version {waiting.version} "
+            f"does. Nothing was moved. Look at it: python -m tasks lineage {model_uri(registry.model, '@challenger')}"
+        )
     last, found = last_waiting_entry(registry), "none ever did"
     if last is not None:
         reason = f": {last.body['reason']}" if last.body.get("reason") else ""

@@ -8,17 +8,16 @@ differ. It takes under a second: of large folders only the recorded hash is comp
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tasks.core.files import dvc_md5, read_json, read_yaml
+from tasks.core.params_text import read_as_dvc
 from tasks.core.provenance import ARTIFACTS, LOCK_FILE, RECORDED, Origin, code_hashes, hash_now, provenance_file
 from tasks.core.settings import MAX_REPEATED, PARAMS_FILE, Paths, read_params
 from tasks.core.text import one_line
+from tasks.core.urls import local_path
 from tasks.tracking.metrics import flatten
 
 MAX_TOLD = 3  # differences in one line
@@ -80,13 +79,20 @@ def _changes(
 
 
 def _setting_changes(before: Mapping[str, Any], params: Mapping[str, Any]) -> Iterator[str]:
-    """Each setting that differs; `before` has sections, or `section.key`, of `params`."""
+    for name, ran, has in differing_settings(before, params):
+        yield f"it ran with {name} = {ran}, and {PARAMS_FILE} has {has}"
+
+
+def differing_settings(before: Mapping[str, Any], params: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """(dotted name, value it ran with, value now) of each setting that differs; `before` has sections, or
+    `section.key`, of `params`.
+    """
     now = {name: _at(params, name) for name in before}
     old, new = dict(flatten(before)), dict(flatten(now))
     for name in {**old, **new}:
         ran, has = old.get(name, NOT_SET), new.get(name, NOT_SET)
         if ran != has:
-            yield f"it ran with {name} = {_show(ran)}, and {PARAMS_FILE} has {_show(has)}"
+            yield name, _show(ran), _show(has)
 
 
 def _at(params: Mapping[str, Any], name: str) -> Any:
@@ -107,30 +113,8 @@ def _data_now(name: str, records: Mapping[str, Mapping[str, Any]], paths: Paths)
     """The hash of what a record calls `name`: another stage's folder as that stage recorded it, else computed now."""
     folder, _, rest = name.partition("/")
     if folder != ARTIFACTS:
-        return hash_now(Path(name))
+        return hash_now(local_path(name))
     return str(records[rest]["outs"]) if rest in records else hash_now(paths.artifacts / rest)
-
-
-class _DvcLoader(yaml.SafeLoader):
-    """YAML 1.2, as DVC reads params.yaml and writes dvc.lock: `off` is a text, and 1e-05 a number."""
-
-
-_DvcLoader.yaml_implicit_resolvers = {}
-for tag, pattern, first in (
-    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("int", r"[-+]?[0-9]+", "-+0123456789"),
-    (
-        "float",
-        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-        "-+0123456789.",
-    ),
-):
-    _DvcLoader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{pattern})$"), list(first))
-
-
-def read_as_dvc(text: str | bytes) -> Any:
-    return yaml.load(text, Loader=_DvcLoader)
 
 
 def _lock_changes(stage: str, locked: Mapping[str, Any], params: Mapping[str, Any], paths: Paths) -> Iterator[str]:

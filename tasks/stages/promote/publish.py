@@ -48,6 +48,7 @@ def publish(
     nothing moved, where that is another by now.
     """
     from tasks.tracking.aliases import lock_registry, make_champion, refuse_another_champion
+    from tasks.tracking.finished_runs import read_reasons, reason_text
     from tasks.tracking.history import refuse_held
     from tasks.tracking.lineage import lineage_tags
     from tasks.tracking.metrics import RUN_ID_VARIABLE
@@ -65,6 +66,7 @@ def publish(
         weights=challenger.weights,
         description=environment.describe(),
         drift=accepted_changes(paths),
+        reason=reason_text(read_reasons(paths)),
     )
     with TemporaryDirectory() as folder:
         lineage = write_lineage(paths, challenger, decision, origin, Path(folder))

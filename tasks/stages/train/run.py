@@ -150,7 +150,8 @@ class TrainingRun:
         """
         good = self.snapshots.newest_before(max(1, alarm.since))
         step_factor, iteration = self.settings.sentinel.step_factor, number_of(good.name)
-        self.trainer.roll_back(policy_weights(good), step_factor=step_factor)
+        weights = policy_weights(good, compute=self.settings.compute)
+        self.trainer.roll_back(weights, step_factor=step_factor)
         if self.pipeline is not None:
             self.pipeline.discard(self.iteration)
             self.sampler.load_state(self._curriculum([]))

@@ -14,6 +14,7 @@ import torch
 
 from tasks.core.records import Group
 from tasks.learning.shared.agreement import check_engine, trainer_logp
+from tasks.learning.shared.host_memory import host_copies
 from tasks.learning.shared.lora import POLICY, SERVED, Adapter, adapter_tensors, frozen_copy
 from tasks.learning.shared.reference import copy_tensors, unique_tensors, with_tied
 from tasks.models.differences import Tolerance
@@ -62,7 +63,7 @@ class Serving:
     def copy(self) -> Copy:
         """In host memory: what is trained, the whole model or its adapter."""
         tensors = unique_tensors(self.model) if self.adapter is None else self.adapter.tensors(POLICY)
-        return Copy({name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}, self._probe_logp())
+        return Copy(host_copies(tensors, self.model.device), self._probe_logp())
 
     def serve(self, given: Copy, version: int) -> None:
         """In the collector's thread, while the trainer changes its own weights."""

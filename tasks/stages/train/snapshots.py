@@ -12,8 +12,12 @@ from transformers import PreTrainedTokenizerBase
 from tasks.core.files import link_or_copy, number_of
 from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.checkpoints import Checkpoints
+from tasks.learning.shared.reference import unique_tensors
 from tasks.models.adapters import PREFIX
-from tasks.models.folders import save_adapter, save_snapshot, stored_dtype
+from tasks.models.files import ADAPTER
+from tasks.models.folders import is_adapter, load_model, save_adapter, save_snapshot, stored_dtype
+from tasks.models.settings import ComputeSettings
+from tasks.models.torch_setup import prepare_torch
 
 
 class Snapshots:
@@ -47,8 +51,10 @@ class Snapshots:
                 shutil.copytree(snapshot, output / snapshot.name, copy_function=link_or_copy)
 
 
-def policy_weights(snapshot: Path) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for file in sorted(snapshot.glob("*.safetensors")):
-        tensors |= load_file(file)
-    return {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
+def policy_weights(snapshot: Path, *, compute: ComputeSettings) -> dict[str, Tensor]:
+    """In host memory, by the names of the trainer: files have the published ones, which some families convert."""
+    if is_adapter(snapshot):
+        return {name.removeprefix(PREFIX): tensor for name, tensor in load_file(snapshot / ADAPTER).items()}
+    model = load_model(snapshot, compute=compute.model_copy(update={"device": "cpu"}))
+    prepare_torch(compute)  # which loading set up for a CPU
+    return unique_tensors(model)

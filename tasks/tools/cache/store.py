@@ -124,10 +124,13 @@ class ToolStore:
         """The error itself if the machine is the cause (full disk, permission), else a ValueError."""
         if isinstance(error, sqlite3.OperationalError):
             return error
+        num_aside = len(list(self.folder.parent.glob(f"{self.folder.name}-damaged-*")))
+        aside = self.folder.with_name(f"{self.folder.name}-damaged-{num_aside + 1}")
         return ValueError(
             f"{self.folder}: contains data that the tool cache did not write ({type(error).__name__}), so no answer in "
-            f"it can be trusted. What was recorded is lost unless it was frozen: remove the folder with "
-            f"`rm -r {shlex.quote(str(self.folder))}` and record again, or name another in environment.cache.folder."
+            f"it can be trusted. What was recorded is lost unless it was frozen: move the folder aside with "
+            f"`mv {shlex.quote(str(self.folder))} {shlex.quote(str(aside))}` and record again, or name another in "
+            f"environment.cache.folder."
         )
 
 

@@ -14,9 +14,18 @@ from tasks.core import progress
 from tasks.core.settings import Paths, load
 from tasks.models.settings import on_cpu
 from tasks.planning import hardware
-from tasks.planning.memory import plan_memory
+from tasks.planning.memory import model_bytes, plan_memory
 from tests.commands.doctor.project import found, look, params
 from tests.planning.setups import setup
+from tests.services.servers import ObjectStore
+
+DVC_CONFIG = """
+[core]
+    no_scm = true
+    remote = store
+['remote "store"']
+    url = {}
+"""
 
 
 def test_settings_beyond_the_machine_are_told_with_both_numbers(
@@ -46,13 +55,13 @@ def test_a_card_that_is_not_there_fails(artifacts: Path, monkeypatch: pytest.Mon
     found(look("memory", artifacts, compute=compute), "fail", "compute.device is cuda", "cpu or auto")
 
 
-def test_a_warm_start_that_trains_all_weights_under_lora_is_told_with_its_memory(
+def test_a_warm_start_that_trains_all_weights_under_lora_fails_with_its_memory(
     artifacts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = setup("Qwen2.5-7B", "a100-80gb", profile="qwen2.5_7b_lora_80gb")
     monkeypatch.setattr("tasks.commands.doctor.machine.planned_setup", lambda context: wanted)
     told = look("memory", artifacts, assess__warm_start_below=0.5)
-    found(told, "warn", "warm start would train all weights", "assess.warm_start_below: 0.0")
+    found(told, "fail", "warm start would train all weights", "assess.warm_start_below: 0.0")
     without = look("memory", artifacts, assess__warm_start_below=0.0)
     assert without.result == "pass" and "warm start" not in without.finding
 
@@ -72,7 +81,7 @@ def test_the_estimates_add_up_by_hand(curated: Path) -> None:
     )
     setup = estimates.planned_setup(context)
     assert estimates.num_snapshots(context.settings.train) == 3
-    assert estimates.weights_bytes(setup) == 4 * 1000 * 400  # one matrix of float32, from its header
+    assert model_bytes(setup) == 4 * 1000 * 400  # one matrix of float32, from its header
     # Keys and values (2) in 2 layers, 2 heads of 64/4 = 16.
     assert setup.shape.key_value_elements == 2 * 2 * 2 * 16
     evaluate, sizes = context.settings.evaluate, {"select": 10, "test": 20}
@@ -84,3 +93,22 @@ def test_times_are_told_as_people_do() -> None:
     assert [progress.spell(value) for value in (0.2, 60, 600, 7200, 40 * 86400)] == [
         "1 s", "60 s", "10 min", "2.0 h", "40 days"
     ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_s3_is_asked_for_what_params_and_dvc_name_there(
+    artifacts: Path, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = artifacts.parent
+    monkeypatch.chdir(folder)
+    assert look("storage", artifacts).finding == "nothing is on S3"
+    for name, value in object_store.variables().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
+    ours, theirs = (f"s3://{bucket}/doctor" for bucket in (object_store.bucket, object_store.strangers_bucket))
+    found(look("storage", artifacts, paths__remote=theirs), "fail", "paths.remote", "Check the name")
+    for url, result in ((theirs, "fail"), (ours, "pass")):
+        (folder / ".dvc").mkdir(exist_ok=True)
+        (folder / ".dvc" / "config").write_text(DVC_CONFIG.format(url), encoding="utf-8")
+        told = look("storage", artifacts, paths__remote=ours)
+        assert (told.result, "DVC's remote" in told.finding) == (result, True), told

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from tasks.chat.format import load_chat
 from tasks.core.records import Trajectory
+from tasks.engines.transformers import check, decode_step
 from tasks.engines.transformers.decode_step import Decoder, Step, is_traceable
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.engines.transformers.ragged_cache import RaggedCache
@@ -176,3 +177,22 @@ def test_only_a_family_known_to_compute_the_same_whatever_the_values_are_is_trac
     model.config.model_type = "qwen3"
     model.config.rope_parameters = {**model.config.rope_parameters, "rope_type": "dynamic"}  # goes by the positions
     assert not is_traceable(model)
+
+
+@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
+def test_a_family_that_is_traced_is_held_to_its_own_forward_once_in_a_process(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First the engine samples at temperature 1.2, and says so nowhere. No other random number is drawn."""
+    model = load_model(tiny.model_folder(tmp_path / "m", architecture), compute=on_cpu(1))
+    monkeypatch.setattr(check, "_checked", set())
+    before = torch.get_rng_state()
+    with monkeypatch.context() as patch:
+        sample = decode_step.sample_tokens
+        patch.setattr(decode_step, "sample_tokens", lambda *args, **how: sample(*args, **{**how, "temperature": 1.2}))
+        with pytest.raises(ValueError, match=r"differ from those of the model's own forward.*another policy"):
+            check.check_architecture(model, max_tokens=80)
+    check.check_architecture(model, max_tokens=80)
+    assert torch.equal(torch.get_rng_state(), before)
+    monkeypatch.setattr(check, "_gaps_from_own_forward", lambda model: pytest.fail("it was played again"))
+    check.check_architecture(model, max_tokens=80)

@@ -15,7 +15,7 @@ from tasks.chat.format import load_chat
 from tasks.engines.vllm.in_process import VLLMEngine
 from tasks.engines.vllm.server_engine import ServerEngine
 from tasks.engines.vllm.server_process import serve_command
-from tasks.engines.vllm.shared import lora_arguments
+from tasks.engines.vllm.shared import Start, lora_arguments
 from tasks.learning.shared.lora import Adapter
 from tasks.learning.shared.settings import LoRASettings
 from tasks.models.architecture import model_logp
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     kind = VLLMEngine if request.param == "in_process" else ServerEngine
     settings = engine_settings("vllm", vllm_settings(tmp_path_factory.mktemp("weights"), mode=request.param))
-    live = kind(folder=folder, chat=load_chat(folder), sampling=tiny.SAMPLING, settings=settings, lora=LORA)
+    live = kind(Start(folder, load_chat(folder), tiny.SAMPLING, settings, LORA))
     yield live
     live.close()
 

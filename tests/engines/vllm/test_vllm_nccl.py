@@ -14,11 +14,11 @@ import torch
 
 from tasks.chat.format import load_chat
 from tasks.engines.vllm.client import VLLMClient
-from tasks.engines.vllm.ipc import weight_source
-from tasks.engines.vllm.nccl import Routes, copies, own_address, trainer_group
+from tasks.engines.vllm.nccl import Routes, copies, own_address, source_of, trainer_group
 from tasks.engines.vllm.served_tensors import served_tensors
 from tasks.engines.vllm.server_engine import ServerEngine
 from tasks.engines.vllm.server_process import ServerDown, serve_command
+from tasks.engines.vllm.shared import Start
 from tasks.models.folders import load_model
 from tasks.models.policy_weights import PolicyWeights
 from tasks.models.settings import on_cpu
@@ -54,7 +54,7 @@ def client(vllm_server: VLLMServerBench) -> VLLMClient:
 def test_without_a_gpu_the_engine_refuses_in_one_line(folder: Path, tmp_path: Path) -> None:
     settings = engine_settings("vllm", vllm_settings(tmp_path, **NCCL))
     with pytest.raises(ValueError, match="transfer is nccl, which goes from GPU to GPU, and there is none") as error:
-        ServerEngine(folder=folder, chat=load_chat(folder), sampling=tiny.SAMPLING, settings=settings)
+        ServerEngine(Start(folder, load_chat(folder), tiny.SAMPLING, settings, None))
     assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match="the policy is on cpu, so there is no GPU memory to send from"):
         copies(PolicyWeights.of(load_model(folder, compute=on_cpu(1))), torch.bfloat16)
@@ -96,7 +96,7 @@ def test_what_is_announced_is_what_is_sent_and_a_worker_can_read_it(tensors: dic
         NCCLWeightTransferUpdateInfo,
     )
 
-    source = weight_source(lambda: iter(tensors.items()))
+    source = source_of(tensors)
     sent = list(NCCLTrainerWeightTransferEngine._checked_iter(source, source.metadata()))
     assert len(sent) == 25 and "lm_head.weight" in dict(sent)  # 2 layers of 11, embedding, norm, head
     assert {str(item.dtype) for item in source.metadata()} == {"torch.bfloat16"}, "the engine's, not the trainer's"

@@ -15,6 +15,7 @@ import pytest
 from tasks.chat.format import load_chat
 from tasks.engines.vllm.core_process import NotStarted, VLLMCore
 from tasks.engines.vllm.in_process import VLLMEngine
+from tasks.engines.vllm.shared import Start
 from tasks.models.folders import load_model
 from tasks.models.policy_weights import PolicyWeights
 from tasks.models.settings import on_cpu
@@ -79,7 +80,7 @@ class Core:
         self.label = name
 
     def collective_rpc(self, method: str, kwargs: dict[str, str]) -> None:
-        assert (Path(kwargs["weights_path"]) / "model-00001.safetensors").exists()
+        assert (Path(kwargs["weights_path"]) / "model.safetensors").exists()
         self.waited_for(method)
 
     def reset_prefix_cache(self) -> bool:
@@ -110,7 +111,7 @@ class Engine(VLLMEngine):
     def __init__(self, deaths: list[str], folder: Path, *, max_restarts: int):
         self.deaths, self.num_starts = deque(deaths), 0
         settings = engine_settings("vllm", vllm_settings(folder / "weights", max_restarts=max_restarts))
-        super().__init__(folder=folder / "m", chat=load_chat(folder / "m"), sampling=tiny.SAMPLING, settings=settings)
+        super().__init__(Start(folder / "m", load_chat(folder / "m"), tiny.SAMPLING, settings, None))
 
     def _start(self) -> Any:
         self.num_starts += 1

@@ -27,6 +27,7 @@ from tasks.core.background import run
 from tasks.core.records import Trajectory
 from tasks.engines.vllm.server import Server, TornWeights, check_whole
 from tasks.engines.vllm.server_engine import ServerEngine
+from tasks.engines.vllm.shared import Start
 from tasks.engines.vllm.weights_folder import WeightsFolder
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.folders import load_model
@@ -61,7 +62,7 @@ def settings(folder: Path, **changes: Any) -> EngineSettings:
 
 
 def make_engine(model: Path, folder: Path, sampling: SamplingSettings = tiny.SAMPLING, **changes: Any) -> ServerEngine:
-    return ServerEngine(folder=model, chat=load_chat(model), sampling=sampling, settings=settings(folder, **changes))
+    return ServerEngine(Start(model, load_chat(model), sampling, settings(folder, **changes), None))
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,24 +12,33 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from tasks.chat.format import load_chat
 from tasks.core.background import run
 from tasks.core.files import read_json, write_json
 from tasks.engines.scripted.scripts import ScriptedEngine
-from tasks.engines.vllm.served_tensors import served_tensors, write_tensors
+from tasks.engines.vllm import weights_folder
+from tasks.engines.vllm.served_tensors import describe_tensors, served_tensors
 from tasks.engines.vllm.server import Server, Weights
 from tasks.engines.vllm.weights_folder import WeightsFolder, has_tied_head, read_record
 from tasks.environments.travel_desk.environment import TravelDesk
+from tasks.learning.shared.lora import Adapter
+from tasks.learning.shared.settings import LoRASettings
+from tasks.models import saving
 from tasks.models.architecture import model_logp
 from tasks.models.differences import tolerance_of
-from tasks.models.folders import load_model, load_tokenizer
+from tasks.models.empty_model import streamed_weights
+from tasks.models.folders import load_model, load_tokenizer, save_adapter
 from tasks.models.policy_weights import PolicyWeights
+from tasks.models.saving import write_shards
 from tasks.models.settings import on_cpu
 from tasks.rollouts.probe import check_weights, compare_logp, probe_sequences
 from tests import tiny
+
+LORA = LoRASettings(rank=2, alpha=4, target_modules="all-linear")
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +67,12 @@ def test_weights_leave_in_the_engines_dtype_and_the_config_says_which(folder: Pa
     for dtype in ("float32", "bfloat16", "auto"):
         weights = WeightsFolder(tmp_path / dtype, load_tokenizer(folder), dtype=dtype)
         copy = weights.export(PolicyWeights.of(model), 1)
-        sizes[dtype] = sum(tensor.nbytes for tensor in load_file(copy / "model-00001.safetensors").values())
+        sizes[dtype] = sum(tensor.nbytes for tensor in load_file(copy / "model.safetensors").values())
         assert read_json(copy / "config.json")["dtype"] == {"auto": "float32"}.get(dtype, dtype)
     assert sizes["float32"] == sizes["auto"] == 2 * sizes["bfloat16"]
 
 
-def test_tensors_are_written_a_file_at_a_time(folder: Path, tmp_path: Path) -> None:
+def test_tensors_are_written_a_file_at_a_time(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the layers, at most 64 kB a file. A merged tensor exists only until its file is written."""
     model = load_model(folder, compute=on_cpu(1))
     layers = {name: tensor for name, tensor in PolicyWeights.of(model).tensors() if ".layers." in name}
@@ -77,7 +87,9 @@ def test_tensors_are_written_a_file_at_a_time(folder: Path, tmp_path: Path) -> N
             most = max(most, sum(item.nbytes for ref in alive if (item := ref()) is not None))
             yield name, made
 
-    write_tensors(tmp_path, served_tensors(PolicyWeights(model, merged), torch.float32), max_bytes=64_000)
+    monkeypatch.setattr(saving, "MAX_SHARD_BYTES", 64_000)
+    served = served_tensors(PolicyWeights(model, merged), torch.float32)
+    write_shards(tmp_path, served, torch.float32)
     sizes = [tensor.nbytes for tensor in layers.values()]
     assert most <= 64_000 + 3 * max(sizes) < sum(sizes)
     files = sorted(tmp_path.glob("*.safetensors"))
@@ -92,9 +104,35 @@ def test_a_copy_of_the_tensors_shares_no_memory_with_the_trainer(folder: Path) -
     model = load_model(folder, compute=on_cpu(1))
     own = {tensor.data_ptr() for tensor in model.state_dict().values()}
     for dtype in (None, torch.float32, torch.bfloat16):
-        copies = dict(served_tensors(PolicyWeights.of(model), dtype, copy=True))
+        copies = dict(served_tensors(PolicyWeights.of(model), dtype, copy_to=model.device))
         assert not own & {tensor.data_ptr() for tensor in copies.values()}
         assert {tensor.dtype for tensor in copies.values()} == {dtype or torch.float32}
+
+
+class Casts(TorchDispatchMode):
+    """Where tensors were cast or copied to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.devices: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        result = function(*arguments, **(named or {}))
+        if function._schema.name in ("aten::_to_copy", "aten::clone", "aten::copy_"):
+            self.devices.append(result.device.type)
+        return result
+
+
+def test_tensors_are_described_as_they_are_served_and_none_is_cast_for_it(folder: Path) -> None:
+    weights = PolicyWeights.of(load_model(folder, compute=on_cpu(1)))
+    with Casts() as casts:
+        described = describe_tensors(weights, torch.bfloat16)
+    assert set(casts.devices) == {"meta"}, "no numbers"
+    served = [*served_tensors(weights, torch.bfloat16)]
+    assert [(item.name, item.dtype, item.shape) for item in described] == [
+        (name, tensor.dtype, tuple(tensor.shape)) for name, tensor in served
+    ]
+    assert [item.num_bytes for item in described] == [tensor.nbytes for _, tensor in served]
 
 
 def test_the_last_two_adapters_are_kept_beside_the_weights_below_them(folder: Path, weights: WeightsFolder) -> None:
@@ -111,6 +149,39 @@ def test_an_untied_model_is_served_from_where_it_lies(folder: Path, weights: Wei
     copied = weights.open_model(folder)
     assert copied.name == "version-000000-1"
     assert weights.open_model(copied) == copied
+
+
+def test_a_tied_model_and_an_adapter_are_opened_from_their_files_and_never_loaded(
+    folder: Path, weights: WeightsFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head is the embedding; the adapter's matrices are W + scale·B·A."""
+    adapter = Adapter(load_model(folder, compute=on_cpu(1)), LORA, weights="float32")
+    for tensor in adapter.tensors("default").values():
+        tensor.copy_(0.1 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(1)))
+    save_adapter(tmp_path / "adapter", adapter.save, load_tokenizer(folder), base=folder)
+    expected = {
+        place: dict(served_tensors(PolicyWeights.of(load_model(place, compute=on_cpu(1))), None))
+        for place in (folder, tmp_path / "adapter")
+    }
+    monkeypatch.setattr(weights_folder, "load_model", None)
+    for place, tensors in expected.items():
+        opened = weights.open_model(place)
+        found = load_file(opened / "model.safetensors")
+        assert found.keys() == tensors.keys() and "lm_head.weight" in found
+        assert all(torch.equal(found[name], tensors[name]) for name in found)
+        assert read_record(opened).num_tensors == 25
+
+
+def test_a_model_whose_files_name_tensors_otherwise_is_opened_all_the_same(
+    folder: Path, weights: WeightsFolder, tmp_path: Path
+) -> None:
+    """With a head of its own in the files, though it is tied: loading takes the embedding."""
+    shutil.copytree(folder, tmp_path / "m")
+    tensors = load_file(folder / "model.safetensors")
+    more = {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
+    save_file(tensors | more, tmp_path / "m" / "model.safetensors", metadata={"format": "pt"})
+    assert streamed_weights(tmp_path / "m") is None
+    assert load_file(weights.open_model(tmp_path / "m") / "model.safetensors").keys() == (tensors | more).keys()
 
 
 def test_weights_lie_where_no_other_user_can_look_and_never_in_another_users_folder(
@@ -158,6 +229,26 @@ def test_the_last_two_exports_are_kept_and_none_after_closing(folder: Path, weig
     assert names(weights) == ["version-000008-4", "version-000009-3"]
     weights.close()
     assert not weights.folder.exists()
+
+
+def test_never_more_than_two_versions_are_on_the_disk(folder: Path, weights: WeightsFolder) -> None:
+    """While the fifth is written, too: the fourth, from which an engine that dies is started again, and its own."""
+    model, most = load_model(folder, compute=on_cpu(1)), []
+
+    def counted() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from PolicyWeights.of(model).tensors()
+        most.append(len(names(weights)))
+
+    def save(place: Path) -> None:
+        most.append(len([name for name in names(weights) if "adapter" in name]))
+
+    for version in range(5):
+        weights.export(PolicyWeights(model, counted), version)
+    assert most == [1, 2, 2, 2, 2], "the one being written is a folder already"
+    most.clear()
+    for version in range(5):
+        weights.export_adapter(save, version)
+    assert most == [1, 2, 2, 2, 2]
 
 
 def test_a_copy_that_is_read_outlasts_any_number_of_exports(folder: Path, weights: WeightsFolder) -> None:
@@ -216,7 +307,7 @@ def test_a_torn_copy_is_told_by_its_record(folder: Path, weights: WeightsFolder)
     record = read_record(copy)
     assert (record.policy_version, record.num_tensors) == (5, 25)  # 2 layers of 11, embedding, norm, head
     small = tiny.model_folder(weights.folder / "other", "llama") / "model.safetensors"
-    (copy / "model-00001.safetensors").write_bytes(small.read_bytes())
+    (copy / "model.safetensors").write_bytes(small.read_bytes())
     with pytest.raises(ValueError, match=r"contains 20 tensors in .* says 25"):
         read_record(copy)
 

@@ -119,7 +119,7 @@ def run_assess(paths: Paths, monkeypatch: pytest.MonkeyPatch, wins: Callable[[in
 
     monkeypatch.setattr("tasks.rollouts.collect.sample_episodes", sample_episodes)
     checked: list[int] = []
-    monkeypatch.setattr(assess, "prepare_base_model", lambda *_: None)
+    monkeypatch.setattr(assess, "prepare_base_model", lambda folder, *_: folder.mkdir())
     monkeypatch.setattr(assess, "check_budgets", lambda *_: checked.append(len(played)))
     monkeypatch.setattr(assess, "check_pin", lambda *_, **__: None)
     params = read_params(ROOT / "params.yaml")

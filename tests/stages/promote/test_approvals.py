@@ -23,7 +23,7 @@ from tasks.tracking import waiting as waiting_module
 from tasks.tracking.journal import Entry, read_journal
 from tasks.tracking.registry import Registry
 from tasks.tracking.versions import VERIFYING_TAGS
-from tasks.tracking.waiting import find_waiting
+from tasks.tracking.waiting import ended_unapproved, ending_of, find_waiting, withdraw_unanswered
 from tests.stages.promote.test_promote import (  # noqa: F401 (fixtures)
     FORCE,
     PROBLEMS,
@@ -37,6 +37,7 @@ from tests.tracking.project import DATABASE, SETTINGS
 pytestmark = pytest.mark.slow
 MODEL = "travel-desk-agent"
 APPROVE = ManualOverride("approve", "looked at ten episodes")
+DAY = datetime(2026, 1, 1, tzinfo=UTC)
 WITHDRAW = ManualOverride("withdraw", "it books twice")
 
 
@@ -48,11 +49,11 @@ def night(pipeline: Pipeline) -> Pipeline:  # noqa: F811
 
 
 @pytest.fixture(scope="module")
-def first_night(tmp_path_factory: pytest.TempPathFactory, database: Path) -> Iterator[tuple[Pipeline, Path]]:
+def first_night(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Iterator[tuple[Pipeline, Path]]:
     """A project with a champion of 0.7 and a decision about 0.9 that waits; and a copy of its files."""
     folder, copy = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("copy") / "files"
     with pytest.MonkeyPatch.context() as patch:
-        night = make_pipeline(folder, database, patch)
+        night = make_pipeline(folder, empty_database, patch)
         night.params["paths"] = {"artifacts": "artifacts"}
         night.evaluate(0.7)
         night.promote()
@@ -159,6 +160,36 @@ def test_where_the_decision_was_made_its_record_says_how_it_ended(waiting: Pipel
     assert "looked at ten episodes" in record.with_suffix(".html").read_text(encoding="utf-8")
 
 
+def test_an_answer_to_another_decision_than_the_one_that_waits_moves_nothing(waiting: Pipeline):
+    for answer, override in ((approve, APPROVE), (withdraw, WITHDRAW)):
+        with pytest.raises(ValueError, match=r"decision of 2026-01-01 no longer waits.*version 2.*@challenger"):
+            answer(override, decided_at="2026-01-01")
+    assert entries("approval", "withdrawal") == []
+    (entry,) = entries("waiting")
+    approve(APPROVE, decided_at=entry.body["decided_at"])
+    ending = ending_of(registry(), entry.body["decided_at"])
+    assert ending is not None and ending.kind == "approval"
+    assert ended_unapproved(registry()) is None
+
+
+def test_a_decision_that_nobody_answered_may_be_put_up_again_and_is_a_reason_to_decide(waiting: Pipeline):
+    (entry,) = entries("waiting")
+    assert ended_unapproved(registry()) is None
+    withdraw_unanswered(registry(), "2026-01-01", DAY)  # another one
+    assert find_waiting(registry()) is not None
+    withdraw_unanswered(registry(), entry.body["decided_at"], DAY)
+    assert ended_unapproved(registry()) == (
+        "the decision about version 2 ended unapproved: nobody approved it by 2026-01-01 00:00 UTC"
+    )
+    assert waiting.promote()["approval"] == "waiting"
+    assert ended_unapproved(registry()) is None
+
+
+def test_an_expired_decision_is_a_reason_too(waiting: Pipeline, monkeypatch: pytest.MonkeyPatch):
+    travel(monkeypatch, timedelta(days=8))
+    assert "the decision about version 2 expired at 20" in str(ended_unapproved(registry()))
+
+
 def test_stale_stages_are_no_matter_to_an_approval(waiting: Pipeline):
     shutil.rmtree(waiting.paths.stage("train"))
     shutil.rmtree(waiting.paths.stage("evaluate"))
@@ -253,6 +284,13 @@ def test_an_approval_by_nobody_is_refused_in_one_line(waiting: Pipeline, monkeyp
 def test_a_name_that_names_nobody_is_refused(name: str):
     with pytest.raises(ValueError, match="by nobody"):
         name_of(name, "approve")
+
+
+def test_whoever_answers_from_a_shell_of_the_same_machine_is_named_once():
+    me = name_of(None, "approve")
+    named = name_of("Jane Doe", "approve")
+    assert named == f"Jane Doe (through {me})"
+    assert (name_of(named, "approve"), name_of(me, "approve")) == (named, me)
 
 
 def test_the_same_challenger_the_next_night_waits_on_and_nothing_is_registered_again(waiting: Pipeline, capsys: Any):

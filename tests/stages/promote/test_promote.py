@@ -202,8 +202,8 @@ class Pipeline:
 
 
 @pytest.fixture
-def pipeline(used_folder: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
-    return make_pipeline(used_folder, database, monkeypatch)
+def pipeline(used_folder: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+    return make_pipeline(used_folder, empty_database, monkeypatch)
 
 
 def make_pipeline(folder: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:

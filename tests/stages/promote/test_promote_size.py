@@ -5,14 +5,22 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+import safetensors
 
 from tasks.commands.fetch import fetch
 from tasks.core import files
+from tasks.learning.shared.lora import Adapter
+from tasks.learning.shared.settings import LoRASettings
+from tasks.models.folders import load_model, load_tokenizer, save_adapter
+from tasks.models.settings import on_cpu
+from tests import tiny
 from tests.opened import counting_reads
 from tests.stages.promote.test_promote import Pipeline, pipeline
 
@@ -86,3 +94,35 @@ def test_a_fetch_reads_what_is_stored_once_and_what_it_wrote_once(pipeline: Pipe
     fetched = tmp_path / "fetched" / WEIGHTS
     assert not fetched.samefile(stored_weights()[0])
     assert fetched.stat().st_mode & stat.S_IWUSR
+
+
+def test_an_adapter_and_its_base_are_read_twice_to_hash_and_to_merge(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = pipeline.paths.stage("warm_start") / "model"
+
+    def become_adapter(snapshot: Path) -> None:
+        for folder in (base, snapshot):
+            shutil.rmtree(folder)
+        tiny.model_folder(base)
+        lora = LoRASettings(rank=2, alpha=4, target_modules="all-linear")
+        adapter = Adapter(load_model(base, compute=on_cpu(1)), lora, weights="float32")
+        save_adapter(snapshot, adapter.save, load_tokenizer(base), base=base)
+
+    merged: Counter[str] = Counter()
+    open_mapped = safetensors.safe_open
+
+    def note(file: Path, **options: Any) -> Any:
+        merged[file.parent.name] += 1
+        return open_mapped(file, **options)
+
+    pipeline.evaluate(0.9, complete=become_adapter)
+    monkeypatch.setattr(safetensors, "safe_open", note)
+    files._hashes.clear()
+    with counting_reads(".safetensors") as opened:
+        assert pipeline.promote()["decision"] == "promote"
+    assert merged == {"model": 1}
+    # The base is hashed, and opened for its header; the adapter is hashed, as what was merged is once.
+    assert {Path(path).parent.name: count for path, count in opened.items()} == {
+        "model": 2, "iteration-0010": 1, "merged": 1,
+    }  # fmt: skip

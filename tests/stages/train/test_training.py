@@ -9,10 +9,12 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tasks.core.files import content_hash
 from tasks.core.records import Group, Score
@@ -75,6 +77,26 @@ def run(options: TrainSections, start: Path, place: Path) -> list[dict[str, Any]
         options, start=start, problems=PROBLEMS, output=place / "output", resume=place / "resume",
         alarms=place / "alarms",
     )  # fmt: skip
+
+
+def test_bfloat16_passes_the_comparison_and_the_sentinel_as_they_are_in_the_demo(start: Path, tmp_path: Path) -> None:
+    demo = profile_params("demo")
+    options = load(
+        TrainSections,
+        settings().model_dump(mode="json")
+        | {"compute": demo["compute"] | {"num_threads": 1, "weights": "bfloat16", "frozen": "bfloat16"}}
+        | {"engine": demo["engine"], "sentinel": demo["sentinel"]},
+    )
+    assert options.engine.probe_tolerance == "auto"
+    training_run = training.TrainingRun(options, start=start, problems=PROBLEMS, resume=tmp_path)
+    with closing(training_run):
+        assert {parameter.dtype for parameter in training_run.serving.model.parameters()} == {torch.bfloat16}
+        for _ in range(3):
+            row, alarm = training_run.iterate()
+            assert alarm is None
+            assert training_run.serving.is_compared
+            assert row["grad_norm"] > 0
+            assert 0 < row["mismatch_mean"] < options.engine.tolerance("bfloat16").mean
 
 
 class Killed(BaseException):
@@ -160,7 +182,10 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(
 def test_an_engine_that_samples_from_another_distribution_is_refused_before_the_first_step(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_staleness: int
 ) -> None:
-    """In process: at temperature 1.2, and it says so nowhere."""
+    """In process: at temperature 1.2, and it says so nowhere. The engine's own check, of its architecture, passed
+    before.
+    """
+    monkeypatch.setattr("tasks.engines.transformers.engine.check_architecture", lambda model, max_tokens: None)
     sample = decode_step.sample_tokens
     monkeypatch.setattr(decode_step, "sample_tokens", lambda *args, **how: sample(*args, **{**how, "temperature": 1.2}))
     options = settings(max_staleness=max_staleness, importance_correction="token_truncate")

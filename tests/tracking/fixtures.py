@@ -1,4 +1,4 @@
-"""The database of MLflow that tests of promotion begin with, and the folder in which it is opened once."""
+"""An MLflow database that is made once per session, and a folder in which tests use it one after another."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from tests.tracking.project import make_database
 
 
 @pytest.fixture(scope="session")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_database(tmp_path_factory.mktemp("mlflow"))
 
 
 @pytest.fixture(scope="session")
 def used_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For `enter_project_again`."""
     return tmp_path_factory.mktemp("project")

@@ -1,0 +1,153 @@
+"""The deployments: `retrain` and `drift-check` on their schedules, `evaluate-snapshot` on demand.
+
+`python -m flows deploy` registers them on a server for the workers of a pool, `serve` for one machine. A deployment has
+the name of the model, so that one server can have those of several agents: `retrain/travel-desk-agent`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from prefect import Flow
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate, WorkPoolCreate
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.exceptions import ObjectNotFound
+from prefect.server.schemas.schedules import CronSchedule as ServerCron
+from prefect.workers.utilities import get_default_base_job_template_for_infrastructure_type
+from tzlocal import get_localzone_name
+
+from flows.drift_check import drift_check
+from flows.evaluate_snapshot import evaluate_snapshot
+from flows.retrain import retrain
+from flows.server import HEARTBEAT_SECONDS, HEARTBEAT_VARIABLE
+from tasks.core.settings import read_params
+from tasks.pipeline.cli_errors import TELEMETRY_OFF
+
+PoolType = Literal["process", "kubernetes"]
+JOB_ENVIRONMENT = {**TELEMETRY_OFF, HEARTBEAT_VARIABLE: HEARTBEAT_SECONDS}  # no library calls home
+FLOWS: tuple[Flow[Any, Any], ...] = (retrain, drift_check, evaluate_snapshot)
+REFUSED_BY_PREFECT = re.compile(r"[/%&<>]")  # in the name of a deployment
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One flow under the model's name; without a `schedule` it runs when somebody or an event starts it."""
+
+    flow: Flow[Any, Any]
+    model: str
+    schedule: CronSchedule | None
+
+    @property
+    def name(self) -> str:
+        return REFUSED_BY_PREFECT.sub("-", self.model)
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.flow.name}/{self.name}"
+
+
+def plan_deployments(cron: str | None, check_cron: str | None) -> list[Deployment]:
+    """The three of this folder. ValueError for a schedule that is no cron expression."""
+    model = str(read_params()["promote"]["model_name"])
+    return [
+        Deployment(retrain, model, read_schedule("--cron", cron)),
+        Deployment(drift_check, model, read_schedule("--check-cron", check_cron)),
+        Deployment(evaluate_snapshot, model, None),
+    ]
+
+
+def read_schedule(option: str, cron: str | None) -> CronSchedule | None:
+    """In the machine's time zone, since Prefect's default is UTC."""
+    if cron is None:
+        return None
+    try:
+        ServerCron(cron=cron)
+    except ValueError:
+        raise ValueError(
+            f"{option} {cron!r} is not a cron expression, so no run would ever start. "
+            f'It needs five fields: minute, hour, day, month, weekday, as in "0 3 * * *".'
+        ) from None
+    return CronSchedule(cron=cron, timezone=get_localzone_name())
+
+
+def next_run(schedule: CronSchedule) -> datetime:
+    return asyncio.run(ServerCron(cron=schedule.cron, timezone=schedule.timezone).get_dates(n=1))[0]
+
+
+def register(planned: list[Deployment], *, pool: str, pool_type: PoolType, folder: str) -> Iterator[str]:
+    """Create or update the pool and the deployments; yields a line for each. A second time changes nothing."""
+    with get_client(sync_client=True) as client:
+        yield _register_pool(client, pool, pool_type)
+        for deployment in planned:
+            yield f"{deployment.full_name}: {_register(client, deployment, pool=pool, folder=folder)}"
+
+
+def _register_pool(client: SyncPrefectClient, pool: str, pool_type: PoolType) -> str:
+    try:
+        found = client.read_work_pool(pool)
+    except ObjectNotFound:
+        template = asyncio.run(get_default_base_job_template_for_infrastructure_type(pool_type)) or {}
+        client.create_work_pool(WorkPoolCreate(name=pool, type=pool_type, base_job_template=template))
+        return f"work pool {pool}: created"
+    if found.type != pool_type:
+        raise ValueError(
+            f"the work pool {pool} is of type {found.type}, so its workers start no {pool_type} jobs. "
+            f"Name another pool with --pool, or write --type {found.type}."
+        )
+    return f"work pool {pool}: unchanged"
+
+
+def _register(client: SyncPrefectClient, deployment: Deployment, *, pool: str, folder: str) -> str:
+    wanted = _describe(deployment, pool=pool, folder=folder)
+    try:
+        found = client.read_deployment_by_name(deployment.full_name)
+    except ObjectNotFound:
+        schedules = [DeploymentScheduleCreate(schedule=deployment.schedule)] if deployment.schedule else []
+        flow_id = client.create_flow_from_name(deployment.flow.name)
+        client.create_deployment(flow_id, deployment.name, schedules=schedules, **wanted)
+        return "created"
+    _refuse_of_another_folder(found, deployment, folder)
+    changed = [field for field, value in wanted.items() if getattr(found, field) != value]
+    if changed:
+        client.update_deployment(found.id, DeploymentUpdate(**wanted))
+    if deployment.schedule and [item.schedule for item in found.schedules] != [deployment.schedule]:
+        for item in found.schedules:
+            client.delete_deployment_schedule(found.id, item.id)
+        client.create_deployment_schedules(found.id, [(deployment.schedule, True)])
+        changed.append("schedule")
+    return f"updated ({', '.join(changed)})" if changed else "unchanged"
+
+
+def _describe(deployment: Deployment, *, pool: str, folder: str) -> dict[str, Any]:
+    """What is registered, but for the schedule, which stays as it is where none is given."""
+    file, function = Path(f"{deployment.flow.fn.__module__.replace('.', '/')}.py"), deployment.flow.fn.__name__
+    return {
+        "description": deployment.flow.description,
+        "entrypoint": f"{file}:{function}",
+        "pull_steps": [{"prefect.deployments.steps.set_working_directory": {"directory": folder}}],
+        "work_pool_name": pool,
+        "job_variables": {"env": JOB_ENVIRONMENT},
+        "tags": [],
+        "enforce_parameter_schema": True,
+        "parameter_openapi_schema": deployment.flow.parameters.model_dump(exclude_unset=True),
+    }
+
+
+def _refuse_of_another_folder(found: DeploymentResponse, deployment: Deployment, folder: str) -> None:
+    """Two agents whose models have the same name would take each other's deployments. A folder that is gone moved."""
+    steps = [next(iter(step.values())) for step in found.pull_steps or []]
+    other = next((step["directory"] for step in steps if "directory" in step), folder)
+    if other != folder and (Path(other) / "params.yaml").exists():
+        raise ValueError(
+            f"{deployment.full_name} runs in {other}, and two folders cannot share it. Give this folder's model "
+            f"another name (promote.model_name), or delete the deployment: prefect deployment delete "
+            f"'{deployment.full_name}'."
+        )

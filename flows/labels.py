@@ -1,0 +1,28 @@
+"""What tells runs apart in Prefect's list: their names and tags."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from prefect.client.orchestration import get_client
+
+from flows.prefect_runs import own_run_id
+from tasks.core.settings import read_params
+
+NAMELESS = "turnwise"  # while params.yaml cannot be read, which the run itself says
+
+
+def name_run() -> str:
+    """The model and the date: `travel-desk-agent 2026-11-22 03:00`."""
+    try:
+        model = read_params()["promote"]["model_name"]
+    except (ValueError, KeyError, TypeError):
+        model = NAMELESS
+    return f"{model} {datetime.now().astimezone():%Y-%m-%d %H:%M}"
+
+
+def add_tags(*tags: str) -> None:
+    """To this run's, in order and without repeats."""
+    with get_client(sync_client=True) as client:
+        run = client.read_flow_run(own_run_id())
+        client.update_flow_run(run.id, tags=list(dict.fromkeys([*run.tags, *tags])))

@@ -1,0 +1,34 @@
+"""What every flow does around its work: it waits for its turn, closes dead runs, and says how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from prefect.client.schemas.objects import State
+
+from flows.approval import close_answered_runs
+from flows.events import emit_alarm
+from flows.prefect_runs import close_dead_runs
+from flows.steps import Stages
+from flows.turn import Busy, take_turn
+from flows.verdict import SKIPPED, end
+from tasks.core.settings import load, load_paths
+from tasks.pipeline.order import check_params
+from tasks.pipeline.settings import PipelineSections
+
+
+def run_alone(params: dict[str, Any], work: Callable[[Stages], State[None]], *, is_shown: bool) -> State[None]:
+    """Do `work` with the workspace to itself; its state, or that it was skipped. An error is also an alarm."""
+    check_params(params)
+    settings, model = load(PipelineSections, params).pipeline, params["promote"]["model_name"]
+    try:
+        with take_turn(load_paths(params).artifacts, settings, model=model) as guardian:
+            close_dead_runs(params)
+            close_answered_runs(params)
+            return work(Stages(guardian, settings, is_shown=is_shown))
+    except Busy as busy:
+        return end(SKIPPED, str(busy))
+    except Exception as error:
+        emit_alarm(model, "failed", str(error))
+        raise

@@ -1,0 +1,296 @@
+"""`python -m tasks backup FILE` and `restore FILE`: MLflow's and Prefect's databases and MLflow's files in one tar.
+
+A database is copied by SQLite's own backup, which is consistent while others write, and before the files: what it names
+is there by then. Every file's SHA-256 is in the manifest. The archive is read again before it gets its name, and each
+file is compared before anything is restored. What a restore replaces is moved aside, never removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import sqlite3
+import tarfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import psutil
+
+from tasks.core.databases import fault_of_database
+from tasks.core.files import atomic_file
+from tasks.core.settings import load, load_paths, read_params
+from tasks.pipeline.run_lock import only_run
+from tasks.tracking.connection import TABLES
+from tasks.tracking.relocate import FILE, database_of, replace_location
+from tasks.tracking.settings import TrackingSections, TrackingSettings
+
+MANIFEST, FORMAT = "manifest.json", 1
+MLFLOW, PREFECT, FILES = "mlflow.db", "prefect.db", "files"  # names in the archive
+JOURNALS = ("", "-wal", "-shm", "-journal")  # of a SQLite database
+CHUNK = 1 << 20
+BACKUP, RESTORE = ".backup-", ".restore-"  # begin the names of folders, which end with the number of their process
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What is archived, and where it is in this workspace. `files` is None where they are in a store such as S3."""
+
+    tracking: TrackingSettings
+    artifacts: Path
+    mlflow: Path
+    prefect: Path
+    files: Path | None
+
+
+def find_places() -> Places:
+    params = read_params()
+    tracking, artifacts = load(TrackingSections, params).tracking, load_paths(params).artifacts
+    location = tracking.artifact_location
+    files = None if ":/" in location else Path(location).absolute()
+    return Places(tracking, artifacts, database_of(tracking), artifacts.absolute() / ".prefect" / "prefect.db", files)
+
+
+def backup(file: Path) -> Iterator[str]:
+    """Write the archive, also while a run writes; ValueError where there is no sound registry."""
+    places = find_places()
+    _refuse_no_registry(places.mlflow)
+    with _own_folder(places.mlflow.parent, BACKUP) as folder:
+        databases = {MLFLOW: places.mlflow, PREFECT: places.prefect}
+        copies = {name: _copy_database(path, Path(folder) / name) for name, path in databases.items() if path.exists()}
+        with atomic_file(file.absolute()) as partial:
+            with tarfile.open(partial, "w") as archive:
+                hashes = {name: _add(archive, name, path) for name, path in copies.items()}
+                hashes |= _add_files(archive, places.files)
+                manifest = {"format": FORMAT, "sha256": hashes, "location": str(places.files or "")}
+                _add_manifest(archive, manifest)
+            with tarfile.open(partial) as archive:
+                _read_all(archive, file)
+            size = partial.stat().st_size
+        elsewhere = _find_files_elsewhere(copies[MLFLOW], places.files)
+    yield f"{file}: {len(hashes)} files, {size / 1e6:.1f} MB, each read again and found equal to its hash"
+    for name, location in elsewhere:
+        yield f"not in it: the files of MLflow's experiment {name!r}, under {location}; back these up too"
+
+
+def restore(file: Path, *, force: bool) -> Iterator[str]:
+    """Replace the registry by the archive's; ValueError where the present one has what the archive lacks."""
+    places = find_places()
+    if not file.is_file():
+        raise ValueError(f"{file} does not exist, so there is nothing to restore. Name a file that `backup` wrote.")
+    places.mlflow.parent.mkdir(parents=True, exist_ok=True)
+    with only_run(places.artifacts), _own_folder(places.mlflow.parent, RESTORE) as folder:
+        staged = Path(folder)
+        manifest = _extract(file, staged)
+        _refuse_open(places.mlflow, places.prefect)
+        if not force:
+            _refuse_loss(places.mlflow, staged / MLFLOW, file)
+        if manifest["location"] and places.files is not None:
+            replace_location(staged / MLFLOW, manifest["location"], str(places.files))
+        aside = _move_aside(places)
+        _move_in(staged, places)
+    yield f"{places.mlflow} is as it was when {file} was written"
+    if aside is not None:
+        yield f"what was there before is in {aside}"
+
+
+@contextmanager
+def _own_folder(parent: Path, prefix: str) -> Iterator[str]:
+    """A folder for as long as the block lasts. Those of processes that were killed are removed."""
+    for left in (*parent.glob(f"{BACKUP}*"), *parent.glob(f"{RESTORE}*")):
+        number = left.name.rpartition("-")[2]
+        if not (number.isdigit() and psutil.pid_exists(int(number))):
+            shutil.rmtree(left, ignore_errors=True)
+    folder = parent / f"{prefix}{os.getpid()}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield str(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _refuse_no_registry(database: Path) -> None:
+    fault = fault_of_database(database, TABLES) if database.exists() else "it does not exist"
+    if fault is not None:
+        raise ValueError(f"{database}: there is no registry to back up ({fault}). Run the flow, or restore a backup.")
+
+
+def _copy_database(source: Path, target: Path) -> Path:
+    with closing(sqlite3.connect(source, timeout=60)) as left, closing(sqlite3.connect(target)) as right:
+        left.backup(right)
+    return target
+
+
+def _find_files_elsewhere(database: Path, folder: Path | None) -> list[tuple[str, str]]:
+    """(experiment, where its files are) for those with runs whose files are not in `folder`: other agents', or S3."""
+    query = "SELECT name, artifact_location FROM experiments WHERE experiment_id IN (SELECT experiment_id FROM runs)"
+    with closing(sqlite3.connect(database)) as connection:
+        found = sorted((str(name), str(location)) for name, location in connection.execute(query))
+    return [
+        (name, location)
+        for name, location in found
+        if folder is None or not Path(location.removeprefix(FILE)).is_relative_to(folder)
+    ]
+
+
+def _add_files(archive: tarfile.TarFile, folder: Path | None) -> dict[str, str]:
+    """A file that a run removes meanwhile, such as one of its half-written ones, is left out."""
+    hashes: dict[str, str] = {}
+    if folder is None:
+        return hashes
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            name = f"{FILES}/{path.relative_to(folder).as_posix()}"
+            with suppress(FileNotFoundError):
+                hashes[name] = _add(archive, name, path)
+    return hashes
+
+
+def _add(archive: tarfile.TarFile, name: str, path: Path) -> str:
+    """The file as it is now: what is appended while it is read is left out."""
+    with path.open("rb") as stream:
+        entry = tarfile.TarInfo(name)
+        status = os.fstat(stream.fileno())
+        entry.size, entry.mode = status.st_size, status.st_mode & 0o777
+        hashed = _Hashed(stream)
+        archive.addfile(entry, hashed)
+    return hashed.digest()
+
+
+class _Hashed:
+    """A stream that hashes what is read of it."""
+
+    def __init__(self, stream: Any):
+        self.stream, self.hash = stream, hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        data: bytes = self.stream.read(size)
+        self.hash.update(data)
+        return data
+
+    def digest(self) -> str:
+        return self.hash.hexdigest()
+
+
+def _add_manifest(archive: tarfile.TarFile, manifest: dict[str, Any]) -> None:
+    text = json.dumps(manifest, sort_keys=True).encode()
+    entry = tarfile.TarInfo(MANIFEST)
+    entry.size = len(text)
+    archive.addfile(entry, io.BytesIO(text))
+
+
+def _read_all(archive: tarfile.TarFile, file: Path, target: Path | None = None) -> dict[str, Any]:
+    """Compare every file with its hash, and write it under `target`; the manifest. ValueError for any difference."""
+    found, manifest = {}, None
+    for entry in archive:
+        stream = archive.extractfile(entry)
+        if stream is None or PurePosixPath(entry.name).is_absolute() or ".." in PurePosixPath(entry.name).parts:
+            raise _not_a_backup(file, f"{entry.name!r} is no plain file")
+        if entry.name == MANIFEST:
+            manifest = json.load(stream)
+            continue
+        hashed = _Hashed(stream)
+        _drain(hashed, entry, target)
+        found[entry.name] = hashed.digest()
+    if manifest is None or manifest.get("format") != FORMAT or MLFLOW not in found:
+        raise _not_a_backup(file, "it has no manifest of this version")
+    if found != manifest["sha256"]:
+        raise _not_a_backup(file, "a file in it is not the one that was stored")
+    return dict(manifest)
+
+
+def _drain(hashed: _Hashed, entry: tarfile.TarInfo, target: Path | None) -> None:
+    if target is None:
+        while hashed.read(CHUNK):
+            pass
+        return
+    path = target / entry.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as out:
+        while data := hashed.read(CHUNK):
+            out.write(data)
+    path.chmod(entry.mode | 0o400)
+
+
+def _extract(file: Path, target: Path) -> dict[str, Any]:
+    try:
+        with tarfile.open(file) as archive:
+            return _read_all(archive, file, target)
+    except (tarfile.TarError, EOFError, json.JSONDecodeError) as error:
+        raise _not_a_backup(file, str(error)) from None
+
+
+def _not_a_backup(file: Path, fault: str) -> ValueError:
+    return ValueError(
+        f"{file} is no sound backup ({fault}), so nothing was changed. Take another, or copy the file again from where "
+        f"it is kept."
+    )
+
+
+def _refuse_open(*databases: Path) -> None:
+    """A server would go on writing into the file that was moved aside."""
+    for process in psutil.process_iter():
+        if process.pid == os.getpid():
+            continue
+        with suppress(psutil.Error):
+            held = {opened.path for opened in process.open_files()} & {str(path.resolve()) for path in databases}
+            if held:
+                raise ValueError(
+                    f"{held.pop()} is open in process {process.pid} ({process.name()}), which would write into what is "
+                    f"replaced. End it (`python -m flows serve`, `mlflow ui`), then restore again."
+                )
+
+
+def _refuse_loss(present: Path, staged: Path, file: Path) -> None:
+    """Refuse where the present registry has runs or versions that the archive lacks, or others than it had."""
+    if not present.exists() or fault_of_database(present, TABLES) is not None:
+        return
+    here, there = _contents(present), _contents(staged)
+    lost = here - there
+    if lost:
+        which = "a newer state of the same registry" if here & there else "another registry"
+        raise ValueError(
+            f"{present} is {which}: {len(lost)} runs, versions or aliases in it are not in {file}. Nothing was "
+            f"changed. To replace it all the same, `--force`; it is moved aside then."
+        )
+
+
+def _contents(database: Path) -> set[tuple[str, ...]]:
+    queries = (
+        "SELECT 'run', run_uuid, status FROM runs",
+        "SELECT 'version', name, version FROM model_versions",
+        "SELECT 'alias', name || '@' || alias, version FROM registered_model_aliases",
+    )
+    with closing(sqlite3.connect(database, timeout=60)) as connection:
+        return {tuple(map(str, row)) for query in queries for row in connection.execute(query)}
+
+
+def _move_aside(places: Places) -> Path | None:
+    """To a folder beside the database; None where nothing was there."""
+    parent = places.mlflow.parent
+    files = [Path(f"{database}{suffix}") for database in (places.mlflow, places.prefect) for suffix in JOURNALS]
+    present = [path for path in (*files, *([places.files] if places.files else [])) if path.exists()]
+    if not present:
+        return None
+    aside = parent / f"replaced-{len(list(parent.glob('replaced-*'))) + 1}"
+    aside.mkdir()
+    for path in present:
+        shutil.move(path, aside / path.name)
+    return aside
+
+
+def _move_in(staged: Path, places: Places) -> None:
+    """The database last: a kill before that leaves files without it, which every command refuses to work with."""
+    if places.files is not None and (staged / FILES).exists():
+        places.files.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(staged / FILES, places.files)
+    if (staged / PREFECT).exists():
+        places.prefect.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.move(staged / PREFECT, places.prefect)
+    os.replace(staged / MLFLOW, places.mlflow)

@@ -1,0 +1,60 @@
+"""What is asked before a run: will it work, what does it cost, which settings does it use?"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from tasks.commands.cli.options import AcceptDrift, use_accept_drift
+from tasks.pipeline.cli_command import Debug, command
+
+checks = typer.Typer()
+
+
+@command(checks)
+def doctor(accept_drift: AcceptDrift = False, debug: Debug = False) -> Any:
+    """Check for what would go wrong in training."""
+    from tasks.commands.doctor.doctor import run_doctor
+
+    use_accept_drift(accept_drift)
+    return run_doctor(debug=debug)
+
+
+@command(checks)
+def plan(
+    model: Annotated[str | None, Option(metavar="NAME", help="A folder, or a known name such as Qwen2.5-7B.")] = None,
+    gpu: Annotated[str | None, Option(metavar="NAME", help="Such as h100-80gb or cpu; 24gb: memory alone.")] = None,
+    profile: Annotated[list[str] | None, Option(metavar="NAME", help="Not params.yaml; repeat for more.")] = None,
+    dollars_per_hour: Annotated[float | None, Option(min=0, help="What the machine costs.")] = None,
+    tokens: Annotated[tuple[int, int, int] | None, Option(help="A mean episode: prompt, sampled, replies.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Everything, for a program.")] = False,
+) -> Any:
+    """Memory, time and dollars of a run, before it starts.
+
+    Status 1: it does not fit.
+    """
+    from tasks.commands.plan import output
+    from tasks.commands.plan import plan as verb
+
+    found = verb.make_plan(model, gpu, profile or [], dollars_per_hour, tokens)
+    return verb.as_json(found) if as_json else output.print_plan(found)
+
+
+@command(checks)
+def profile(
+    names: Annotated[list[str], Argument(metavar="NAME...", help="Of infra/profiles; the later over the earlier.")],
+) -> list[str]:
+    """Rewrite params.yaml from infra/profiles."""
+    from tasks.commands.profile import apply_profiles
+
+    return apply_profiles(names)
+
+
+@command(checks, "drift-check")
+def drift_check() -> str:
+    """Has the environment changed, or the champion fallen?"""
+    from tasks.commands import drift_check as verb
+
+    return verb.drift_check()

@@ -1,0 +1,78 @@
+"""The stages of the pipeline, one command each."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer import Option
+
+from tasks.commands.cli.options import AcceptDrift, use_accept_drift
+from tasks.core.terminal import tell
+from tasks.pipeline.cli_command import command
+
+stages = typer.Typer()
+
+
+@command(stages)
+def curate() -> None:
+    """Validate problems, drop duplicates, split them."""
+    tell(_run("curate"))
+    from tasks.commands.doctor.outlook import print_outlook
+
+    print_outlook()
+
+
+@command(stages)
+def assess(accept_drift: AcceptDrift = False) -> str:
+    """Measure the base model: does it need a warm start?"""
+    return _run("assess", accept_drift)
+
+
+@command(stages)
+def warm_start() -> str:
+    """Fine-tune on expert episodes, where that is needed."""
+    return _run("warm_start")
+
+
+@command(stages)
+def train(accept_drift: AcceptDrift = False) -> str:
+    """Train by reinforcement learning; writes snapshots."""
+    return _run("train", accept_drift)
+
+
+@command(stages)
+def evaluate(accept_drift: AcceptDrift = False) -> str:
+    """Choose a snapshot on select, confirm it on test."""
+    return _run("evaluate", accept_drift)
+
+
+@command(stages)
+def promote(
+    force: Annotated[
+        bool, Option("--force", help="Promote even if checks fail. Altered weights are still refused.")
+    ] = False,
+    approve: Annotated[bool, Option("--approve", help="Complete the decision that waits for approval.")] = False,
+    withdraw: Annotated[bool, Option("--withdraw", help="Withdraw the decision that waits.")] = False,
+    reason: Annotated[str | None, Option("--reason", metavar="TEXT", help="Why; each of these needs one.")] = None,
+    by: Annotated[str | None, Option("--by", metavar="NAME", help="Your name; default: this machine's user.")] = None,
+    accept_drift: AcceptDrift = False,
+) -> Any:
+    """Promote the best snapshot if it beats the champion."""
+    from tasks.stages.promote.overrides import read_override
+
+    override = read_override(force=force, approve=approve, withdraw=withdraw, reason=reason, by=by)
+    if override is None or override.kind == "force":
+        return _run("promote", accept_drift, override=override)
+    from tasks.stages.promote import approvals
+
+    return approvals.approve(override) if approve else approvals.withdraw(override)
+
+
+def _run(stage: str, accept_drift: bool = False, **asked: Any) -> str:
+    """`asked`: options beyond params.yaml."""
+    from tasks.pipeline.order import run_stage
+
+    use_accept_drift(accept_drift)
+    folder = run_stage(stage, **asked)
+    return f"{stage}: results are in {folder} ({', '.join(sorted(item.name for item in folder.iterdir()))})"

@@ -1,0 +1,1 @@
+"""prune: what nothing needs any more, shown and removed."""

@@ -1,0 +1,190 @@
+"""The command `prune`: free the room of results that nothing needs any more, after a list of them was shown.
+
+Kept are the champion, the versions that a rollback leads to, the best, the newest, the anchor of decisions and whatever
+an alias names; here and in DVC's cache also what the last runs made. A version that loses its weights keeps its
+lineage.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.filesize import decimal
+from rich.table import Table
+
+from tasks.commands.dvc_remote import ask_dvc, dvc_remote
+from tasks.commands.prune.dvc_cache import DvcCache, Note, hashes_of, needed_hashes, old_notes
+from tasks.core.console import SafeConsole
+from tasks.core.resume import resume_root
+from tasks.core.settings import Paths, Settings, load, load_paths, read_params
+from tasks.core.terminal import tell
+from tasks.core.urls import parse_url
+from tasks.pipeline.order import STAGES
+from tasks.pipeline.run_lock import only_run
+from tasks.pipeline.settings import PipelineSettings
+from tasks.stages.promote.settings import PromoteSettings
+from tasks.storage.inputs import at_endpoint
+from tasks.storage.settings import PathsSettings, StorageSettings
+from tasks.tracking.aliases import open_registry
+from tasks.tracking.pruning import find_unneeded, remove_unneeded
+from tasks.tracking.registry import Registry
+from tasks.tracking.settings import TrackingSettings
+
+
+class PruneSections(Settings):
+    paths: PathsSettings
+    pipeline: PipelineSettings
+    promote: PromoteSettings
+    storage: StorageSettings
+    tracking: TrackingSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """One row of the list; `size` in bytes, `files` those on this machine."""
+
+    place: str
+    what: str
+    size: int
+    remove: Callable[[], None]
+    files: tuple[Path, ...] = ()
+
+
+def prune(*, keep: int | None, yes: bool) -> bool:
+    """Show what would go, and remove it with `yes`. False where something would go and nothing did."""
+    settings, paths = load(PruneSections, read_params()), load_paths(read_params())
+    keep = settings.pipeline.retention.keep_runs if keep is None else keep
+    with only_run(paths.artifacts):
+        registry = open_registry(settings.tracking, settings.promote.model_name)
+        found = list(_find(settings, paths, registry, keep))
+        _print(found, keep)
+        if not found:
+            return True
+        if not yes:
+            tell("Nothing was removed. `python -m tasks prune --yes` removes these.")
+            return False
+        room = freed(found)
+        for removal in found:
+            removal.remove()
+    tell(f"freed {room} on this machine")
+    return True
+
+
+def _find(settings: PruneSections, paths: Paths, registry: Registry, keep: int) -> Iterator[Removal]:
+    """What is elsewhere comes first: where a server does not answer, nothing here was removed yet."""
+    yield from _of_registry(registry, keep)
+    cache = DvcCache(Path(ask_dvc("cache", "dir")))
+    notes = cache.notes()
+    old = old_notes(notes, keep)
+    needed = cache.closure(needed_hashes([note for note in notes if note not in old], _lineage_locks(registry)))
+    yield from _of_dvc_remote(settings, cache, old, needed)
+    yield from _of_mirror(settings, keep)
+    yield from _of_dvc_cache(cache, old, needed)
+    yield from _of_checkpoints(paths)
+
+
+def _of_registry(registry: Registry, keep: int) -> Iterator[Removal]:
+    found = find_unneeded(registry, keep=keep)
+    for item in found:
+        what, size = f"weights of {registry.model} {item.name}", sum(item.files.values())
+        yield Removal("MLflow", what, size, partial(remove_unneeded, registry, item.model_id, keep=keep), item.here())
+
+
+def _of_dvc_remote(
+    settings: PruneSections, cache: DvcCache, old: Iterable[Note], needed: set[str]
+) -> Iterator[Removal]:
+    """The weights of old runs alone: other workspaces may share the remote, and their data with this one."""
+    address = dvc_remote()
+    if address is None:
+        return
+    from tasks.storage.client import connect
+    from tasks.storage.pruning import objects_of_dvc, remove_objects
+
+    hashes = cache.weights(md5 for note in old for md5 in hashes_of(note.stage)) - needed
+    url, endpoint = address
+    store = connect(at_endpoint(settings.storage, endpoint))
+    found = objects_of_dvc(store, parse_url(url), hashes)
+    if found.keys:
+        what = f"weights of older runs, {len(found.keys)} files"
+        yield Removal(url, what, found.size, partial(remove_objects, store, found))
+
+
+def _of_mirror(settings: PruneSections, keep: int) -> Iterator[Removal]:
+    if settings.paths.remote is None:
+        return
+    from tasks.storage.client import connect
+    from tasks.storage.pruning import old_checkpoints, old_results, remove_objects
+
+    store, remote = connect(settings.storage), parse_url(settings.paths.remote)
+    days = settings.pipeline.retention.keep_checkpoints_days
+    for what, each in (
+        ("older results", old_results(store, remote, keep=keep)),
+        (f"checkpoints of a training that stopped over {days:g} days ago", old_checkpoints(store, remote, days=days)),
+    ):
+        for found in each:
+            yield Removal(str(found.url), what, found.size, partial(remove_objects, store, found))
+
+
+def _of_dvc_cache(cache: DvcCache, old: list[Note], needed: set[str]) -> Iterator[Removal]:
+    files = [file for md5, file in cache.all_files() if md5 not in needed]
+    size = sum(file.stat().st_size for file in files)
+    if files or old:
+        what = f"results of older runs, {len(files):,} files"
+        going = (*files, *(note.file for note in old))
+        yield Removal("DVC's cache", what, size, partial(_unlink, going), going)
+
+
+def _of_checkpoints(paths: Paths) -> Iterator[Removal]:
+    """Of trainings that were stopped and then begun with other settings; the newest of a stage may go on."""
+    for stage in STAGES:
+        folders = sorted(resume_root(stage, paths).glob("*"), key=lambda folder: folder.stat().st_mtime_ns)
+        for folder in folders[:-1]:
+            files = tuple(file for file in folder.rglob("*") if file.is_file())
+            size = sum(file.stat().st_size for file in files)
+            yield Removal(str(folder), f"state of an unfinished {stage}", size, partial(shutil.rmtree, folder), files)
+
+
+def _lineage_locks(registry: Registry) -> Iterator[str]:
+    with TemporaryDirectory() as folder:
+        for number in registry.numbers():
+            version = registry.version(number)
+            file = version and registry.lineage_file(version, "dvc.lock", Path(folder))
+            if file:
+                yield file.read_text(encoding="utf-8")
+
+
+def _print(found: list[Removal], keep: int) -> None:
+    if not found:
+        tell(f"Nothing to remove: all there is belongs to the last {keep} runs, or is needed.")
+        return
+    table = Table(title=f"What nothing needs, beyond the last {keep} runs", title_justify="left")
+    for name in ("where", "what"):
+        table.add_column(name, overflow="fold")
+    table.add_column("size", justify="right", no_wrap=True)
+    for removal in found:
+        table.add_row(removal.place, removal.what, decimal(removal.size))
+    SafeConsole().print(table)
+    tell(f"On this machine that frees {freed(found)}; files with another link elsewhere free nothing.")
+
+
+def freed(found: Iterable[Removal]) -> str:
+    """Bytes of this machine: of a file whose every link goes."""
+    links: dict[tuple[int, int], set[Path]] = defaultdict(set)
+    stats: dict[tuple[int, int], os.stat_result] = {}
+    for file in (file for removal in found for file in removal.files if file.exists()):
+        stat = file.stat()
+        links[stat.st_dev, stat.st_ino].add(file)
+        stats[stat.st_dev, stat.st_ino] = stat
+    return decimal(sum(stats[key].st_size for key, files in links.items() if len(files) >= stats[key].st_nlink))
+
+
+def _unlink(files: Iterable[Path]) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)

@@ -1,0 +1,60 @@
+"""`s3://` URLs where a setting names a file or a folder: which local path has the copy.
+
+`tasks/storage` downloads the copy and checks it, before a stage or a command reads it. Here is only the name of its
+place, so that every room can find it and none but `storage` needs boto3.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+S3 = "s3://"
+COPIES = Path(".cache/s3")  # of the workspace; `rm -r` costs a download
+# Of AWS's rules those that matter here: nothing that leaves the folder, no port and no user.
+BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+HASH = re.compile(r"sha256=([0-9a-f]{64})")
+
+
+class S3Url(NamedTuple):
+    """`sha256` is of the object's bytes where the URL ends with #sha256=…: then it names that content and no other."""
+
+    bucket: str
+    key: str
+    sha256: str | None
+
+    def __str__(self) -> str:
+        return f"{S3}{self.bucket}/{self.key}".rstrip("/")
+
+    def __truediv__(self, name: str) -> S3Url:
+        return S3Url(self.bucket, f"{self.key}/{name}".lstrip("/"), None)
+
+
+def is_url(text: str) -> bool:
+    return text.startswith(S3)
+
+
+def parse_url(text: str) -> S3Url:
+    """ValueError where the URL names no bucket, leaves its folder, or ends with something else than a hash."""
+    place, sign, fragment = text.removeprefix(S3).partition("#")
+    bucket, _, key = place.partition("/")
+    key = key.rstrip("/")
+    found = HASH.fullmatch(fragment)
+    if not is_url(text) or not BUCKET.fullmatch(bucket) or (sign and found is None):
+        raise ValueError(
+            f"{text!r} is no address of S3, so nothing can be read or written there. Write s3://BUCKET/KEY, with "
+            f"#sha256=… after it where the content must not change"
+        )
+    if key and any(part in ("", ".", "..") for part in key.split("/")):
+        raise ValueError(f"{text!r} has an empty part, `.` or `..` in its key, which no file name may be. Correct it")
+    return S3Url(bucket, key, found and found[1])
+
+
+def local_path(text: str) -> Path:
+    """The path itself, or the place of the copy of what the URL names. One URL has one place, on every machine."""
+    if not is_url(text):
+        return Path(text)
+    url = str(parse_url(text))
+    return COPIES / hashlib.sha256(url.encode()).hexdigest()[:16] / url.rpartition("/")[2]

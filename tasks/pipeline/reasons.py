@@ -1,0 +1,262 @@
+"""Why a run is needed, or since which run nothing changed.
+
+DVC says what changed here (`dvc status`, the params and hashes in `dvc.lock`); it is compared with the last finished
+run, which MLflow knows, so a run that died half way has its reason still and another machine repeats nothing. Beside
+it: the environment's drift, a champion that fell, a decision that nobody approved, and a person's wish. `begin_run`
+writes the reasons down and makes training anew give something new: the same seed and data give the same weights.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tasks.core.params_text import read_as_dvc, set_number
+from tasks.core.provenance import CODE
+from tasks.core.resume import GRAPH
+from tasks.core.settings import PARAMS_FILE, Paths, load
+from tasks.core.text import one_line
+from tasks.drift.fall import note_fall
+from tasks.drift.pin import find_drift
+from tasks.environments.settings import EnvironmentSettings
+from tasks.pipeline.cli_errors import TELEMETRY_OFF
+from tasks.stages.promote.origin import differing_settings
+from tasks.tracking.finished_runs import (
+    FinishedRun,
+    Inputs,
+    inputs_now,
+    last_finished,
+    read_reasons,
+    reason_text,
+    write_reasons,
+)
+from tasks.tracking.measurements import CHAMPION_CHECK, read_measurements
+from tasks.tracking.registry import Registry
+from tasks.tracking.settings import TrackingSections, TrackingSettings
+from tasks.tracking.waiting import ended_unapproved
+
+Kind = Literal["data", "recipe", "code", "drift", "champion_fell", "decision", "person", "first"]
+TRAINS_ANEW = ("champion_fell",)
+LASTS = ("person", "drift")  # what the end of a killed run does not show by itself
+CURATE = "curate"
+UNFINISHED = "a run that did not finish had: "
+MAX_NAMED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    kind: Kind
+    text: str
+
+    def to_row(self) -> dict[str, str]:
+        return {"kind": self.kind, "text": self.text}
+
+
+@dataclass(frozen=True, slots=True)
+class RunReasons:
+    """The reasons of a run, none where it is not needed. `last` is the model's last finished run, `fall` the row of the
+    drift check that found the champion fallen.
+    """
+
+    reasons: list[Reason]
+    last: FinishedRun | None
+    force: bool
+    fall: Mapping[str, Any] | None = None
+
+    @property
+    def is_needed(self) -> bool:
+        return bool(self.reasons)
+
+    @property
+    def kinds(self) -> list[str]:
+        """For tags, without repeats."""
+        return list(dict.fromkeys(reason.kind for reason in self.reasons))
+
+    @property
+    def sentence(self) -> str:
+        """One line: the reasons, or since when nothing changed."""
+        if self.reasons:
+            return reason_text([reason.to_row() for reason in self.reasons])
+        assert self.last is not None
+        return f"nothing changed since {self.last.name} ({self.last.outcome})"
+
+    @property
+    def forced_stages(self) -> tuple[str, ...]:
+        """What `dvc repro` is to run with --force: DVC sees nothing of an environment's drift."""
+        return (CURATE,) if "drift" in self.kinds else ()
+
+
+def find_reasons(params: dict[str, Any], paths: Paths, *, asked: str | None = None, force: bool = False) -> RunReasons:
+    """Every reason to run; `asked` is a person's, and `force` trains anew. The caller has the folder's lock and has
+    released what a killed DVC locked. ValueError in one line where DVC, MLflow or the environment cannot be asked.
+    """
+    if force and not asked:
+        raise ValueError(
+            "--force repeats every stage, and without a reason nobody could say later why. Add --reason TEXT."
+        )
+    tracking, model = load(TrackingSections, params).tracking, params["promote"]["model_name"]
+    last = last_finished(tracking, model, paths)
+    reasons = [Reason("person", f"a person asked: {one_line(asked)}")] if asked else []
+    if last is None:
+        reasons.append(Reason("first", f"no finished run of {model} is known in {tracking.uri}"))
+    else:
+        now = {**inputs_now(params["promote"]), "params": read_as_dvc(PARAMS_FILE.read_bytes())}
+        reasons += find_changes(last.inputs, now, read_status(), paths)
+        unapproved = ended_unapproved(Registry(tracking, model)) if last.waits else None
+        if unapproved:
+            reasons.append(Reason("decision", unapproved))
+    drift = find_drift(EnvironmentSettings.model_validate(params["environment"]), paths)
+    if drift:
+        reasons.append(Reason("drift", f"the environment changed since curation: {listed(drift)}"))
+    checks = read_measurements(tracking, CHAMPION_CHECK, model)
+    fall = find_fall(checks, _champion(tracking, model) if checks else None, last)
+    if fall is not None:
+        reasons.append(Reason("champion_fell", _describe_fall(fall)))
+    return RunReasons(_with_unfinished(reasons, paths), last, force, fall)
+
+
+def find_fall(
+    checks: Sequence[Mapping[str, Any]], champion: int | None, last: FinishedRun | None
+) -> Mapping[str, Any] | None:
+    """The row of the newest drift check, where it found today's champion fallen and the last finished run was not the
+    answer: after that, training anew again every night would change nothing in the world.
+    """
+    if not checks or not checks[-1]["fell"] or checks[-1]["champion"] != champion:
+        return None
+    is_answered = last is not None and "champion_fell" in last.reason_kinds and last.champion == champion
+    return None if is_answered else checks[-1]
+
+
+def _champion(tracking: TrackingSettings, model: str) -> int | None:
+    champion = Registry(tracking, model).champion()
+    return champion.version if champion else None
+
+
+def _describe_fall(check: Mapping[str, Any]) -> str:
+    before, fall = check["promoted"]["success_rate"], -check["most_change"]
+    return (
+        f"version {check['champion']} fell from {before:.1%} to {check['success_rate']:.1%}, by {fall:.1%} or more, as "
+        f"the drift check of {check['at'][:10]} found"
+    )
+
+
+def begin_run(found: RunReasons, params: Mapping[str, Any], paths: Paths) -> str | None:
+    """Write the reasons down before the first stage. Training anew takes the next seed, which is written into
+    params.yaml once; returns the line that says so. The caller reads params.yaml again.
+    """
+    line, wants_next_seed = None, found.force or any(kind in TRAINS_ANEW for kind in found.kinds)
+    if wants_next_seed and found.last is not None and params["seed"] == _seed_of(found.last.inputs):
+        line = _raise_seed(params["seed"])
+    if found.fall is not None:
+        note_fall(paths, found.fall)
+    write_reasons(paths, [reason.to_row() for reason in found.reasons])
+    return line
+
+
+def _seed_of(before: Inputs) -> Any:
+    return next((entry["params"]["seed"] for entry in before["stages"].values() if "seed" in entry["params"]), None)
+
+
+def _raise_seed(seed: int) -> str:
+    if not set_number(PARAMS_FILE, ("seed",), seed + 1):
+        raise ValueError(
+            f"{PARAMS_FILE}: seed could not be raised without changing more than that, and with seed {seed} training "
+            f"would make the same model again. Write it as a plain number, or raise it by hand."
+        )
+    return f"seed is {seed + 1} in {PARAMS_FILE} from now on: with {seed} training would make the same model again"
+
+
+def find_changes(before: Inputs, now: Mapping[str, Any], status: Mapping[str, Any], paths: Paths) -> list[Reason]:
+    """What differs from a finished run: in dvc.lock, which a killed or manual run moved on, and in the files since.
+    `now` has today's `params` too, as DVC reads them; `status` is DVC's.
+
+    A result that is not in this folder is no change: another machine may have made it, and `dvc pull` brings it.
+    """
+    files = {*_changed_deps(before, now), *_changed_files(status, paths)}
+    code = sorted(file for file in files if file.startswith(CODE) or file == str(GRAPH))
+    found: list[tuple[Kind, str, Sequence[str]]] = [
+        ("recipe", "the recipe changed", _changed_settings(before, now)),
+        ("code", "code changed", code),
+        ("data", "data changed", sorted(files.difference(code))),
+        ("data", "results were edited", sorted(_edited_results(status))),
+    ]
+    return [Reason(kind, f"{what}: {listed(names)}") for kind, what, names in found if names]
+
+
+def _changed_settings(before: Inputs, now: Mapping[str, Any]) -> list[str]:
+    """`train.group_size 8 → 5` for each setting that a stage or promote ran with and that differs now."""
+    of_stages: dict[str, Any] = {}
+    for entry in before["stages"].values():
+        of_stages |= entry["params"]
+    found = [
+        *differing_settings(of_stages, now["params"]),
+        *differing_settings({"promote": before["promote"]}, {"promote": now["promote"]}),
+    ]
+    return [f"{name} {ran} → {has}" for name, ran, has in found]
+
+
+def _changed_deps(before: Inputs, now: Mapping[str, Any]) -> Iterator[str]:
+    """Files and folders, other stages' results aside, whose hash in dvc.lock differs; the graph for another command."""
+    for stage, entry in now["stages"].items():
+        ran = before["stages"].get(stage, {"cmd": None, "deps": {}})
+        yield from (path for path, md5 in entry["deps"].items() if ran["deps"].get(path) != md5)
+        if entry["cmd"] != ran["cmd"]:
+            yield str(GRAPH)
+
+
+def _changed_files(status: Mapping[str, Any], paths: Paths) -> Iterator[str]:
+    for changes in status.values():
+        if "changed command" in changes:
+            yield str(GRAPH)
+        for path, change in _items(changes, "changed deps"):
+            if isinstance(change, str) and not Path(path).is_relative_to(paths.artifacts):  # params are a mapping
+                yield path
+
+
+def _edited_results(status: Mapping[str, Any]) -> Iterator[str]:
+    for changes in status.values():
+        yield from (path for path, change in _items(changes, "changed outs") if change == "modified")
+
+
+def _items(changes: Sequence[Any], what: str) -> Iterator[tuple[str, Any]]:
+    for change in changes:
+        if isinstance(change, dict):
+            yield from change.get(what, {}).items()
+
+
+def read_status() -> dict[str, Any]:
+    """`dvc status --json`: what changed, by stage. ValueError where DVC cannot say."""
+    site_cache = str(Path(".dvc/site-cache").absolute())
+    env = {**TELEMETRY_OFF, "DVC_SITE_CACHE_DIR": site_cache, **os.environ}
+    command = [sys.executable, "-m", "dvc", "status", "--json"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    try:
+        return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+    except (IndexError, ValueError):
+        said = one_line(done.stderr.rpartition("ERROR: ")[2] or f"status {done.returncode}")
+        raise ValueError(
+            f"DVC could not say what changed ({said}), so it is unknown whether a run is needed. Run `dvc status`, "
+            f"correct what it shows, and run again."
+        ) from None
+
+
+def _with_unfinished(reasons: list[Reason], paths: Paths) -> list[Reason]:
+    """With those of a run that did not finish, where nothing else shows them."""
+    kinds = {reason.kind for reason in reasons}
+    left = [row for row in read_reasons(paths) if row["kind"] in LASTS and row["kind"] not in kinds]
+    return [*reasons, *(Reason(row["kind"], _unfinished(row["text"])) for row in left)]  # type: ignore[arg-type]
+
+
+def _unfinished(text: str) -> str:
+    return f"{UNFINISHED}{text.removeprefix(UNFINISHED)}"
+
+
+def listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return one_line(", ".join(names[:MAX_NAMED]) + more)

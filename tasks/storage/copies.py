@@ -1,0 +1,86 @@
+"""Local copies of what `s3://` URLs name: downloaded once, checked at each use, replaced whole.
+
+A check is one request (for a folder one per thousand objects): the copy is of these objects, by size and ETag, and its
+files here were not touched. A URL that ends with #sha256=… names its content, so a copy of it needs no request.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tasks.core.files import atomic_folder, file_hash, files_of, read_json, write_json
+from tasks.core.urls import S3Url, is_url, local_path, parse_url
+from tasks.storage.client import Absent, StorageError, Store, connect
+from tasks.storage.folders import MANIFEST, get_folder
+from tasks.storage.objects import Object, download, list_objects, look_up
+from tasks.storage.settings import StorageSettings
+
+RECORD = "record.json"  # beside a copy: of which objects it is
+
+
+def local_copy(text: str, settings: StorageSettings) -> Path:
+    """The path of a file or folder: `text` itself, or the copy of an `s3://` URL, which is downloaded unless the copy
+    here is of the same objects. ValueError, in one line, where that fails.
+    """
+    if not is_url(text):
+        return Path(text)
+    url, place = parse_url(text), local_path(text)
+    if url.sha256 is not None and place.is_file() and file_hash(place) == url.sha256:
+        return place
+    store = connect(settings)
+    objects = find_objects(store, url)
+    if _recorded(place) != _record(objects, place):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        (place.parent / RECORD).unlink(missing_ok=True)
+        _download(store, url, objects, place)
+        write_json(place.parent / RECORD, _record(objects, place))
+    return place
+
+
+def find_objects(store: Store, url: S3Url) -> list[Object]:
+    """The object itself, or those in a folder; ValueError where there is neither."""
+    try:
+        if url.key:
+            return [look_up(store, url)]
+    except StorageError as error:
+        if error.is_passing:
+            raise
+    objects = list_objects(store, url)  # unlike the answer to a HEAD, its refusal says why
+    if not objects or url.sha256 is not None:
+        raise Absent(f"{url}: there is no such object or folder, so there is nothing to read. Correct the URL.")
+    return objects
+
+
+def _download(store: Store, url: S3Url, objects: list[Object], place: Path) -> None:
+    if [item.url.key for item in objects] == [url.key]:
+        download(store, url, place, sha256=url.sha256)
+    elif any(item.url == url / MANIFEST for item in objects):
+        get_folder(store, url, place)
+    else:
+        _download_plain_folder(store, url, objects, place)
+    if find_objects(store, url) != objects:
+        raise StorageError(f"{url}: was changed while it was downloaded, so the copy is not used. Run again.")
+
+
+def _download_plain_folder(store: Store, url: S3Url, objects: list[Object], place: Path) -> None:
+    """Of another program: without a manifest, so each object is taken as the list has it."""
+    with atomic_folder(place) as temporary:
+        for item in objects:
+            name = item.url.key.removeprefix(f"{url.key}/")
+            parse_url(f"s3://{url.bucket}/{name}")  # refuses a name that would leave the folder
+            download(store, item.url, temporary / name, sha256=None)
+
+
+def _recorded(place: Path) -> Any:
+    file = place.parent / RECORD
+    return read_json(file) if file.exists() and place.exists() else None
+
+
+def _record(objects: list[Object], place: Path) -> dict[str, Any]:
+    """Which objects, and the files here by size and time: one that was edited is no copy."""
+    here = files_of(place) if place.exists() else []
+    return {
+        "objects": [[str(item.url), item.size, item.etag] for item in objects],
+        "files": [[str(file.relative_to(place.parent)), file.stat().st_size, file.stat().st_mtime_ns] for file in here],
+    }

@@ -1,0 +1,164 @@
+"""A folder on S3 that is whole or not there: its files, then its manifest, by which alone it is read.
+
+    s3://bucket/prefix/results/train/turnwise.manifest.json   what it contains now, with the hash of each file
+    s3://bucket/prefix/results/train/3f2a9c01d4e5b678/…        the files of one version, under their own names
+
+A reader takes the files that the manifest names and compares their hashes: it has the whole folder or the one before.
+A version is named by its content, so two writers of the same bytes write the same objects, and of different bytes other
+ones; the manifest is replaced only if it is still the one that was read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from tasks.core.files import atomic_folder, file_hash, files_of, json_hash
+from tasks.core.records import Record
+from tasks.core.urls import S3Url, parse_url
+from tasks.storage.client import Absent, StorageError, Store
+from tasks.storage.objects import copy_there, download, is_uploaded, remove, upload
+
+MANIFEST = "turnwise.manifest.json"
+MAX_MANIFEST_BYTES = 64_000_000
+
+
+class StoredFile(Record):
+    """`key` is below the folder's URL."""
+
+    key: str
+    size: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class Manifest(Record):
+    """`files` by their path in the folder."""
+
+    files: dict[str, StoredFile]
+    version: str
+
+    def by_hash(self) -> dict[str, StoredFile]:
+        return {file.sha256: file for file in self.files.values()}
+
+
+class Read(Record):
+    """A manifest and the ETag it had, by which its next writer knows that nobody else wrote."""
+
+    manifest: Manifest
+    etag: str
+
+
+def put_folder(
+    store: Store,
+    files: Mapping[str, Path],
+    url: S3Url,
+    *,
+    keeps_versions: bool,
+    elsewhere: Mapping[str, S3Url] | None = None,
+) -> Manifest:
+    """Make the folder at `url` these files, by their path in it; nothing is sent where it is that already.
+
+    With `keeps_versions` each version has all of its files in a folder of its own, which people can open. Without, a
+    file that the manifest names is not sent again, and what the new one does not name is removed. `elsewhere`: objects
+    by their SHA-256, which the server copies by itself. Changed is raised where another writer came first.
+    """
+    before = find_manifest(store, url)
+    hashes = {name: file_hash(file) for name, file in sorted(files.items())}
+    version = json_hash(hashes)[:16]
+    if before is not None and before.manifest.version == version:
+        return before.manifest
+    known = {} if before is None or keeps_versions else before.manifest.by_hash()
+    stored = {}
+    for name, sha256 in hashes.items():
+        new = StoredFile(key=f"{version}/{name}", size=files[name].stat().st_size, sha256=sha256)
+        stored[name] = known.get(sha256) or _put(store, files[name], url, new, (elsewhere or {}).get(sha256))
+    manifest = Manifest(files=stored, version=version)
+    _write_manifest(store, url, manifest, before)
+    if before is not None and not keeps_versions:
+        _remove_unnamed(store, url, before.manifest, manifest)
+    return manifest
+
+
+def _put(store: Store, file: Path, url: S3Url, new: StoredFile, same: S3Url | None) -> StoredFile:
+    place = url / new.key
+    if is_uploaded(store, place, size=new.size, sha256=new.sha256):
+        return new
+    if same is None or not copy_there(store, same, place, size=new.size, sha256=new.sha256):
+        upload(store, file, place)
+    return new
+
+
+def _write_manifest(store: Store, url: S3Url, manifest: Manifest, before: Read | None) -> None:
+    place = url / MANIFEST
+    condition = {"IfNoneMatch": "*"} if before is None else {"IfMatch": before.etag}
+    body = json.dumps(manifest.model_dump(), indent=2, sort_keys=True).encode()
+    with store.clear_errors(place):
+        store.client.put_object(
+            Bucket=place.bucket, Key=place.key, Body=body, ContentType="application/json", **condition
+        )
+
+
+def _remove_unnamed(store: Store, url: S3Url, before: Manifest, now: Manifest) -> None:
+    for key in sorted({file.key for file in before.files.values()} - {file.key for file in now.files.values()}):
+        remove(store, url / key)
+
+
+def find_manifest(store: Store, url: S3Url) -> Read | None:
+    """None where there is no such folder of ours; ValueError for a manifest that turnwise did not write."""
+    place = url / MANIFEST
+    try:
+        with store.clear_errors(place):
+            found = store.client.get_object(Bucket=place.bucket, Key=place.key)
+            body, etag = found["Body"].read(MAX_MANIFEST_BYTES), str(found["ETag"])
+    except Absent:
+        return None
+    try:
+        manifest = Manifest.model_validate_json(body)
+        for name, file in manifest.files.items():
+            parse_url(f"s3://any/{name}"), parse_url(f"s3://any/{file.key}")
+    except (ValidationError, ValueError):
+        raise StorageError(
+            f"{place}: is no manifest of turnwise, so the folder cannot be read. Write it again."
+        ) from None
+    return Read(manifest=manifest, etag=etag)
+
+
+def get_folder(store: Store, url: S3Url, target: Path, manifest: Manifest | None = None) -> Manifest:
+    """Make `target` the folder at `url`; it is replaced when every file is there and right."""
+    if manifest is None:
+        found = find_manifest(store, url)
+        if found is None:
+            raise Absent(f"{url}: is no folder that turnwise wrote, so there is nothing to read. Correct the URL.")
+        manifest = found.manifest
+    with atomic_folder(target) as temporary:
+        fetch_files(store, url, manifest.files, temporary)
+    return manifest
+
+
+def fetch_files(store: Store, url: S3Url, files: Mapping[str, StoredFile], target: Path) -> None:
+    for name, file in files.items():
+        try:
+            download(store, url / file.key, target / name, sha256=file.sha256)
+        except Absent:
+            raise StorageError(
+                f"{url}: {name} was removed while the folder was read, so nothing of it is used. Run again; if it "
+                f"stays so, the folder is incomplete: write it again.",
+                is_passing=True,
+            ) from None
+
+
+def files_below(folder: Path) -> dict[str, Path]:
+    """The files of a folder by their path in it."""
+    return {file.relative_to(folder).as_posix(): file for file in files_of(folder)}
+
+
+def remove_folder(store: Store, url: S3Url) -> None:
+    """The manifest first: what is no longer whole is no longer read."""
+    found = find_manifest(store, url)
+    if found is not None:
+        remove(store, url / MANIFEST)
+        for file in found.manifest.files.values():
+            remove(store, url / file.key)

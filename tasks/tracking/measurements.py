@@ -1,0 +1,73 @@
+"""Measurements beside the flow, each a run of its own in MLflow: the checks of a champion, and single snapshots.
+
+What a later measurement reads is one tag of JSON, so that it is there on every machine; metrics and files are for
+people.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.tracking.connection import connect, experiment_id, mlflow_errors
+from tasks.tracking.finished_runs import MODEL_TAG
+from tasks.tracking.metrics import log_points, numbers
+from tasks.tracking.runs import origin_tags
+from tasks.tracking.settings import SQLITE, TrackingSettings
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+CHAMPION_CHECK, SNAPSHOT = "champion_check", "evaluate_snapshot"  # kinds
+ROW_TAG = "row"
+PAGE = 1000  # runs of one answer
+
+Row = dict[str, Any]
+
+
+def log_measurement(
+    settings: TrackingSettings, kind: str, name: str, row: Row, *, model: str, files: Sequence[Path] = ()
+) -> str:
+    """Store a measurement as a finished run; its numbers are metrics. Returns the run's id."""
+    with mlflow_errors(settings):
+        client: MlflowClient = connect(settings)
+        tags = {**origin_tags(), "mlflow.source.name": kind, "kind": kind, MODEL_TAG: model}
+        run_id = str(client.create_run(experiment_id(client, settings), run_name=name, tags=tags).info.run_id)
+        log_points(client, run_id, numbers(row, "", int(row.get("number", 0))))
+        for file in files:
+            client.log_artifact(run_id, str(file))
+        client.set_tag(run_id, ROW_TAG, json.dumps(row))
+        client.set_terminated(run_id, "FINISHED")
+    return run_id
+
+
+def read_measurements(settings: TrackingSettings, kind: str, model: str) -> list[Row]:
+    """The rows of all finished measurements of a kind, each with its run's id; the oldest first."""
+    if settings.uri.startswith(SQLITE) and not Path(settings.uri.removeprefix(SQLITE)).exists():
+        return []
+    with mlflow_errors(settings):
+        client = connect(settings)
+        experiment = client.get_experiment_by_name(settings.experiment)
+        if experiment is None:
+            return []
+        where = f"tags.kind = '{kind}' and tags.{MODEL_TAG} = '{model}' and attributes.status = 'FINISHED'"
+        oldest, token, rows = ["attributes.start_time ASC"], None, []
+        while True:
+            found = client.search_runs(
+                [experiment.experiment_id], where, max_results=PAGE, order_by=oldest, page_token=token
+            )
+            rows += [
+                {**row, "mlflow_run_id": run.info.run_id} for run in found if (row := _row(run.data.tags)) is not None
+            ]
+            token = found.token
+            if not token:
+                return rows
+
+
+def _row(tags: Mapping[str, str]) -> Row | None:
+    try:
+        return dict(json.loads(tags[ROW_TAG]))
+    except (KeyError, TypeError, ValueError):  # anybody can edit a tag
+        return None

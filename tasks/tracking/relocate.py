@@ -1,0 +1,74 @@
+"""The embedded registry after its folder was moved or copied: MLflow's database has absolute paths of its files.
+
+Every such path begins with the experiment's folder, so one transaction gives all of them the new beginning. A server's
+files are found through the server, and are not touched.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from tasks.tracking.settings import SQLITE, TrackingSettings
+
+# Columns of MLflow's tables that have the path of a file or folder (3.17; tests/tracking looks for others).
+LOCATIONS = (
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+    ("trace_tags", "value"),
+)
+FILE = "file://"
+
+
+def database_of(settings: TrackingSettings) -> Path:
+    """The sqlite file of the embedded registry. ValueError for a server or another database."""
+    if not settings.uri.startswith(SQLITE):
+        raise ValueError(
+            f"tracking.uri = {settings.uri!r} is no SQLite file, and only the registry in one is handled here. Use "
+            f"that server's own tools, such as pg_dump and a copy of its artifacts."
+        )
+    return Path(settings.uri.removeprefix(SQLITE)).absolute()
+
+
+def relocate(settings: TrackingSettings) -> str:
+    """Give the files' paths in the database the beginning that `tracking.artifact_location` has; says what changed."""
+    database, new = database_of(settings), Path(settings.artifact_location).absolute()
+    old = stored_location(database, settings.experiment)
+    if old in (None, str(new)):
+        return f"{database}: its files are under {new}, nothing changed"
+    if not new.is_dir():
+        raise ValueError(
+            f"{new} does not exist, and the registry's files have to be there before its database can name them. Move "
+            f"them from {old}, or correct tracking.artifact_location."
+        )
+    count = replace_location(database, str(old), str(new))
+    return f"{database}: {count} paths under {old} are now under {new}"
+
+
+def stored_location(database: Path, experiment: str) -> str | None:
+    """Where MLflow keeps the experiment's files; None where it does not know the experiment."""
+    if not database.exists():
+        raise ValueError(
+            f"{database} does not exist, so there is no registry. Correct tracking.uri, or restore a backup."
+        )
+    with closing(sqlite3.connect(database)) as connection:
+        row = connection.execute("SELECT artifact_location FROM experiments WHERE name = ?", (experiment,)).fetchone()
+    return None if row is None else str(row[0]).removeprefix(FILE)
+
+
+def replace_location(database: Path, old: str, new: str) -> int:
+    """In one transaction; the number of paths that changed."""
+    with closing(sqlite3.connect(database)) as connection, connection:
+        return sum(
+            connection.execute(
+                f"UPDATE {table} SET {column} = :new || substr({column}, length(:old) + 1) "
+                f"WHERE {column} = :old OR substr({column}, 1, length(:old) + 1) = :old || '/'",
+                {"old": before, "new": after},
+            ).rowcount
+            for table, column in LOCATIONS
+            for before, after in ((old, new), (FILE + old, FILE + new))
+        )

@@ -1,0 +1,177 @@
+"""The embedded registry's backup: consistent while others write, compared by hashes, and never restored over more."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import subprocess
+import tarfile
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tasks.commands.archive import backup, restore
+from tasks.commands.profile import read_profiles
+from tasks.core.settings import Paths
+from tests.conftest import ROOT
+from tests.tracking.project import DATABASE, SETTINGS
+
+FILES = Path(SETTINGS.artifact_location)
+PREFECT = Path("artifacts/.prefect/prefect.db")
+ARCHIVE = Path("kept.tar")
+SCHEMA = """
+CREATE TABLE alembic_version (version_num);
+CREATE TABLE experiments (experiment_id, name, artifact_location);
+CREATE TABLE registered_models (name);
+CREATE TABLE registered_model_aliases (name, alias, version);
+CREATE TABLE runs (run_uuid, experiment_id, status, artifact_uri);
+CREATE TABLE logged_models (artifact_location);
+CREATE TABLE model_versions (name, version, source, storage_location);
+CREATE TABLE trace_tags (value);
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
+    """A workspace with one run in MLflow, one file of it, and a database of Prefect."""
+    make_project(tmp_path, monkeypatch, "first")
+    PREFECT.parent.mkdir()
+    with closing(sqlite3.connect(PREFECT)) as connection:
+        connection.execute("CREATE TABLE flow_run (name)")
+    return Paths("artifacts")
+
+
+def make_project(folder: Path, monkeypatch: pytest.MonkeyPatch, run: str) -> None:
+    """Make it the working directory; of MLflow's tables only what a backup looks at."""
+    monkeypatch.chdir(folder)
+    Path("params.yaml").write_text(read_profiles(["test"], ROOT / "infra" / "profiles"), encoding="utf-8")
+    DATABASE.parent.mkdir(parents=True)
+    with closing(sqlite3.connect(DATABASE)) as connection:
+        connection.executescript(SCHEMA)
+    add_experiment("travel-desk", FILES.absolute())
+    record_run(run)
+
+
+def add_experiment(name: str, location: Path) -> None:
+    with closing(sqlite3.connect(DATABASE)) as connection, connection:
+        connection.execute("INSERT INTO experiments VALUES (?, ?, ?)", (name, name, str(location)))
+
+
+def record_run(name: str, experiment: str = "travel-desk", folder: Path = FILES) -> str:
+    """A finished run with one file that has its name; its id."""
+    place = folder.absolute() / name
+    place.mkdir(parents=True)
+    (place / "said.txt").write_text(name, encoding="utf-8")
+    with closing(sqlite3.connect(DATABASE)) as connection, connection:
+        connection.execute("INSERT INTO runs VALUES (?, ?, 'FINISHED', ?)", (name, experiment, str(place)))
+    return name
+
+
+def told(*lines: object) -> str:
+    return "\n".join(map(str, lines))
+
+
+def said(run: str) -> str:
+    """What the run's file says, by the path in the database."""
+    with closing(sqlite3.connect(DATABASE)) as connection:
+        ((place,),) = connection.execute("SELECT artifact_uri FROM runs WHERE run_uuid = ?", (run,))
+    assert Path(place).is_relative_to(Path.cwd())
+    return (Path(place) / "said.txt").read_text(encoding="utf-8")
+
+
+def count_runs() -> int:
+    with closing(sqlite3.connect(DATABASE)) as connection:
+        return int(connection.execute("SELECT count(*) FROM runs").fetchone()[0])
+
+
+def make_writer(database: Path) -> sqlite3.Connection:
+    """A connection in the midst of a transaction, as a run's."""
+    writer = sqlite3.connect(database)
+    writer.execute("BEGIN")
+    writer.execute("INSERT INTO experiments VALUES ('9', 'half', '/nowhere')")
+    return writer
+
+
+def test_what_is_lost_after_a_backup_comes_back_with_it(project: Paths):
+    run = record_run("second")
+    told(*backup(ARCHIVE))
+    shutil.rmtree(FILES)
+    for file in (DATABASE, PREFECT):
+        file.unlink()
+    told(*restore(ARCHIVE, force=False))
+    assert said(run) == "second"
+    assert PREFECT.exists()
+
+
+def test_what_a_killed_backup_or_restore_left_goes_and_that_of_one_at_work_stays(project: Paths):
+    with subprocess.Popen(["sleep", "60"]) as at_work:
+        folders = [DATABASE.parent / name for name in (".backup-999999999", ".restore-x1", f".backup-{at_work.pid}")]
+        for folder in folders:
+            folder.mkdir()
+            (folder / "mlflow.db").touch()
+        told(*backup(ARCHIVE))
+        assert [folder.exists() for folder in folders] == [False, False, True]
+        at_work.kill()
+
+
+def test_a_backup_has_nothing_of_a_transaction_that_did_not_end(project: Paths):
+    with closing(make_writer(DATABASE)):
+        told(*backup(ARCHIVE))
+    told(*restore(ARCHIVE, force=True))
+    with closing(sqlite3.connect(DATABASE)) as connection:
+        assert connection.execute("SELECT count(*) FROM experiments WHERE name = 'half'").fetchone() == (0,)
+
+
+def test_files_of_other_agents_in_the_same_registry_are_named(project: Paths, tmp_path: Path):
+    add_experiment("desk", tmp_path / "desk")
+    record_run("theirs", "desk", tmp_path / "desk")
+    first, *more = backup(ARCHIVE)
+    assert "hash" in first and len(more) == 1 and "'desk'" in more[0] and str(tmp_path / "desk") in more[0]
+
+
+def test_a_newer_registry_is_kept_unless_told_and_moved_aside_then(project: Paths):
+    told(*backup(ARCHIVE))
+    newer = record_run("newer")
+    with pytest.raises(ValueError, match=r"newer state.*1 runs.*--force"):
+        told(*restore(ARCHIVE, force=False))
+    assert said(newer) == "newer"
+    assert "replaced-1" in told(*restore(ARCHIVE, force=True))
+    aside = Path("artifacts/mlflow/replaced-1")
+    assert (aside / "mlflow.db").exists() and list(aside.rglob("said.txt"))
+    assert count_runs() == 1
+
+
+def test_another_registry_is_kept_unless_told(project: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    told(*backup(ARCHIVE))
+    (tmp_path / "other").mkdir()
+    make_project(tmp_path / "other", monkeypatch, "theirs")
+    with pytest.raises(ValueError, match=r"another registry.*--force"):
+        told(*restore(tmp_path / ARCHIVE, force=False))
+
+
+@pytest.mark.parametrize("fault", ["a byte", "its end"])
+def test_a_damaged_backup_changes_nothing(project: Paths, fault: str):
+    told(*backup(ARCHIVE))
+    whole = ARCHIVE.read_bytes()
+    with tarfile.open(ARCHIVE) as archive:
+        place = archive.getmember("mlflow.db").offset_data + 5000
+    damaged = whole[: len(whole) // 2] if fault == "its end" else whole[:place] + b"\xff\xfe" + whole[place + 2 :]
+    ARCHIVE.write_bytes(damaged)
+    before = DATABASE.read_bytes()
+    with pytest.raises(ValueError, match="no sound backup"):
+        told(*restore(ARCHIVE, force=True))
+    assert DATABASE.read_bytes() == before and not list(DATABASE.parent.glob(".restore-*"))
+
+
+def test_a_backup_restored_in_another_folder_names_that_folder(
+    project: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = record_run("kept")
+    told(*backup(ARCHIVE))
+    (tmp_path / "artifacts").rename(tmp_path / "gone")
+    (tmp_path / "second").mkdir()
+    shutil.copy("params.yaml", "second")
+    monkeypatch.chdir(tmp_path / "second")
+    told(*restore(tmp_path / ARCHIVE, force=False))
+    assert said(run) == "kept"

@@ -1,0 +1,165 @@
+"""The three deployments as `flows deploy` registers them, what their form shows, and what is refused first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.deployments import plan_deployments, read_schedule
+from flows.drift_check import drift_check
+from flows.evaluate_snapshot import evaluate_snapshot
+from flows.parameters import AS_IT_IS, profile_names
+from flows.retrain import retrain
+from flows.turn import workspace_name
+from tasks.core.passing_faults import PASSING_STATUS
+from tasks.pipeline.cli_errors import TELEMETRY_OFF
+from tests.pipeline.prefect_api import PrefectApi
+from tests.pipeline.project import Project
+from tests.pipeline.toy_project import make_toy_project
+
+NAMES = ("retrain", "drift-check", "evaluate-snapshot")
+SCHEDULES = ("--cron", "0 3 * * *", "--check-cron", "30 * * * *")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory, prefect: dict[str, str]) -> Project:
+    project = make_toy_project(tmp_path_factory.mktemp("deploy") / "project")
+    project.set_params({"promote.model_name": "deployed agent"})
+    project.server = prefect
+    return project
+
+
+@pytest.fixture(scope="module")
+def api(prefect: dict[str, str]) -> PrefectApi:
+    return PrefectApi(prefect["PREFECT_API_URL"].removesuffix("/api"), prefect["PREFECT_API_AUTH_STRING"])
+
+
+def deploy(project: Project, *options: str) -> list[str]:
+    """The lines of `flows deploy`, which must succeed."""
+    done = project.run("flows", "deploy", "--pool", "deployed", *options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def first(project: Project) -> list[str]:
+    """What the first `flows deploy` of the project said."""
+    return deploy(project, *SCHEDULES, "--automations")
+
+
+def refused(project: Project, *options: str) -> str:
+    done = project.run("flows", "deploy", *options)
+    assert done.returncode in (1, PASSING_STATUS)
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+@pytest.mark.slow
+def test_a_second_deploy_changes_nothing_and_says_so(project: Project, first: list[str], api: PrefectApi):
+    assert [line for line in first if line.endswith(": created")] == [
+        "work pool deployed: created",
+        *(f"{name}/deployed agent: created" for name in NAMES),
+        "automation crash: created",
+        "automation retrain: created",
+    ]
+    assert sum("export TURNWISE_" in line for line in first) == 2  # nobody has said where to notify and to reload
+    before = deployments(api)
+    second = deploy(project, *SCHEDULES, "--automations")
+    assert sum(line.endswith(": unchanged") for line in second) == 6
+    assert not any("updated" in line or "created" in line for line in second)
+    assert deployments(api) == before
+    schedules = [[item["schedule"]["cron"] for item in row["schedules"]] for row in before.values()]
+    assert schedules == [["0 3 * * *"], ["30 * * * *"], []]
+    assert all(
+        row["job_variables"] == {"env": {**TELEMETRY_OFF, "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}}
+        for row in before.values()
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("first")
+def test_another_schedule_is_an_update_and_none_leaves_it(project: Project, api: PrefectApi):
+    assert "retrain/deployed agent: updated (schedule)" in deploy(project, "--cron", "0 4 * * *")
+    assert "retrain/deployed agent: unchanged" in deploy(project)
+    (schedule,) = deployments(api)["retrain"]["schedules"]
+    assert schedule["schedule"]["cron"] == "0 4 * * *"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("first")
+def test_another_folder_with_a_model_of_that_name_is_refused(project: Project, prefect: dict[str, str], tmp_path: Path):
+    other = make_toy_project(tmp_path / "other")
+    other.set_params({"promote.model_name": "deployed agent"})
+    other.server = prefect
+    line = refused(other, "--pool", "deployed")
+    assert str(project.folder) in line
+    assert "promote.model_name" in line
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("first")
+def test_what_cannot_work_is_one_line_and_registers_nothing(project: Project, api: PrefectApi, prefect: dict[str, str]):
+    before = deployments(api)
+    assert "--type process" in refused(project, "--pool", "deployed", "--type", "kubernetes")
+    assert "'each night' is not a cron expression" in refused(project, "--check-cron", "each night")
+    try:
+        project.server = {**prefect, "PREFECT_API_AUTH_STRING": "turnwise:guess"}
+        line = refused(project)
+        assert "refuses the password" in line
+        assert "guess" not in line
+        project.server = {"PREFECT_API_URL": "http://127.0.0.1:9/api"}
+        assert "does not answer" in refused(project)
+        project.server = {}
+        assert "PREFECT_API_URL names no server" in refused(project)
+    finally:
+        project.server = prefect
+    assert deployments(api) == before
+
+
+def deployments(api: PrefectApi) -> dict[str, dict[str, Any]]:
+    """What a person could have noticed, by flow."""
+    rows = {name: api.call("GET", f"/deployments/name/{name}/deployed%20agent") for name in NAMES}
+    volatile = ("updated", "last_polled", "status")
+    return {name: {key: row[key] for key in row if key not in volatile} for name, row in rows.items()}
+
+
+def test_the_form_shows_profile_reason_and_force_with_what_they_mean():
+    shown = retrain.parameters.properties
+    assert list(shown) == ["profile", "reason", "force"]
+    assert all(row["description"] for row in shown.values())
+    assert shown["profile"]["enum"] == [AS_IT_IS, *profile_names()]
+    assert "demo" in profile_names()
+    assert retrain.should_validate_parameters
+    assert "is_shown" not in {**drift_check.parameters.properties, **evaluate_snapshot.parameters.properties}
+
+
+@pytest.mark.parametrize(("name", "value"), [("profile", "dmo"), ("reason", "x" * 1001), ("force", "maybe")])
+def test_a_value_that_the_form_would_refuse_is_refused_by_the_flow_too(name: str, value: str):
+    with pytest.raises(Exception, match=name):
+        retrain.validate_parameters({name: value})
+
+
+def test_a_reason_of_two_lines_becomes_one():
+    assert retrain.validate_parameters({"reason": "new data\nfrom today"})["reason"] == "new data from today"
+
+
+def test_deployments_have_the_name_of_the_model_as_far_as_prefect_takes_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("flows.deployments.read_params", lambda: {"promote": {"model_name": "R&D <agent>"}})
+    planned = plan_deployments("0 3 * * *", None)
+    assert [item.full_name for item in planned] == [f"{name}/R-D -agent-" for name in NAMES]
+    assert [item.schedule is not None for item in planned] == [True, False, False]
+
+
+@pytest.mark.parametrize("cron", ["every day", "61 * * * *", "", "* * *"])
+def test_a_schedule_that_is_no_cron_expression_is_refused_with_its_option(cron: str):
+    with pytest.raises(ValueError, match=r"--check-cron .* is not a cron expression"):
+        read_schedule("--check-cron", cron)
+
+
+def test_two_folders_of_one_model_are_two_workspaces_and_one_folder_is_one(tmp_path: Path):
+    here, there = workspace_name("my agent!", tmp_path / "a"), workspace_name("my agent!", tmp_path / "b")
+    assert here != there
+    assert here == workspace_name("my agent!", tmp_path / "b" / ".." / "a")
+    assert here.startswith("my-agent-")

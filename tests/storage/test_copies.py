@@ -1,0 +1,106 @@
+"""Copies of what `s3://` URLs name, against a real S3 server that checks signatures."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from tasks.core.urls import local_path, parse_url
+from tasks.storage.client import connect
+from tasks.storage.copies import local_copy
+from tasks.storage.folders import files_below, put_folder
+from tests.services.servers import ObjectStore
+from tests.storage.places import SETTINGS, Place
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_file_is_downloaded_once_and_again_when_the_object_changed(place: Place, monkeypatch: pytest.MonkeyPatch):
+    place.put("problems.jsonl", b"one\n")
+    copy = local_copy(place.url("problems.jsonl"), SETTINGS)
+    assert copy == local_path(place.url("problems.jsonl"))
+    assert copy.read_bytes() == b"one\n"
+    first = copy.stat().st_ino
+
+    local_copy(place.url("problems.jsonl"), SETTINGS)
+    assert copy.stat().st_ino == first
+
+    place.put("problems.jsonl", b"two\n")
+    assert local_copy(place.url("problems.jsonl"), SETTINGS).read_bytes() == b"two\n"
+
+
+def test_a_copy_that_was_edited_here_is_fetched_again(place: Place):
+    place.put("problems.jsonl", b"one\n")
+    copy = local_copy(place.url("problems.jsonl"), SETTINGS)
+    copy.write_bytes(b"edited\n")
+    assert local_copy(place.url("problems.jsonl"), SETTINGS).read_bytes() == b"one\n"
+
+
+def test_a_folder_of_another_program_is_copied_file_by_file_and_without_what_was_removed(place: Place):
+    place.put("model/config.json", b"{}")
+    place.put("model/sub/weights.bin", b"123")
+    copy = local_copy(place.url("model"), SETTINGS)
+    assert {str(file.relative_to(copy)) for file in copy.rglob("*") if file.is_file()} == {
+        "config.json",
+        "sub/weights.bin",
+    }
+    place.remove("model/sub/weights.bin")
+    assert not (local_copy(place.url("model"), SETTINGS) / "sub" / "weights.bin").exists()
+
+
+def test_a_folder_of_ours_is_copied_by_its_manifest(place: Place, tmp_path: Path):
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "a.txt").write_text("a")
+    url = parse_url(place.url("folder"))
+    put_folder(connect(SETTINGS), files_below(tmp_path / "made"), url, keeps_versions=True)
+    place.put("folder/stranger.txt", b"no part of it")
+    assert [file.name for file in local_copy(str(url), SETTINGS).rglob("*")] == ["a.txt"]
+
+
+def test_a_url_with_a_hash_takes_that_content_and_no_other_and_needs_no_server_later(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+):
+    place.put("cache.jsonl", b"frozen\n")
+    right = f"{place.url('cache.jsonl')}#sha256={hashlib.sha256(b'frozen' + bytes([10])).hexdigest()}"
+    wrong = f"{place.url('cache.jsonl')}#sha256={hashlib.sha256(b'other').hexdigest()}"
+    with pytest.raises(ValueError, match="other bytes"):
+        local_copy(wrong, SETTINGS)
+    assert local_copy(right, SETTINGS).read_bytes() == b"frozen\n"
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
+    assert local_copy(right, SETTINGS).read_bytes() == b"frozen\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"AWS_SECRET_ACCESS_KEY": "wrong-secret-0123456789"}, "AWS_SECRET_ACCESS_KEY"),
+        ({"AWS_ACCESS_KEY_ID": "nobody0123456789"}, "AWS_ACCESS_KEY_ID"),
+        ({"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1"}, "could not be reached"),
+        ({"AWS_ACCESS_KEY_ID": ""}, "no credentials"),
+        ({"AWS_SESSION_TOKEN": "x" * 40}, "token"),
+    ],
+)
+def test_what_is_wrong_with_the_access_is_one_line_without_the_secret(
+    place: Place, monkeypatch: pytest.MonkeyPatch, change: dict[str, str], says: str
+):
+    for name, value in change.items():
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name)
+    if not change.get("AWS_ACCESS_KEY_ID", "x"):
+        monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(ValueError) as caught:
+        local_copy(place.url("anything.jsonl"), SETTINGS)
+    message = str(caught.value)
+    assert says in message
+    assert "\n" not in message
+    assert not [value for value in (os.environ.get("AWS_SECRET_ACCESS_KEY"), "x" * 40) if value and value in message]
+
+
+def test_a_bucket_that_is_not_there_or_a_strangers_is_told_by_its_name(place: Place, object_store: ObjectStore):
+    for bucket, says in (("no-such-bucket", "no such bucket"), (object_store.strangers_bucket, "not ours")):
+        with pytest.raises(ValueError, match=says) as caught:
+            local_copy(f"s3://{bucket}/problems.jsonl", SETTINGS)
+        assert f"s3://{bucket}" in str(caught.value)

@@ -1,0 +1,59 @@
+"""What of S3 nothing needs: older versions of results, checkpoints that nobody added to, weights of older runs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks.core.urls import parse_url
+from tasks.storage.client import connect
+from tasks.storage.folders import find_manifest, get_folder, put_folder
+from tasks.storage.mirror import RESULTS, RESUME
+from tasks.storage.pruning import objects_of_dvc, old_checkpoints, old_results, remove_objects
+from tests.storage.places import SETTINGS, Place
+from tests.storage.test_folders import made
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_version_of_the_manifest_and_the_newest_stay(place: Place, tmp_path: Path):
+    store, remote = connect(SETTINGS), parse_url(place.url("agent"))
+    url = remote / RESULTS / "train"
+    versions = []
+    for text in (b"one", b"two", b"three"):
+        put_folder(store, made(tmp_path / text.decode(), weights=text), url, keeps_versions=True)
+        found = find_manifest(store, url)
+        assert found is not None
+        versions.append(found.manifest.version)
+        time.sleep(1.1)  # the server's times are in seconds
+    assert [str(old.url).rpartition("/")[2] for old in old_results(store, remote, keep=2)] == versions[:1]
+    assert list(old_results(store, remote, keep=3)) == []
+    for old in old_results(store, remote, keep=1):
+        assert old.size in (3, 3)
+        remove_objects(store, old)
+    get_folder(store, url, tmp_path / "read")
+    assert (tmp_path / "read" / "weights").read_bytes() == b"three"
+    assert sum(versions[0] in name or versions[1] in name for name in place.names()) == 0
+
+
+def test_checkpoints_go_once_nobody_added_to_them_for_long(place: Place, tmp_path: Path):
+    store, remote = connect(SETTINGS), parse_url(place.url("agent"))
+    put_folder(store, made(tmp_path / "a", state=b"12345"), remote / RESUME / "train" / "abc", keeps_versions=False)
+    assert list(old_checkpoints(store, remote, days=1)) == []
+    (old,) = old_checkpoints(store, remote, days=-1)
+    assert str(old.url).endswith("resume/train/abc")
+    remove_objects(store, old)
+    assert place.names() == []
+
+
+def test_of_dvcs_remote_only_the_named_objects_go(place: Place, tmp_path: Path):
+    store, remote = connect(SETTINGS), parse_url(place.url("dvc"))
+    old, other = "aa" + "1" * 30, "bb" + "2" * 30
+    for md5 in (old, other):
+        place.put(f"dvc/files/md5/{md5[:2]}/{md5[2:]}", b"1234")
+    found = objects_of_dvc(store, remote, {old, "cc" + "3" * 30})
+    assert (len(found.keys), found.size) == (1, 4)
+    remove_objects(store, found)
+    assert [name[-30:] for name in place.names()] == ["2" * 30]
