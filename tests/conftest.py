@@ -32,6 +32,10 @@ pytest_plugins = [
 ]
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache"
+RESULTS = ROOT / "artifacts"
+CHANGES = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "shutil.rmtree"}
+# Where an event tells the open folder that its path is relative to.
+FOLDER_ARGUMENT = {"os.mkdir": 2, "os.remove": 1, "os.rename": 2, "os.rmdir": 1}
 
 WHOLE_FILE = re.compile(r"^pytestmark = (\[[^\]]*\]|.*)", re.MULTILINE)
 MARK = re.compile(r"pytest\.mark\.(\w+)")
@@ -56,6 +60,22 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 configuration.set_hypothesis_home_dir(CACHE / "hypothesis")
 settings.register_profile("turnwise", derandomize=True, database=None, deadline=None)
 settings.load_profile("turnwise")
+
+
+def keep_results(event: str, arguments: tuple[object, ...]) -> None:
+    """Refuse what would change the results of the checkout that is tested: a user's champion may be among them."""
+    if event not in CHANGES:
+        return
+    if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)):
+        return
+    if event in FOLDER_ARGUMENT and arguments[FOLDER_ARGUMENT[event]] != -1:
+        return  # below a folder that is open: shutil.rmtree, which has told its own path
+    for path in arguments[:2] if event == "os.rename" else arguments[:1]:
+        if isinstance(path, str | os.PathLike) and Path(os.path.abspath(path)).is_relative_to(RESULTS):
+            raise RuntimeError(f"{event} of {path} in {Path.cwd()}: a test would change the results of this checkout")
+
+
+sys.addaudithook(keep_results)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer | None) -> Scheduling:

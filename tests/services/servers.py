@@ -274,15 +274,25 @@ class ObjectStore(Server):
         ]  # fmt: skip
 
     def is_up(self) -> bool:
-        """A bucket's head is answered, even if by a refusal."""
+        """Both buckets are there and an object comes back: the volumes on disk are found again after a kill."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
             self._make_bucket((self.key, self.secret), self.bucket)
             self._make_bucket(self.stranger, self.strangers_bucket)
+            self._read_back()
         except (BotoCoreError, ClientError):
             return False
         return True
+
+    def _read_back(self) -> None:
+        """Read the object that an earlier start wrote; the first one writes it."""
+        client = self.client(self.stranger)
+        try:
+            client.get_object(Bucket=self.strangers_bucket, Key="up")["Body"].read()
+        except client.exceptions.NoSuchKey:
+            client.put_object(Bucket=self.strangers_bucket, Key="up", Body=b"up")
+            client.get_object(Bucket=self.strangers_bucket, Key="up")["Body"].read()
 
     def _make_bucket(self, key: tuple[str, str], bucket: str) -> None:
         from botocore.exceptions import ClientError

@@ -40,7 +40,7 @@ def registry(shared_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[R
     registry.client.delete_registered_model(MODEL)
     forget_journals(registry)
     for folder in ("mlflow/artifacts", "train", "evaluate", "curate"):
-        shutil.rmtree(Path("artifacts") / folder, ignore_errors=True)
+        shutil.rmtree(shared_folder / "artifacts" / folder, ignore_errors=True)
 
 
 def forget_journals(registry: Registry) -> None:

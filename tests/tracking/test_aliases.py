@@ -201,10 +201,10 @@ def test_a_process_whose_lock_was_taken_away_writes_nothing_more(registry: Regis
     registry.make_model()
     with hold_lock(registry.client, MODEL) as lock:
         lock.check()
-        monkeypatch.setattr(locks, "HOLD_SECONDS", -1.0)
-        with pytest.raises(ValueError, match="moves nothing more"):
-            lock.check()
-        monkeypatch.undo()
+        with monkeypatch.context() as patch:
+            patch.setattr(locks, "HOLD_SECONDS", -1.0)
+            with pytest.raises(ValueError, match="moves nothing more"):
+                lock.check()
         registry.client.delete_registered_model_tag(MODEL, lock.key)
         with pytest.raises(ValueError, match="moves nothing more"):
             lock.check()
