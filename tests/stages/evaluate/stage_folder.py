@@ -40,3 +40,9 @@ def evaluated(paths: Paths, frontier: dict[str, Any] | None = None, **changed: A
     params["evaluate"] = {**params["evaluate"], "test_samples_per_problem": 1, "frontier": frontier, **changed}
     evaluate.run(load(EvaluateSections, params), paths)
     return dict(read_json(paths.stage("evaluate") / "evaluation.json"))
+
+
+def files_of(paths: Paths) -> dict[str, bytes]:
+    """What evaluate left, by its path in the folder of the stage."""
+    folder = paths.stage("evaluate")
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}

@@ -15,7 +15,7 @@ from tasks.stages.evaluate.settings import EvaluateSections
 from tasks.stages.promote.allowance import holdout_set
 from tests.conftest import ROOT
 from tests.engines.endpoint.chat_endpoint import KEY, VARIABLE, ChatEndpoint, settings
-from tests.stages.evaluate.stage_folder import PROBLEMS, evaluated, stage_folder
+from tests.stages.evaluate.stage_folder import PROBLEMS, evaluated, files_of, stage_folder
 
 SOLVED = PROBLEMS[:9]  # by the endpoint; the tiny model with random weights solves none
 
@@ -34,11 +34,6 @@ def paths(tmp_path: Path) -> Paths:
     return stage_folder(tmp_path)
 
 
-def outputs(paths: Paths) -> dict[str, bytes]:
-    folder = paths.stage("evaluate")
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-
-
 @pytest.mark.slow
 def test_a_frontier_model_is_a_yardstick_and_nothing_else(
     paths: Paths, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -48,7 +43,7 @@ def test_a_frontier_model_is_a_yardstick_and_nothing_else(
     """
     monkeypatch.setenv(VARIABLE, KEY)
     evaluated(paths, None)
-    without = outputs(paths)
+    without = files_of(paths)
     with ChatEndpoint(scripts()).serving() as url:
         evaluation = evaluated(paths, settings(url).model_dump(mode="json"))
     frontier = evaluation.pop("frontier")
@@ -57,8 +52,8 @@ def test_a_frontier_model_is_a_yardstick_and_nothing_else(
     (noted,) = read_evaluations(paths)  # both evaluations played the same
     assert (noted.episodes, len(noted.problem_ids)) == (evaluation["contents"]["test_best.jsonl"], 12)
     assert noted.test == holdout_set(paths).sha256
-    assert {name: content for name, content in outputs(paths).items() if name in without} == {
-        **without, "evaluation.json": outputs(paths)["evaluation.json"],
+    assert {name: content for name, content in files_of(paths).items() if name in without} == {
+        **without, "evaluation.json": files_of(paths)["evaluation.json"],
     }  # fmt: skip
 
     result, usage = frontier["result"], frontier["usage_per_episode"]
@@ -76,7 +71,7 @@ def test_a_frontier_model_is_a_yardstick_and_nothing_else(
     assert (frontier["model"], frontier["temperature"], frontier["is_reproducible"]) == ("lab/m", 0.0, False)
     stored = [row for _, row in read_jsonl(paths.stage("evaluate") / "trajectories" / "test_frontier.jsonl")]
     assert [row["problem_id"] for row in stored] == [problem.id for problem in PROBLEMS]
-    assert not [name for name, content in outputs(paths).items() if KEY.encode() in content]
+    assert not [name for name, content in files_of(paths).items() if KEY.encode() in content]
     assert KEY not in "".join(capfd.readouterr())
 
 

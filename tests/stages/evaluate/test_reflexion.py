@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from tasks.chat.format import load_chat
 from tasks.core.files import read_json, read_jsonl, write_jsonl
 from tasks.core.records import Outcome, Trajectory
-from tasks.core.settings import Paths
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.rollouts.conversation import EpisodeKey
 from tasks.rollouts.engine import TurnReply, TurnRequest, never
@@ -24,7 +23,7 @@ from tasks.stages.evaluate.reflexion import attempts_for, compare, count_rl_epis
 from tasks.stages.evaluate.settings import ReflexionSettings
 from tests import tiny
 from tests.measurement.synthetic import trajectory
-from tests.stages.evaluate.stage_folder import PROBLEMS, evaluated, stage_folder
+from tests.stages.evaluate.stage_folder import PROBLEMS, evaluated, files_of, stage_folder
 
 QUESTION = "That attempt failed. What went wrong, and what would you do otherwise?"
 OPTIONS = {
@@ -164,18 +163,13 @@ def test_a_context_too_short_for_notes_is_refused_with_what_to_lower(model: Path
         refuse_short_context(model, 257, 100)
 
 
-def files(paths: Paths) -> dict[str, bytes]:
-    folder = paths.stage("evaluate")
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-
-
 @pytest.mark.slow
 def test_reflexion_is_a_row_of_the_evaluation_and_changes_nothing_else(tmp_path: Path):
     """An untrained policy solves nothing, so every problem gets three attempts: 40 episodes of training allow them."""
     paths = stage_folder(tmp_path)
     write_jsonl(paths.stage("train") / "metrics.jsonl", [{"num_episodes": 40}])
     evaluated(paths, greedy=False)
-    without = files(paths)
+    without = files_of(paths)
     evaluation = evaluated(paths, reflexion=OPTIONS, greedy=False)
     row = evaluation.pop("reflexion")
     for name in ("reflexion", "retries"):
