@@ -189,11 +189,11 @@ class EngineEpisodes:
         self.running: dict[EpisodeHandle, EpisodeRun] = {}
         self.held: dict[EpisodeHandle, list[int]] = {}  # what the engine has of each episode
         self._prompt: tuple[Problem, str, list[int]] | None = None
-        self._tools: tuple[Problem, list[dict[str, Any]]] | None = None
+        self._opening: tuple[Problem, list[dict[str, Any]], SamplingSettings] | None = None
 
     def open(self, key: EpisodeKey, environment: Environment, *, seed: int, stage: str, attempt: int) -> EpisodeRun:
         self.num_opened += 1
-        tools = self._tools_for(key.problem, environment)
+        tools, sampling = self._open_problem(key.problem, environment)
         run = EpisodeRun(
             key,
             self.num_opened,
@@ -201,7 +201,7 @@ class EngineEpisodes:
             chat=self.chat,
             prompt=lambda request: self._prompt_ids(key.problem, request, tools),
             tools=tools,
-            sampling=self.sampling,
+            sampling=sampling,
             seed=seed,
             stage=stage,
             attempt=attempt,
@@ -239,13 +239,16 @@ class EngineEpisodes:
     def counts(self) -> dict[str, float]:
         return self.engine.counts()
 
-    def _tools_for(self, problem: Problem, environment: Environment) -> list[dict[str, Any]]:
-        """Schemas of the tools; with the prompt, cached for one problem's samples, which follow one another: those of
-        all problems would fill the memory.
+    def _open_problem(
+        self, problem: Problem, environment: Environment
+    ) -> tuple[list[dict[str, Any]], SamplingSettings]:
+        """(schemas of the tools, budgets), cached as the prompt is: for one problem's samples, which follow one another;
+        those of all problems would fill the memory.
         """
-        if self._tools is None or self._tools[0] is not problem:
-            self._tools = problem, [tool.schema() for tool in environment.tools_for(problem)]
-        return self._tools[1]
+        if self._opening is None or self._opening[0] is not problem:
+            tools = [tool.schema() for tool in environment.tools_for(problem)]
+            self._opening = problem, tools, self.sampling.within(environment.budgets_for(problem))
+        return self._opening[1:]
 
     def _prompt_ids(self, problem: Problem, request: str, tools: list[dict[str, Any]]) -> list[int]:
         if self._prompt is None or self._prompt[0] is not problem or self._prompt[1] != request:
