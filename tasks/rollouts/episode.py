@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tasks.rollouts.fault_log import FaultLog
 
 TokenBudget = Literal["max_tokens_per_episode", "max_completion_tokens"]
+Opening = tuple[list[dict[str, Any]], SamplingSettings]  # schemas of the tools, budgets
+Prompt = Callable[[str], tuple[list[int], SamplingSettings]]  # from the user's first message
 
 
 class EpisodeRun(Conversation):
@@ -40,7 +42,7 @@ class EpisodeRun(Conversation):
         *,
         environment: Environment,
         chat: ChatFormat,
-        prompt: Callable[[str], list[int]],
+        prompt: Prompt,
         tools: list[dict[str, Any]],
         sampling: SamplingSettings,
         seed: int,
@@ -55,10 +57,10 @@ class EpisodeRun(Conversation):
         self._steps = self._open(prompt)
         self.resume()
 
-    def _open(self, prompt: Callable[[str], list[int]]) -> Waits:
+    def _open(self, prompt: Prompt) -> Waits:
         """A prompt that leaves no room is refused before a run; only a simulated user can still write one."""
         yield from self._hear_opening()
-        prompt_ids = prompt(self.request)
+        prompt_ids, self.sampling = prompt(self.request)
         self.token_limit = self.sampling.token_limit(len(prompt_ids))
         self._append(prompt_ids)
         if len(prompt_ids) >= self.token_limit:
@@ -188,20 +190,20 @@ class EngineEpisodes:
         self.num_opened = self.num_turns = 0
         self.running: dict[EpisodeHandle, EpisodeRun] = {}
         self.held: dict[EpisodeHandle, list[int]] = {}  # what the engine has of each episode
-        self._prompt: tuple[Problem, str, list[int]] | None = None
-        self._opening: tuple[Problem, list[dict[str, Any]], SamplingSettings] | None = None
+        self._opening: tuple[Problem, Opening] | None = None
+        self._last: tuple[Problem, str, list[int]] | None = None  # the last prompt
 
     def open(self, key: EpisodeKey, environment: Environment, *, seed: int, stage: str, attempt: int) -> EpisodeRun:
         self.num_opened += 1
-        tools, sampling = self._open_problem(key.problem, environment)
+        opening = self._open_problem(key.problem, environment)
         run = EpisodeRun(
             key,
             self.num_opened,
             environment=environment,
             chat=self.chat,
-            prompt=lambda request: self._prompt_ids(key.problem, request, tools),
-            tools=tools,
-            sampling=sampling,
+            prompt=lambda request: self._prompt(key.problem, request, opening),
+            tools=opening[0],
+            sampling=opening[1],
             seed=seed,
             stage=stage,
             attempt=attempt,
@@ -239,18 +241,17 @@ class EngineEpisodes:
     def counts(self) -> dict[str, float]:
         return self.engine.counts()
 
-    def _open_problem(
-        self, problem: Problem, environment: Environment
-    ) -> tuple[list[dict[str, Any]], SamplingSettings]:
-        """(schemas of the tools, budgets), cached as the prompt is: for one problem's samples, which follow one another;
+    def _open_problem(self, problem: Problem, environment: Environment) -> Opening:
+        """(schemas of the tools, budgets), cached as prompts are: for one problem's samples, which follow one another;
         those of all problems would fill the memory.
         """
         if self._opening is None or self._opening[0] is not problem:
             tools = [tool.schema() for tool in environment.tools_for(problem)]
-            self._opening = problem, tools, self.sampling.within(environment.budgets_for(problem))
-        return self._opening[1:]
+            self._opening = problem, (tools, self.sampling.within(environment.budgets_for(problem)))
+        return self._opening[1]
 
-    def _prompt_ids(self, problem: Problem, request: str, tools: list[dict[str, Any]]) -> list[int]:
-        if self._prompt is None or self._prompt[0] is not problem or self._prompt[1] != request:
-            self._prompt = problem, request, self.chat.prompt_ids(request, tools)
-        return self._prompt[2]
+    def _prompt(self, problem: Problem, request: str, opening: Opening) -> tuple[list[int], SamplingSettings]:
+        """The prompt of the user's first message, and the episode's budgets."""
+        if self._last is None or self._last[0] is not problem or self._last[1] != request:
+            self._last = problem, request, self.chat.prompt_ids(request, opening[0])
+        return self._last[2], opening[1]
