@@ -120,18 +120,26 @@ def bfcl(folder: Path) -> Case:
     return Case(load_environment(environment_settings("bfcl")), problems, reports=True)
 
 
+def mixture(folder: Path) -> Case:
+    """Two environments whose tools have some names in common."""
+    environment = load_environment(environment_settings("mixture"))
+    problems = list(environment.generate(seed=1, num_problems=24, max_level=4) or ())
+    return Case(environment, problems, error=is_refusal_or_envelope, reports=True)
+
+
 MAKERS: dict[str, Callable[[Path], Case]] = {
     "travel_desk": travel_desk,
     "mcp": mcp,
     "bfcl": bfcl,
     "custom": custom,
+    "mixture": mixture,
     "stockroom, the page's": page_example,
     "travel_desk with cache": with_cache,
     "travel_desk with faults": with_faults,
 }
 
 
-SLOW = {"mcp", "bfcl"}  # they start servers, or load a package
+SLOW = {"mcp", "bfcl", "mixture"}  # they start servers, or load a package
 
 
 @pytest.fixture(
