@@ -87,11 +87,11 @@ def test_of_the_attempts_the_best_is_kept(paths: Paths, monkeypatch: pytest.Monk
     assert best == first
 
 
-@pytest.mark.parametrize("num_calls", [2, 4, 5, 9, 12])
+@pytest.mark.parametrize("num_calls", [2, 5, 12])
 def test_a_run_killed_in_any_attempt_ends_with_the_same_bits(
     paths: Paths, monkeypatch: pytest.MonkeyPatch, num_calls: int
 ) -> None:
-    """Killed in the step after so many; the second part of the name is the check after an attempt."""
+    """In the first attempt, at the start of the second, and at the end of the third."""
     stop = {**UNREACHABLE, "held_out_share": 0.3, "check_interval": 2}
     whole = run(paths, stop=stop)
     step, calls = SupervisedTrainer.step, [0]
