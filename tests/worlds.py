@@ -30,6 +30,12 @@ QUICK = ToolSettings(
 )
 
 
+OWN_SETTINGS: dict[str, dict[str, Any]] = {
+    "bfcl": {"categories": ["multi_turn_base"], "turns": "first"},
+    "tau2": {"domain": "telecom", "problems": "base"},
+}
+
+
 def as_custom(module: str) -> str:
     """A module of the tests under a name in tasks/custom, from where alone checkers are loaded."""
     name = f"tasks.custom.{module.rpartition('.')[2]}"
@@ -40,7 +46,7 @@ def as_custom(module: str) -> str:
 def environment_settings(name: str = "travel_desk", **changed: Any) -> EnvironmentSettings:
     """The `environment` section for one environment, which may be added later; `changed` replaces parts of it."""
     cache = {"mode": "off", "folder": "artifacts/.tool_cache", "frozen": None}
-    settings = {"categories": ["multi_turn_base"], "turns": "first"} if name == "bfcl" else None
+    settings = OWN_SETTINGS.get(name)
     known = name if name in environments.environment_names() else "travel_desk"
     parts: dict[str, Any] = {"name": known, "settings": settings, "tools": QUICK, "cache": cache, "faults": None}
     return EnvironmentSettings.model_validate({**parts, **changed}).model_copy(update={"name": name})
