@@ -46,7 +46,7 @@ def test_prompts_have_the_rules_and_the_tools(smoke: Project) -> None:
 
 def test_an_iteration_changes_the_weights(smoke: Project) -> None:
     (metrics,) = rows(smoke, "train/metrics.jsonl")
-    assert (metrics["num_episodes"], metrics["optimizer_steps"]) == (2, 1)
+    assert (metrics["num_episodes"], metrics["optimizer_steps"]) == (8, 1)
     assert metrics["grad_norm"] > 0 and not metrics["non_finite"]
 
 
