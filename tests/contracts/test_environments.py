@@ -121,17 +121,16 @@ def bfcl(folder: Path) -> Case:
     return Case(load_environment(environment_settings("bfcl")), problems, reports=True)
 
 
-<<<<<<< HEAD
 def tau2(folder: Path) -> Case:
     problems = random.Random(0).sample(list(tau2_problems().values()), 30)
     return Case(load_environment(environment_settings("tau2")), problems)
-=======
+
+
 def mixture(folder: Path) -> Case:
     """Two environments whose tools have some names in common."""
     environment = load_environment(environment_settings("mixture"))
     problems = list(environment.generate(seed=1, num_problems=24, max_level=4) or ())
     return Case(environment, problems, error=is_refusal_or_envelope, reports=True)
->>>>>>> next
 
 
 MAKERS: dict[str, Callable[[Path], Case]] = {
@@ -147,11 +146,7 @@ MAKERS: dict[str, Callable[[Path], Case]] = {
 }
 
 
-<<<<<<< HEAD
-SLOW = {"mcp", "bfcl", "tau2"}  # they start servers, or load a package
-=======
-SLOW = {"mcp", "bfcl", "mixture"}  # they start servers, or load a package
->>>>>>> next
+SLOW = {"mcp", "bfcl", "tau2", "mixture"}  # they start servers, or load a package
 
 
 @pytest.fixture(
