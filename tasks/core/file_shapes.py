@@ -28,6 +28,7 @@ Evaluation = shape(
     contents=NotRequired[dict[str, str]],
     measurement=NotRequired[shape(parts=Object)],
     greedy=NotRequired[dict[str, Result]],
+    sharded=NotRequired[shape(results=Policies, at_once=Policies, drop=dict[str, Object], noise=Object)],
     warm_start_best_of_k=NotRequired[shape(k=float, same_cost=float, **INTERVAL, tries_to_match=int | None)],
 )
 Baseline = shape(**RATE, gate=Literal["skip_rl", "rl", "warm_start"])
