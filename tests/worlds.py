@@ -47,6 +47,11 @@ TWO_WORLDS = {
         member("bfcl", {"categories": ["multi_turn_base"], "turns": "first"}, max_level=20),
     ]
 }
+OWN_SETTINGS: dict[str, dict[str, Any]] = {
+    "bfcl": {"categories": ["multi_turn_base"], "turns": "first"},
+    "tau2": {"domain": "telecom", "problems": "base"},
+    "mixture": TWO_WORLDS,
+}
 
 
 def as_custom(module: str) -> str:
@@ -59,14 +64,14 @@ def as_custom(module: str) -> str:
 def environment_settings(name: str = "travel_desk", **changed: Any) -> EnvironmentSettings:
     """The `environment` section for one environment, which may be added later; `changed` replaces parts of it."""
     cache = {"mode": "off", "folder": "artifacts/.tool_cache", "frozen": None}
-    settings: dict[str, Any] = {"bfcl": {"categories": ["multi_turn_base"], "turns": "first"}, "mixture": TWO_WORLDS}
     known = name if name in environments.environment_names() else "travel_desk"
     parts: dict[str, Any] = {
         "name": known,
-        "settings": settings.get(name),
+        "settings": OWN_SETTINGS.get(name),
         "tools": QUICK,
         "cache": cache,
         "faults": None,
+        "user": None,
     }
     return EnvironmentSettings.model_validate({**parts, **changed}).model_copy(update={"name": name})
 

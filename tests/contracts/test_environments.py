@@ -23,6 +23,7 @@ from tasks.core.records import Problem
 from tasks.environments.bfcl.problems import problems as bfcl_problems
 from tasks.environments.catalog import load_environment
 from tasks.environments.settings import environment_names
+from tasks.environments.tau2.problems import problems as tau2_problems
 from tasks.tools.base import Environment, Episode, Verdict, block_until
 from tasks.tools.schemas import ArgumentSchema
 from tasks.tools.settings import FaultSettings
@@ -120,6 +121,11 @@ def bfcl(folder: Path) -> Case:
     return Case(load_environment(environment_settings("bfcl")), problems, reports=True)
 
 
+def tau2(folder: Path) -> Case:
+    problems = random.Random(0).sample(list(tau2_problems().values()), 30)
+    return Case(load_environment(environment_settings("tau2")), problems)
+
+
 def mixture(folder: Path) -> Case:
     """Two environments whose tools have some names in common."""
     environment = load_environment(environment_settings("mixture"))
@@ -131,6 +137,7 @@ MAKERS: dict[str, Callable[[Path], Case]] = {
     "travel_desk": travel_desk,
     "mcp": mcp,
     "bfcl": bfcl,
+    "tau2": tau2,
     "custom": custom,
     "mixture": mixture,
     "stockroom, the page's": page_example,
@@ -139,7 +146,7 @@ MAKERS: dict[str, Callable[[Path], Case]] = {
 }
 
 
-SLOW = {"mcp", "bfcl", "mixture"}  # they start servers, or load a package
+SLOW = {"mcp", "bfcl", "tau2", "mixture"}  # they start servers, or load a package
 
 
 @pytest.fixture(
