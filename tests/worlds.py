@@ -37,12 +37,32 @@ def as_custom(module: str) -> str:
     return name
 
 
+OWN_SETTINGS: dict[str, dict[str, Any]] = {
+    "bfcl": {"categories": ["multi_turn_base"], "turns": "first"},
+    "research": {
+        "corpus": None,
+        "generated": {"seed": 1, "num_clusters": 20},
+        "num_results": 3,
+        "snippet_characters": 24,
+        "page_characters": 2000,
+        "max_searches": 6,
+        "max_characters": 4000,
+        "citations": "some",
+    },
+}
+
+
 def environment_settings(name: str = "travel_desk", **changed: Any) -> EnvironmentSettings:
     """The `environment` section for one environment, which may be added later; `changed` replaces parts of it."""
     cache = {"mode": "off", "folder": "artifacts/.tool_cache", "frozen": None}
-    settings = {"categories": ["multi_turn_base"], "turns": "first"} if name == "bfcl" else None
     known = name if name in environments.environment_names() else "travel_desk"
-    parts: dict[str, Any] = {"name": known, "settings": settings, "tools": QUICK, "cache": cache, "faults": None}
+    parts: dict[str, Any] = {
+        "name": known,
+        "settings": OWN_SETTINGS.get(name),
+        "tools": QUICK,
+        "cache": cache,
+        "faults": None,
+    }
     return EnvironmentSettings.model_validate({**parts, **changed}).model_copy(update={"name": name})
 
 

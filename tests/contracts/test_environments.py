@@ -120,10 +120,16 @@ def bfcl(folder: Path) -> Case:
     return Case(load_environment(environment_settings("bfcl")), problems, reports=True)
 
 
+def research(folder: Path) -> Case:
+    environment = load_environment(environment_settings("research"))
+    return Case(environment, list(environment.generate(seed=1, num_problems=40, max_level=4) or ()))
+
+
 MAKERS: dict[str, Callable[[Path], Case]] = {
     "travel_desk": travel_desk,
     "mcp": mcp,
     "bfcl": bfcl,
+    "research": research,
     "custom": custom,
     "stockroom, the page's": page_example,
     "travel_desk with cache": with_cache,
@@ -131,7 +137,7 @@ MAKERS: dict[str, Callable[[Path], Case]] = {
 }
 
 
-SLOW = {"mcp", "bfcl"}  # they start servers, or load a package
+SLOW = {"mcp", "bfcl", "research"}  # they start servers, or load a package
 
 
 @pytest.fixture(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -66,6 +67,7 @@ def make_corpus(documents: Sequence[Document]) -> Corpus:
         )
     import bm25s
 
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG when it is imported
     index = bm25s.BM25(backend="numpy")
     index.index(_words([f"{document.title} {document.text}" for document in documents]), show_progress=False)
     rows = json.dumps([document.model_dump() for document in documents], ensure_ascii=False)

@@ -2,9 +2,9 @@
 
 A cluster is one family of documents: a person works at a guild; the guild keeps its hall near a town; the town lies on
 a river. Half of the guilds were renamed: then the person's document has the old name, and a document of its own says
-what the guild is called now. A song mentions the same names and answers nothing; a short one ranks above the document that
-is about the name. Clusters share no entity, and a question's split group is its cluster, so questions that were held
-out are about entities that training never met.
+what the guild is called now. A song mentions the same names and answers nothing; a short one ranks above the document
+that is about the name. Clusters share no entity, and a question's split group is its cluster, so questions that were
+held out are about entities that training never met.
 """
 
 from __future__ import annotations
