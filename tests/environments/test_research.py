@@ -17,10 +17,11 @@ from tasks.core.records import Problem, ReferenceTurn, ToolCall
 from tasks.core.tool_calls import parse_calls
 from tasks.environments.catalog import load_environment
 from tasks.environments.research.corpus import Document, make_corpus, read_corpus
-from tasks.environments.research.environment import Research, ResearchEpisode, normalise
+from tasks.environments.research.environment import Research, normalise
 from tasks.environments.research.names import ENDINGS, ONSETS, draw_names
 from tasks.environments.research.settings import MOST_CLUSTERS, GeneratedCorpus, ResearchSettings
 from tasks.stages.curate.splitting import side_of
+from tasks.tools.authoring import ToolEpisode
 from tasks.tools.base import Verdict, block_until
 from tests.readme import page_block
 from tests.worlds import OWN_SETTINGS, environment_settings
@@ -70,7 +71,7 @@ def question(*requests: tuple[str, list[str], list[str]], id: str = "q") -> Prob
 CAPITAL = question(("What is the capital of Norway?", ["Oslo"], ["d1"]))
 
 
-def ask(episode: ResearchEpisode, name: str, **arguments: Any) -> Any:
+def ask(episode: ToolEpisode, name: str, **arguments: Any) -> Any:
     return json.loads(block_until(episode.call(name, arguments)).text)
 
 
