@@ -168,7 +168,7 @@ class Research(ToolEnvironment):
         return self._demonstrate if self.settings.generated else None
 
     def _demonstrate(self, problem: Problem, rng: random.Random) -> Demonstration | None:
-        return demonstrate(self.make_episode(problem), rng)
+        return demonstrate(self.make_episode(problem), rng, cites_all=self.settings.citations == "all")
 
     def vocabulary(self) -> list[str]:
         return words_of_the_world() if self.settings.generated else []

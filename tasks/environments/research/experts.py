@@ -1,6 +1,7 @@
 """The expert of the invented world: the reference solution, with a look into a wrong document now and then.
 
-Without such a detour, a model that once opened a wrong document would have no example of going on.
+Without such a detour, a model that once opened a wrong document would have no example of going on. Where some citations
+are enough, it cites the last document alone, which has the answer: each id to copy is one more to get wrong.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tasks.tools.base import block_until
 DETOUR_PROBABILITY = 0.1  # after a search, once per episode at most
 
 
-def demonstrate(episode: ToolEpisode, rng: random.Random) -> Demonstration:
+def demonstrate(episode: ToolEpisode, rng: random.Random, *, cites_all: bool) -> Demonstration:
     """Play the reference on a new episode, with detours drawn from the stream."""
     problem = episode.problem
     texts, replies = list[str](), list[list[str]]()
@@ -29,8 +30,9 @@ def demonstrate(episode: ToolEpisode, rng: random.Random) -> Demonstration:
         return found
 
     [turn] = problem.reference
+    calls = turn.calls if cites_all else [*turn.calls[:-1], _cite_the_last(turn.calls[-1])]
     may_detour = True
-    for call, following in zip(turn.calls, [*turn.calls[1:], None], strict=True):
+    for call, following in zip(calls, [*calls[1:], None], strict=True):
         reply = play(call)
         wrong = _wrong_results(reply, following) if call.name == "search" and following else []
         if may_detour and wrong and rng.random() < DETOUR_PROBABILITY:
@@ -47,3 +49,7 @@ def demonstrate(episode: ToolEpisode, rng: random.Random) -> Demonstration:
 def _wrong_results(reply: dict[str, Any], following: ToolCall) -> list[str]:
     ids = [result["document"] for result in reply["results"]]
     return [id for id in ids if id != following.arguments["document"]]
+
+
+def _cite_the_last(answer: ToolCall) -> ToolCall:
+    return ToolCall(name="answer", arguments={**answer.arguments, "citations": answer.arguments["citations"][-1:]})

@@ -21,7 +21,7 @@ from tasks.environments.research.names import ENDINGS, draw_names, parts_of_name
 from tasks.environments.research.settings import GeneratedCorpus
 
 NUM_NAMES = {"person": 4, "guild": 2, "town": 2, "river": 1, "song": 1}  # per cluster
-FIRST_ID, NUM_IDS = 1000, 9000  # ids have four digits, in no order
+FIRST_ID, NUM_IDS = 1000, 9000  # four digits, in no order; 2,000 clusters take them all
 DONE = "Done."
 VERSES = ("", " which the old sing in winter when the nights are long")  # a song's length decides its rank
 TRADES = ("baker", "carter", "miller", "potter", "tailor", "weaver")
@@ -74,7 +74,7 @@ def make_world(settings: GeneratedCorpus) -> GeneratedWorld:
     """Deterministic in the settings."""
     rng = random.Random(f"research/{settings.seed}")
     names = {kind: iter(draw_names(kind, num * settings.num_clusters, rng)) for kind, num in NUM_NAMES.items()}
-    ids = iter(rng.sample(range(FIRST_ID, FIRST_ID + NUM_IDS), 5 * settings.num_clusters))
+    ids = iter(rng.sample(range(FIRST_ID, FIRST_ID + NUM_IDS), NUM_IDS))
     clusters, pages = [], list[tuple[str, str]]()
     for number in range(settings.num_clusters):
         drawn = {kind: [next(names[kind]) for _ in range(num)] for kind, num in NUM_NAMES.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from itertools import product
 
-ONSETS = ["".join(parts) for parts in product("BDGKLMPRTV", "aeiou", "lx")]
+ONSETS = ["".join(parts) for parts in product("BDGKLMPRTV", "aeiou", "bdflmtxz")]
 ENDINGS = {
     "person": "anda brec dric esta fina hild ibel jorn kath lise mund nora olfe pina rick sten tild ulfa wina zara",
     "guild": "arms axis bolt forge glass hide iron kiln loom quill rope wheel",

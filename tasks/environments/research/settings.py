@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from tasks.core.settings import Settings
 from tasks.tools.settings import check_is_custom
 
-MOST_CLUSTERS = 450  # as many as the invented names suffice for
+MOST_CLUSTERS = 2000  # as many as the invented names suffice for
 
 
 class GeneratedCorpus(Settings):
