@@ -30,15 +30,27 @@ QUICK = ToolSettings(
 )
 
 
-def as_custom(module: str) -> str:
-    """A module of the tests under a name in tasks/custom, from where alone checkers are loaded."""
-    name = f"tasks.custom.{module.rpartition('.')[2]}"
-    sys.modules[name] = importlib.import_module(module)
-    return name
+NO_BUDGETS = {
+    "max_turns": None, "max_tokens_per_turn": None, "max_tokens_per_episode": None, "max_completion_tokens": None,
+}  # fmt: skip
 
 
+def member(name: str, settings: dict[str, Any] | None = None, **changed: Any) -> dict[str, Any]:
+    """One environment of a mixture, as params give it; `changed` are other keys of it."""
+    parts = {"name": name, "settings": settings, "source": None, "max_level": None, "share": 1.0}
+    return {**parts, "budgets": NO_BUDGETS, **changed}
+
+
+TWO_WORLDS = {
+    "members": [
+        member("travel_desk"),
+        member("bfcl", {"categories": ["multi_turn_base"], "turns": "first"}, max_level=20),
+    ]
+}
 OWN_SETTINGS: dict[str, dict[str, Any]] = {
     "bfcl": {"categories": ["multi_turn_base"], "turns": "first"},
+    "tau2": {"domain": "telecom", "problems": "base"},
+    "mixture": TWO_WORLDS,
     "research": {
         "corpus": None,
         "generated": {"seed": 1, "num_clusters": 20},
@@ -50,6 +62,13 @@ OWN_SETTINGS: dict[str, dict[str, Any]] = {
         "citations": "some",
     },
 }
+
+
+def as_custom(module: str) -> str:
+    """A module of the tests under a name in tasks/custom, from where alone checkers are loaded."""
+    name = f"tasks.custom.{module.rpartition('.')[2]}"
+    sys.modules[name] = importlib.import_module(module)
+    return name
 
 
 def environment_settings(name: str = "travel_desk", **changed: Any) -> EnvironmentSettings:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from dataclasses import replace
+from math import log2
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,12 @@ from tasks.environments.research.corpus import Document, make_corpus, read_corpu
 from tasks.environments.research.environment import Research, normalise
 from tasks.environments.research.names import ENDINGS, ONSETS, draw_names
 from tasks.environments.research.settings import MOST_CLUSTERS, GeneratedCorpus, ResearchSettings
+from tasks.rewards.retrieval import ndcg, recall
 from tasks.stages.curate.splitting import side_of
 from tasks.tools.authoring import ToolEpisode
 from tasks.tools.base import Verdict, block_until
 from tests.readme import page_block
+from tests.rewards.test_rewards import episode
 from tests.worlds import OWN_SETTINGS, environment_settings
 
 pytestmark = pytest.mark.slow  # bm25s is loaded
@@ -156,6 +160,14 @@ def test_the_verdict_leaves_what_was_retrieved_in_order_and_what_was_relevant() 
     assert verdict.details == {"retrieval": {"ranked": ["d2", "d1", "../../etc/passwd"], "relevant": ["d1"]}}
 
 
+def test_the_rewards_parts_read_what_the_verdict_left() -> None:
+    """Ranked second of three, one relevant: NDCG 1/log2(3) = 0.63, Recall@1 0, Recall@2 1."""
+    details = judge(world_over(ROWS), CAPITAL, ("open", {"document": "d2"}), SEARCH).details
+    left = replace(episode(), details=details)
+    assert ndcg(left, 3) == pytest.approx(1 / log2(3))
+    assert (recall(left, 1), recall(left, 2)) == (0, 1)
+
+
 def test_each_request_has_its_own_budget_answer_and_judgement() -> None:
     problem = question(("Capital of Norway?", ["Oslo"], ["d1"]), ("Where does it rain?", ["Bergen"], ["d2"]))
     world = world_over(ROWS, max_searches=1)
@@ -260,6 +272,8 @@ def test_the_expert_succeeds_with_and_without_a_detour() -> None:
         calls = [call for text in shown.assistant_texts[:-1] for call in parse_calls(text) if call]
         lengths[len(calls) - len(problem.reference[0].calls)] += 1
         assert judge(GENERATED, problem, *[(call.name, call.arguments) for call in calls]).success
+        cited = calls[-1].arguments["citations"]
+        assert cited == problem.world["questions"][0]["supporting"][-1:]  # where some are enough, the last alone
     assert set(lengths) == {0, 1} and lengths[1] < lengths[0]
 
 
