@@ -42,7 +42,14 @@ def environment_settings(name: str = "travel_desk", **changed: Any) -> Environme
     cache = {"mode": "off", "folder": "artifacts/.tool_cache", "frozen": None}
     settings = {"categories": ["multi_turn_base"], "turns": "first"} if name == "bfcl" else None
     known = name if name in environments.environment_names() else "travel_desk"
-    parts: dict[str, Any] = {"name": known, "settings": settings, "tools": QUICK, "cache": cache, "faults": None}
+    parts: dict[str, Any] = {
+        "name": known,
+        "settings": settings,
+        "tools": QUICK,
+        "cache": cache,
+        "faults": None,
+        "judge": None,
+    }
     return EnvironmentSettings.model_validate({**parts, **changed}).model_copy(update={"name": name})
 
 

@@ -16,8 +16,11 @@ def find_environment_class(settings: EnvironmentSettings) -> type[Any]:
     return found_class
 
 
-def load_environment(settings: EnvironmentSettings) -> Environment:
-    """From the inside out: injected infrastructure faults, retries, the tool cache, and errors for the model."""
+def load_environment(settings: EnvironmentSettings, *, asks_judge: bool = True) -> Environment:
+    """From the inside out: injected infrastructure faults, retries, the tool cache, errors for the model, the judge.
+
+    Without `asks_judge` a judge whose opinion decides nothing is described and not asked.
+    """
     environment_class = find_environment_class(settings)
     environment: Environment
     if settings.cache.mode == "off":
@@ -37,13 +40,17 @@ def load_environment(settings: EnvironmentSettings) -> Environment:
         from tasks.tools.faults import DegradedEnvironment
 
         environment = DegradedEnvironment(environment, settings.faults)
+    if settings.judge is not None:
+        from tasks.tools.judge.environment import JudgedEnvironment
+
+        environment = JudgedEnvironment(environment, settings.judge, is_asked=asks_judge)
     return environment
 
 
 def load_bare_environment(settings: EnvironmentSettings, *, with_cache: bool = False) -> Environment:
     """The environment without injected faults, for curation and drift probes."""
     cache = settings.cache if with_cache else settings.cache.model_copy(update={"mode": "off"})
-    return load_environment(settings.model_copy(update={"faults": None, "cache": cache}))
+    return load_environment(settings.model_copy(update={"faults": None, "cache": cache}), asks_judge=False)
 
 
 def _make_reliable(environment_class: type[Any], settings: EnvironmentSettings) -> Environment:
