@@ -15,6 +15,7 @@ Outcome = Literal["success", "failure", "max_turns", "overlong", "environment_er
 StopReason = Literal[
     "end_of_turn", "stop_string", "max_tokens_per_turn", "max_tokens_per_episode", "max_completion_tokens"
 ]
+BY_ENVIRONMENT = "success_by_environment"  # in a row of metrics: success rate by name, of a mixture
 OF_A_THOUGHT = ("thought", "num_thought_tokens", "thought_was_cut")
 Limit = Literal["max_turns", "max_tokens_per_episode", "max_completion_tokens"]
 
@@ -151,10 +152,11 @@ def _row(record: Turn | Trajectory) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A trajectory's reward, and the parts that add up to it."""
+    """A trajectory's reward, and the parts that add up to it: each is its value times its weight."""
 
     reward: float
     parts: dict[str, float]
+    weights: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

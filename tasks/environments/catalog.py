@@ -1,11 +1,19 @@
-"""Makes the environment that params name: ENVIRONMENT in `<environment.name>/environment.py`."""
+"""Makes the environment that params name: ENVIRONMENT in `<environment.name>/environment.py`.
+
+A class with `compose(section, load)` is made of other environments (`mixture`), each with wrappers of its own.
+"""
 
 from __future__ import annotations
 
 import importlib
+import random
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from tasks.environments.settings import ROOM, EnvironmentSettings
+from tasks.core.files import read_records, require
+from tasks.core.records import Problem
+from tasks.environments.settings import ROOM, EnvironmentSettings, OtherEnvironmentSettings
 from tasks.tools.base import Environment
 
 
@@ -21,8 +29,12 @@ def load_environment(settings: EnvironmentSettings, *, asks_judge: bool = True) 
 
     Without `asks_judge` a judge whose opinion decides nothing is described and not asked.
     """
+    settings.refuse_no_verdict()
     environment_class = find_environment_class(settings)
     environment: Environment
+    if hasattr(environment_class, "compose"):
+        environment = environment_class.compose(settings, partial(load_environment, asks_judge=asks_judge))
+        return environment
     if settings.cache.mode == "off":
         environment = _make_reliable(environment_class, settings)
     else:
@@ -51,6 +63,26 @@ def load_bare_environment(settings: EnvironmentSettings, *, with_cache: bool = F
     """The environment without injected faults, for curation and drift probes."""
     cache = settings.cache if with_cache else settings.cache.model_copy(update={"mode": "off"})
     return load_environment(settings.model_copy(update={"faults": None, "cache": cache}), asks_judge=False)
+
+
+def read_problems_of(
+    environment: Environment, other: OtherEnvironmentSettings, *, seed: int, num_problems: int, max_level: int
+) -> list[Problem]:
+    """At most `num_problems` of its source, in its order; a random sample from the seed where there are more."""
+    level = other.max_level or max_level
+    if other.source is not None:
+        file = require(Path(other.source))
+        found = [problem for problem in read_records(file, Problem) if problem.level <= level]
+    else:
+        written = environment.generate(seed=seed, num_problems=num_problems, max_level=level)
+        if written is None:
+            raise ValueError(
+                f"the environment {other.name} writes no problems of its own, so there is nothing to play in it. Set "
+                f"its `source` to a JSONL file of problems in tasks/custom/"
+            )
+        found = list(written)
+    kept = random.Random(f"{seed}/{other.name}").sample(range(len(found)), min(num_problems, len(found)))
+    return [found[place] for place in sorted(kept)]
 
 
 def _make_reliable(environment_class: type[Any], settings: EnvironmentSettings) -> Environment:

@@ -179,11 +179,11 @@ class EngineEpisodes:
         self.num_opened = self.num_turns = 0
         self.running: dict[EpisodeHandle, EpisodeRun] = {}
         self.held: dict[EpisodeHandle, list[int]] = {}  # what the engine has of each episode
-        self._opening: tuple[Problem, list[int], list[dict[str, Any]]] | None = None
+        self._opening: tuple[Problem, list[int], list[dict[str, Any]], SamplingSettings] | None = None
 
     def open(self, key: EpisodeKey, environment: Environment, *, seed: int, stage: str, attempt: int) -> EpisodeRun:
         self.num_opened += 1
-        prompt_ids, tools = self._open_problem(key.problem, environment)
+        prompt_ids, tools, sampling = self._open_problem(key.problem, environment)
         run = EpisodeRun(
             key,
             self.num_opened,
@@ -191,7 +191,7 @@ class EngineEpisodes:
             chat=self.chat,
             prompt_ids=prompt_ids,
             tools=tools,
-            sampling=self.sampling,
+            sampling=sampling,
             seed=seed,
             stage=stage,
             attempt=attempt,
@@ -228,11 +228,14 @@ class EngineEpisodes:
     def counts(self) -> dict[str, float]:
         return self.engine.counts()
 
-    def _open_problem(self, problem: Problem, environment: Environment) -> tuple[list[int], list[dict[str, Any]]]:
-        """(prompt, schemas of the tools), cached for one problem's samples, which follow one another; those of all
-        problems would fill the memory.
+    def _open_problem(
+        self, problem: Problem, environment: Environment
+    ) -> tuple[list[int], list[dict[str, Any]], SamplingSettings]:
+        """(prompt, schemas of the tools, budgets), cached for one problem's samples, which follow one another; those of
+        all problems would fill the memory.
         """
         if self._opening is None or self._opening[0] is not problem:
             tools = [tool.schema() for tool in environment.tools_for(problem)]
-            self._opening = problem, self.chat.prompt_ids(problem.requests[0], tools), tools
+            budgets = self.sampling.within(environment.budgets_for(problem))
+            self._opening = problem, self.chat.prompt_ids(problem.requests[0], tools), tools, budgets
         return self._opening[1:]

@@ -168,6 +168,14 @@ class Environment(Protocol):
         """The tools that a model sees for a problem."""
         return self.tools
 
+    def budgets_for(self, problem: Problem) -> Mapping[str, int]:
+        """Budgets of `sampling` that are lower for this problem's episodes, by name."""
+        return {}
+
+    def member_of(self, problem_id: str) -> str | None:
+        """The environment of a mixture that a problem is from; None: there is only one."""
+        return None
+
     def generate(self, *, seed: int, num_problems: int, max_level: int) -> Iterator[Problem] | None:
         """Problems from a seed, equally many per category; None if problems come from a file."""
         return None

@@ -73,8 +73,12 @@ def environment_fields(description: Mapping[str, Any]) -> dict[str, str]:
 
 
 def judge_of(description: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The environment's judge (model, endpoint, hash of the rubric) and its agreement with people; None without one."""
-    judge = description.get("judge")
+    """The environment's judge (model, endpoint, hash of the rubric) and its agreement with people; None without one.
+    The members of a mixture share one.
+    """
+    judge = next(
+        (part["judge"] for part in [description, *description.get("members", {}).values()] if "judge" in part), None
+    )
     if judge is None:
         return None
     measured = judge["agreement"]

@@ -172,7 +172,7 @@ class EndpointEpisodes:
             key,
             model=self.model,
             environment=environment,
-            max_turns=self.max_turns,
+            max_turns=environment.budgets_for(key.problem).get("max_turns", self.max_turns),
             seed=seed,
             stage=stage,
             usage=self.usage[key.problem.id, key.draw, key.sample_index],
