@@ -25,7 +25,8 @@ def find_environment_class(settings: EnvironmentSettings) -> type[Any]:
 
 
 def load_environment(settings: EnvironmentSettings, *, asks_judge: bool = True) -> Environment:
-    """From the inside out: injected infrastructure faults, retries, the tool cache, errors for the model, the judge.
+    """From the inside out: injected infrastructure faults, retries, the tool cache, errors for the model, the
+    user, the judge.
 
     Without `asks_judge` a judge whose opinion decides nothing is described and not asked.
     """
@@ -52,6 +53,10 @@ def load_environment(settings: EnvironmentSettings, *, asks_judge: bool = True) 
         from tasks.tools.faults import DegradedEnvironment
 
         environment = DegradedEnvironment(environment, settings.faults)
+    if settings.user is not None:
+        from tasks.tools.user.environment import UserEnvironment
+
+        environment = UserEnvironment(environment, settings.user)
     if settings.judge is not None:
         from tasks.tools.judge.environment import JudgedEnvironment
 
@@ -60,9 +65,10 @@ def load_environment(settings: EnvironmentSettings, *, asks_judge: bool = True) 
 
 
 def load_bare_environment(settings: EnvironmentSettings, *, with_cache: bool = False) -> Environment:
-    """The environment without injected faults, for curation and drift probes."""
+    """The environment without injected faults and simulated user, for curation and drift probes."""
     cache = settings.cache if with_cache else settings.cache.model_copy(update={"mode": "off"})
-    return load_environment(settings.model_copy(update={"faults": None, "cache": cache}), asks_judge=False)
+    bare = {"faults": None, "user": None, "cache": cache}
+    return load_environment(settings.model_copy(update=bare), asks_judge=False)
 
 
 def read_problems_of(

@@ -14,6 +14,7 @@ from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, mod
 from tasks.core.settings import Settings, read_own_settings
 from tasks.tools.judge.settings import JudgeSettings
 from tasks.tools.settings import CacheSettings, FaultSettings, ToolSettings, check_is_custom
+from tasks.tools.user.settings import UserSettings
 
 ROOM = "tasks.environments"
 
@@ -27,6 +28,7 @@ class EnvironmentSettings(Settings):
     cache: CacheSettings
     faults: FaultSettings | None
     judge: JudgeSettings | None
+    user: UserSettings | None
 
     @field_validator("name")
     @classmethod

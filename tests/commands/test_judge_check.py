@@ -126,6 +126,6 @@ def test_a_stored_trajectory_is_a_row_as_it_is() -> None:
     assert first.judged.events == [
         {"tool": "book", "arguments": {"n": 1}, "reply": "booked"},
         {"malformed_call": True, "reply": "no"},
-        {"message": "Booked. What else?"},
+        {"message": "Booked. What else?", "user": "Nothing."},
     ]
     assert first.judged.final_message == "Bye." and first.judged.reference

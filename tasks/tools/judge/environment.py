@@ -12,11 +12,12 @@ import asyncio
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
+from weakref import WeakValueDictionary
 
 from tasks.core import background
 from tasks.core.files import json_hash
 from tasks.core.records import Problem
-from tasks.tools.base import Answer, Environment, Episode, ToolReply, Verdict, block_until
+from tasks.tools.base import Answer, Environment, Episode, ToolReply, User, Verdict, block_until
 from tasks.tools.judge.evidence import measured_agreement
 from tasks.tools.judge.judge import UNASKED, Judge, Judgement
 from tasks.tools.judge.prompt import Judged
@@ -31,10 +32,20 @@ class JudgedEnvironment(EnvironmentWrapper):
         super().__init__(inner)
         self.agreement = measured_agreement(settings)
         self.judge, self.is_asked = Judge(settings), is_asked or settings.decides
+        # By problem and stream, so that what the user of an episode says is heard; gone with the episode.
+        self._open: WeakValueDictionary[tuple[str, str], JudgedEpisode] = WeakValueDictionary()
 
     def start(self, problem: Problem, *, stream: str = "") -> Episode:
         inner = self.inner.start(problem, stream=stream)
-        return JudgedEpisode(inner, problem, self.judge) if self.is_asked else inner
+        if not self.is_asked:
+            return inner
+        episode = JudgedEpisode(inner, problem, self.judge)
+        self._open[problem.id, stream] = episode
+        return episode
+
+    def start_user(self, problem: Problem, *, stream: str = "") -> User:
+        user, episode = self.inner.start_user(problem, stream=stream), self._open.get((problem.id, stream))
+        return user if episode is None else HeardUser(user, episode)
 
     def describe(self) -> dict[str, Any]:
         decides = self.judge.settings.decides
@@ -57,6 +68,7 @@ class JudgedEpisode(EpisodeWrapper):
         super().__init__(inner)
         self.problem, self.judge = problem, judge
         self.events: list[dict[str, Any]] = []  # a reply that is waited for is a Future until it is there
+        self.answers: list[Any] = []  # of the user, as `answer` gave them
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Answer:
         answer = self.inner.call(name, arguments)
@@ -69,7 +81,8 @@ class JudgedEpisode(EpisodeWrapper):
         return reply
 
     def end_turn(self, message: str | None) -> None:
-        self.events.append({"message": message})
+        heard = {"user": block_until(self.answers[-1])} if self.answers else {}
+        self.events.append({"message": message, **heard})
         self.inner.end_turn(message)
 
     def verdict(self, final_message: str | None) -> Verdict | Future[Verdict]:
@@ -91,6 +104,21 @@ class JudgedEpisode(EpisodeWrapper):
             return Verdict(verdict.success, verdict.checks, details)
         checks = {**verdict.checks, "judge": judgement.success}
         return Verdict(verdict.success and judgement.success, checks, details)
+
+
+class HeardUser:
+    """A user whose answers the judge reads too."""
+
+    def __init__(self, inner: User, episode: JudgedEpisode):
+        self.inner, self.episode = inner, episode
+
+    def answer(self, message: str) -> Any:
+        said = self.inner.answer(message)
+        self.episode.answers.append(said)
+        return said
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
 
 def _finished(event: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
     {"problem": {…}, "trajectory": {…}, "label": true}                      as turnwise stores the two
     {"requests": ["…"], "events": [], "final_message": "…", "label": true}  of any agent
 
-An event is {"tool", "arguments", "reply"} or, where the user then made another request, {"message"}. The second form
+An event is {"tool", "arguments", "reply"} or, where the user then said more, {"message", "user"}. The second form
 may have `reference` (for `show_reference`), `id` and `group`; rows of one group depend on the same facts.
 """
 

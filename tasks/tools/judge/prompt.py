@@ -38,7 +38,7 @@ Answer with one JSON object and nothing else, by this schema:
 @dataclass(frozen=True, slots=True)
 class Judged:
     """What is judged of an episode. An event is {"tool", "arguments", "reply"}, {"malformed_call", "reply"} or, where
-    the user then makes another request, {"message"}.
+    the user then says more, {"message", "user"}.
     """
 
     requests: Sequence[str]
@@ -60,7 +60,7 @@ class Judged:
         for turn in trajectory.turns:
             events += [_event(call, reply) for call, reply in zip(turn.calls, turn.replies, strict=True)]
             if turn.follow_up is not None:
-                events.append({"message": turn.text})
+                events.append({"message": turn.text, "user": turn.follow_up})
         final_message = trajectory.turns[-1].text if trajectory.turns else ""
         return cls.of(problem, events, final_message, show_reference=show_reference)
 

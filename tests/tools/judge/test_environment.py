@@ -84,6 +84,17 @@ def test_a_judge_that_decides_is_one_more_check_and_saves_no_failure(
         assert not block_until(idle.verdict("I did nothing.")).success
 
 
+def test_what_the_user_says_in_between_is_read_too(endpoint: Endpoint, tmp_path: Path) -> None:
+    with closing(load_environment(settings_with(endpoint, tmp_path))) as environment:
+        asked = PROBLEM.model_copy(update={"requests": ["Book a flight.", "And a second one."]})
+        episode, user = environment.start(asked, stream="1/train"), environment.start_user(asked, stream="1/train")
+        assert (block_until(user.open()), block_until(user.answer("Done."))) == tuple(asked.requests)
+        episode.end_turn("Done.")
+        assert block_until(user.answer("Done again.")) is None
+        block_until(episode.verdict("Done again."))
+    assert '"user": "And a second one."' in endpoint.asked[0]["messages"][1]["content"]
+
+
 def test_an_episode_that_ended_on_a_limit_gets_zeros_and_nobody_is_asked(endpoint: Endpoint, tmp_path: Path) -> None:
     with closing(load_environment(settings_with(endpoint, tmp_path))) as environment:
         found = play_reference(environment, is_cut=True)
