@@ -24,7 +24,7 @@ def find_environment_class(settings: EnvironmentSettings) -> type[Any]:
 
 
 def load_environment(settings: EnvironmentSettings) -> Environment:
-    """From the inside out: injected infrastructure faults, retries, the tool cache, and errors for the model."""
+    """From the inside out: injected infrastructure faults, retries, the tool cache, errors for the model, the user."""
     environment_class = find_environment_class(settings)
     environment: Environment
     if hasattr(environment_class, "compose"):
@@ -47,13 +47,17 @@ def load_environment(settings: EnvironmentSettings) -> Environment:
         from tasks.tools.faults import DegradedEnvironment
 
         environment = DegradedEnvironment(environment, settings.faults)
+    if settings.user is not None:
+        from tasks.tools.user.environment import UserEnvironment
+
+        environment = UserEnvironment(environment, settings.user)
     return environment
 
 
 def load_bare_environment(settings: EnvironmentSettings, *, with_cache: bool = False) -> Environment:
-    """The environment without injected faults, for curation and drift probes."""
+    """The environment without injected faults and simulated user, for curation and drift probes."""
     cache = settings.cache if with_cache else settings.cache.model_copy(update={"mode": "off"})
-    return load_environment(settings.model_copy(update={"faults": None, "cache": cache}))
+    return load_environment(settings.model_copy(update={"faults": None, "user": None, "cache": cache}))
 
 
 def read_problems_of(

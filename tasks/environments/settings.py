@@ -13,6 +13,7 @@ from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
 
 from tasks.core.settings import Settings, read_own_settings
 from tasks.tools.settings import CacheSettings, FaultSettings, ToolSettings, check_is_custom
+from tasks.tools.user.settings import UserSettings
 
 ROOM = "tasks.environments"
 
@@ -25,6 +26,7 @@ class EnvironmentSettings(Settings):
     tools: ToolSettings
     cache: CacheSettings
     faults: FaultSettings | None
+    user: UserSettings | None
 
     @field_validator("name")
     @classmethod

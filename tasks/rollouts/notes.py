@@ -14,10 +14,9 @@ from tasks.chat.format import ChatFormat
 from tasks.core.records import Problem, Trajectory
 from tasks.core.text import one_line
 from tasks.rollouts.engine import Engine, TurnReply, TurnRequest
-from tasks.rollouts.episode import EngineEpisodes
+from tasks.rollouts.episode import EngineEpisodes, Opening
 from tasks.rollouts.seeds import stream_seed
 from tasks.rollouts.settings import SamplingSettings
-from tasks.tools.base import Environment
 
 PREFACE = "Notes on earlier attempts:"
 MAX_NOTE_CHARACTERS = 2000  # whatever a tokenizer's longest token is
@@ -35,22 +34,21 @@ class RememberingEpisodes(EngineEpisodes):
 
     def remember(self, notes: Notes) -> None:
         self.notes = notes
-        self._opening = None  # it has the prompt of the last problem, without these
 
-    def _open_problem(
-        self, problem: Problem, environment: Environment
-    ) -> tuple[list[int], list[dict[str, Any]], SamplingSettings]:
-        prompt, tools, sampling = super()._open_problem(problem, environment)
-        longer = self._with_notes(problem, prompt, tools)
+    def _prompt(self, problem: Problem, request: str, opening: Opening) -> tuple[list[int], SamplingSettings]:
+        prompt, sampling = super()._prompt(problem, request, opening)
+        longer = self._with_notes(self.notes.get(problem.id, ()), request, prompt, opening[0])
         most = sampling.max_tokens_per_episode + len(longer) - len(prompt)
-        return longer, tools, sampling.model_copy(update={"max_tokens_per_episode": most})
+        return longer, sampling.model_copy(update={"max_tokens_per_episode": most})
 
-    def _with_notes(self, problem: Problem, prompt: list[int], tools: list[dict[str, Any]]) -> list[int]:
+    def _with_notes(
+        self, given: Sequence[str], request: str, prompt: list[int], tools: list[dict[str, Any]]
+    ) -> list[int]:
         """The prompt with the newest notes that fit."""
-        notes = list(self.notes.get(problem.id, ()))
+        notes = list(given)
         while notes:
             listed = "\n".join(f"- {note}" for note in notes)
-            longer = self.chat.prompt_ids(f"{PREFACE}\n{listed}\n\n{problem.requests[0]}", tools)
+            longer = self.chat.prompt_ids(f"{PREFACE}\n{listed}\n\n{request}", tools)
             if len(prompt) <= len(longer) <= len(prompt) + self.max_memory_tokens:
                 return longer
             notes.pop(0)

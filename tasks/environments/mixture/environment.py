@@ -20,7 +20,7 @@ from tasks.environments.catalog import read_problems_of
 from tasks.environments.mixture.settings import MemberSettings, MixtureSettings
 from tasks.environments.settings import EnvironmentSettings
 from tasks.tools.authoring import describe_tool
-from tasks.tools.base import Environment, Episode, Expert, Tool
+from tasks.tools.base import Environment, Episode, Expert, Tool, User
 from tasks.tools.replay import demonstrate_reference
 from tasks.tools.settings import ToolSettings
 
@@ -74,6 +74,12 @@ class Mixture(Environment):
 
     def tools_for(self, problem: Problem) -> tuple[Tool, ...]:
         return self._of(problem.id).tools_for(own_problem(problem))
+
+    def start_user(self, problem: Problem, *, stream: str = "") -> User:
+        return self._of(problem.id).start_user(own_problem(problem), stream=stream)
+
+    def shards(self, problem: Problem) -> Sequence[str]:
+        return self._of(problem.id).shards(own_problem(problem))
 
     def budgets_for(self, problem: Problem) -> dict[str, int]:
         return self.settings[member_of(problem.id)].budgets.given()
