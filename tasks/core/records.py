@@ -151,10 +151,11 @@ def _row(record: Turn | Trajectory) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A trajectory's reward, and the parts that add up to it."""
+    """A trajectory's reward, and the parts that add up to it: each is its value times its weight."""
 
     reward: float
     parts: dict[str, float]
+    weights: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from tasks.learning.shared.settings import OptimizerSettings
 from tasks.planning.memory import (
     cached_tokens,
     checkpoint_bytes,
@@ -99,7 +100,7 @@ class Seconds:
 def plan_seconds(setup: Setup, lengths: Lengths, *, evaluated_episodes: float, has_warm_start: bool = False) -> Seconds:
     forward = _forward_seconds(setup, lengths)
     train = setup.settings.train
-    forwards = train.updates_per_batch * (4.0 if train.gradient_checkpointing else 3.0)
+    forwards = train.updates_per_batch * _forwards_per_step(train)
     forwards += 1 - 1 / train.steps_per_batch  # notes the old log-probs of all groups but the first step's
     num_steps = train.updates_per_batch * train.steps_per_batch
     return Seconds(
@@ -115,11 +116,15 @@ def plan_seconds(setup: Setup, lengths: Lengths, *, evaluated_episodes: float, h
     )
 
 
+def _forwards_per_step(optimizer: OptimizerSettings) -> float:
+    """A forward, a backward of twice its products, and the forward once more where activations are not kept."""
+    return 4.0 if optimizer.gradient_checkpointing else 3.0
+
+
 def _warm_start_seconds(setup: Setup, lengths: Lengths) -> float:
     """Of demonstrations as long as the episodes."""
     own, alike = setup.settings.warm_start, warm_start_setup(setup)
-    forwards = 4.0 if own.gradient_checkpointing else 3.0
-    step = forwards * _forward_seconds(alike, lengths) + _optimizer_seconds(alike)
+    step = _forwards_per_step(own) * _forward_seconds(alike, lengths) + _optimizer_seconds(alike)
     saving = own.num_steps // own.checkpoint_interval * checkpoint_bytes(alike) + snapshot_bytes(alike)
     return START_SECONDS + own.num_steps * step + saving / DISK_BYTES
 

@@ -111,8 +111,8 @@ class DataWriter:
 
     def _add_episode(self, episode: Trajectory, line: int, reader: TokenReader) -> None:
         self.words.add(len(self.rows), texts_of(episode))
-        value = self.rescorer.function_value(episode) if self.rescorer else None
-        self.shown.add(shown_episode(episode, line=line, function_value=value))
+        score = self.rescorer.score(episode) if self.rescorer else None
+        self.shown.add(shown_episode(episode, line=line, score=score))
         self.tokens.add(reader.turns(episode))
         self.rows.append(
             {

@@ -65,7 +65,7 @@ def build_report(paths: Paths, rewards: RewardSettings | None = None) -> Path:
     folder, decision_page = paths.artifacts / "report", paths.stage("promote") / "decision.html"
     with atomic_folder(folder) as temporary:
         title = f"{results.best_snapshot} · turnwise report"
-        rescorer = Rescorer(paths, rewards, ("test",)) if rewards and rewards.function else None
+        rescorer = Rescorer(paths, rewards, ("test",)) if rewards and rewards.parts else None
         shown = shown_policies(paths, results)
         changes = write_browser(temporary, shown, title=title, overview="index.html", rescorer=rescorer)
         for name, style in CHARTS.items():

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
 
-from tasks.core.records import Trajectory, Turn
-from tasks.rewards.parts import valid_call_share, well_formed_share
+from tasks.core.records import Score, Trajectory, Turn
+from tasks.rewards.built_in import valid_call_share, well_formed_share
 from tasks.rewards.stored import turn_spans
 
 HEAD_CHARACTERS, TAIL_CHARACTERS = 8000, 2000  # of one text or reply on the page: errors are often at the end
@@ -30,8 +30,8 @@ MALFORMED = "malformed call"
 Pairs = list[tuple[str, Any]]
 
 
-def shown_episode(episode: Trajectory, *, line: int, function_value: float | None = None) -> dict[str, Any]:
-    """The data of one column of the page; `line` is its line in the file."""
+def shown_episode(episode: Trajectory, *, line: int, score: Score | None = None) -> dict[str, Any]:
+    """The data of one column of the page; `line` is its line in the file, and `score` its reward where it has parts."""
     spans = turn_spans(episode)
     return {
         "line": line,
@@ -41,7 +41,8 @@ def shown_episode(episode: Trajectory, *, line: int, function_value: float | Non
         "fault": episode.fault and shorten(episode.fault),
         "checks": list(episode.checks.items()),
         "details": shorten(_json(episode.details, indent=2)) if episode.details else None,
-        "parts": _reward_parts(episode, function_value),
+        "reward": None if score is None else round(score.reward, 3),
+        "parts": _possible_parts(episode) if score is None else _parts_of(score),
         "num_tokens": len(episode.token_ids),
         "policy_version": episode.policy_version,
         "turns": [_turn(turn, spans[i] if spans else None) for i, turn in enumerate(episode.turns)],
@@ -116,15 +117,23 @@ def _tool(call: dict[str, Any] | None) -> str:
     return name if len(name) <= MAX_NAME_CHARACTERS else f"{name[: MAX_NAME_CHARACTERS - 1]}…"
 
 
-def _reward_parts(episode: Trajectory, function_value: float | None) -> Pairs:
-    """What a reward can be made of (rewards/parts.py), before weights; empty where the environment was at fault."""
+def _parts_of(score: Score) -> Pairs:
+    """What each part added to the reward, as weight × value."""
+    values = {name: part / score.weights[name] for name, part in score.parts.items()}
+    return [
+        (name, f"{round(part, 3):g} = {score.weights[name]:g} × {round(values[name], 3):g}")
+        for name, part in score.parts.items()
+    ]
+
+
+def _possible_parts(episode: Trajectory) -> Pairs:
+    """What a reward could be made of, before weights; empty where the environment was at fault."""
     if episode.outcome == "environment_error":
         return []
     parts = {
         "outcome": float(episode.is_success),
         "format": well_formed_share(episode.turns),
-        "execution": valid_call_share(episode),
-        **({} if function_value is None else {"function": function_value}),
+        "call_validity": valid_call_share(episode),
     }
     return [(name, round(value, 3)) for name, value in parts.items()]
 

@@ -27,16 +27,18 @@ def load_function(path: str) -> Callable[[Problem, Trajectory], Any]:
     return found
 
 
-def function_value(path: str, problem: Problem, trajectory: Trajectory) -> float:
-    """What the function returns, from 0 to 1. ValueError in one line if it raises or returns anything else."""
+def function_value(name: str, path: str, problem: Problem, trajectory: Trajectory) -> float:
+    """What the function of the part `name` returns, from 0 to 1. ValueError in one line if it raises or returns
+    anything else.
+    """
     function = load_function(path)
-    where = f"reward.function {path} on problem {problem.id!r} (the episode ended in {trajectory.outcome})"
+    where = f"reward.parts: {name} ({path}) on problem {problem.id!r} (the episode ended in {trajectory.outcome})"
     try:
         value = function(problem, trajectory)
     except (Exception, SystemExit) as error:  # a user's function may do anything
         raise ValueError(
             f"{where}: it raised {type(error).__name__}: {one_line(error)}, so the episode has no reward. Correct the "
-            f"function, or set reward.function: null and reward.function_weight: 0.0."
+            f"function, or take the part out of reward.parts."
         ) from error
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:  # NaN is not either
         raise ValueError(

@@ -1,8 +1,7 @@
-"""The reward: success, plus optional parts for format, execution and a function of the user's.
+"""The reward: success, plus the parts that `reward.parts` names, each times its weight.
 
-Published ablations found success alone (all weights 0, the default) the most stable; the parts are here so that
-anybody can compare. Success must dominate: weights that let a well-formed failure earn as much are refused. Left out:
-step penalties and progress shaping.
+Published ablations found success alone (no parts, the default) the most stable; the parts are here so that anybody can
+compare. What a failure could earn more than a success is refused when params are read (`dominance.py`).
 """
 
 from __future__ import annotations
@@ -11,9 +10,11 @@ import math
 import sys
 from typing import Any
 
-from tasks.core.records import Problem, Score, Trajectory, Turn
+from tasks.core.records import Problem, Score, Trajectory
+from tasks.rewards.built_in import BUILT_IN
 from tasks.rewards.function import function_value
-from tasks.rewards.settings import RewardSettings
+from tasks.rewards.part_settings import OwnPart, PartSettings
+from tasks.rewards.settings import OUTCOME, RewardSettings
 
 
 def outcome_reward(problem: Problem, trajectory: Trajectory) -> Score:
@@ -21,41 +22,27 @@ def outcome_reward(problem: Problem, trajectory: Trajectory) -> Score:
     assert problem.id == trajectory.problem_id
     assert trajectory.outcome != "environment_error", "an environment fault says nothing about the policy"
     reward = 1.0 if trajectory.is_success else 0.0
-    return Score(reward=reward, parts={"outcome": reward})
+    return Score(reward=reward, parts={OUTCOME: reward}, weights={OUTCOME: 1.0})
 
 
 def reward(problem: Problem, trajectory: Trajectory, settings: RewardSettings) -> Score:
-    """outcome + format_weight · well-formed turns / turns + execution_weight · valid calls / calls + function_weight ·
-    the function's value; 0 ≤ reward < 2.
+    """outcome + Σ weight · value over the parts. ValueError in one line where a part cannot be computed.
 
-    A part with weight 0 is not on the Score. An episode lost to an environment fault must not be scored. Source:
-    Bespoke Labs, "Improving multi-turn tool use with reinforcement learning" (2025-04).
+    An episode lost to an environment fault must not be scored. Source: Bespoke Labs, "Improving multi-turn tool use
+    with reinforcement learning" (2025-04).
     """
-    parts = dict(outcome_reward(problem, trajectory).parts)
-    if settings.format_weight > 0:
-        parts["format"] = settings.format_weight * well_formed_share(trajectory.turns)
-    if settings.execution_weight > 0:
-        parts["execution"] = settings.execution_weight * valid_call_share(trajectory)
-    if settings.function is not None:
-        parts["function"] = settings.function_weight * function_value(settings.function, problem, trajectory)
-    return Score(reward=math.fsum(parts.values()), parts=parts)
+    score = outcome_reward(problem, trajectory)
+    values = {part.name: part_value(part, problem, trajectory) for part in settings.parts}
+    weights = {part.name: part.weight for part in settings.parts}
+    parts = score.parts | {name: weights[name] * value for name, value in values.items()}
+    return Score(reward=math.fsum(parts.values()), parts=parts, weights=score.weights | weights)
 
 
-def well_formed_share(turns: list[Turn]) -> float:
-    """Share of turns that ended normally and contain no malformed call; 0 without turns."""
-    well_formed = [
-        turn.stop_reason in ("end_of_turn", "stop_string") and not any(call.get("malformed") for call in turn.calls)
-        for turn in turns
-    ]
-    return sum(well_formed) / len(turns) if turns else 0.0
-
-
-def valid_call_share(trajectory: Trajectory) -> float:
-    """Share of calls that were carried out; malformed ones count as calls.
-
-    0 without calls: with 1, never calling a tool would earn the whole part. Source: verifiers' ToolRubric.
-    """
-    return 1 - trajectory.num_invalid_calls / trajectory.num_calls if trajectory.num_calls else 0.0
+def part_value(part: PartSettings, problem: Problem, trajectory: Trajectory) -> float:
+    """Before the weight."""
+    if isinstance(part, OwnPart):
+        return function_value(part.name, part.function, problem, trajectory)
+    return BUILT_IN[part.name].value(problem, trajectory, part)
 
 
 def check_score(score: Any, *, reward_name: str, problem: Problem, trajectory: Trajectory) -> Score:

@@ -2,60 +2,76 @@
 
 from __future__ import annotations
 
-import math
+import difflib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, model_validator
 
-from tasks.core.settings import Settings
-from tasks.rewards.function import load_function
+from tasks.core.settings import Settings, validate_inside
+from tasks.rewards.built_in import BUILT_IN
+from tasks.rewards.part_settings import OwnPart, PartSettings
 
-OUTCOME_GAP = 1.0  # reward of a success minus a failure, without parts
+OUTCOME = "outcome"
+OLD_WEIGHTS = {"format_weight": "format", "execution_weight": "call_validity"}
+OLD_KEYS = {*OLD_WEIGHTS, "function", "function_weight"}
+
+
+def _read_part(given: Any) -> Any:
+    """By the keys it has, so that a mistake in a part names the part's own keys."""
+    if not isinstance(given, dict):
+        return given if isinstance(given, PartSettings) else _refuse(f"it is {json.dumps(given, default=str)[:100]}")
+    name = given.get("name")
+    if name == OUTCOME:
+        raise ValueError("outcome is always there with weight 1, so it is no entry of the list. Leave it out")
+    built_in = BUILT_IN.get(name) if isinstance(name, str) else None
+    if "function" in given and built_in is not None:
+        raise ValueError(f"{name} is a built-in part, so a function of yours needs another name. Rename it")
+    if "function" in given or not isinstance(name, str):
+        return validate_inside(OwnPart, given) if isinstance(name, str) else _refuse("it has no name")
+    if built_in is None:
+        near = difflib.get_close_matches(name, BUILT_IN, n=2, cutoff=0.5)
+        told = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(BUILT_IN)}."
+        raise ValueError(
+            f"{name[:40]!r} is no built-in part, so it would score nothing. {told} One of yours has a function such as "
+            f"tasks.custom.rewards:score"
+        )
+    return validate_inside(built_in.settings, given)
+
+
+def _refuse(what: str) -> Any:
+    raise ValueError(f"{what}, and a part is a table. Write it as {{name: format, weight: 0.2}}")
 
 
 class RewardSettings(Settings):
-    """The most that each part can add to the outcome; weights of 0 are success alone. `function` is explained in
-    `function.py`.
+    """`parts` are added to the outcome, which is 1 for success. `allow_undominated` accepts parts with which a failure
+    could outscore a success (`dominance.py`).
     """
 
-    format_weight: float = Field(ge=0)
-    execution_weight: float = Field(ge=0)
-    function: str | None
-    function_weight: float = Field(ge=0)
+    parts: list[Annotated[PartSettings, BeforeValidator(_read_part)]]
+    allow_undominated: bool
 
-    @property
-    def most(self) -> float:
-        """The reward of a success with all of every part."""
-        return math.fsum((OUTCOME_GAP, self.format_weight, self.execution_weight, self.function_weight))
-
-    @field_validator("function")
+    @model_validator(mode="before")
     @classmethod
-    def _is_a_function(cls, path: str | None) -> str | None:
-        if path is not None:
-            load_function(path)
-        return path
+    def _tell_the_new_form(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and (old := OLD_KEYS & given.keys()):
+            parts = [f"{{name: {OLD_WEIGHTS[key]}, weight: {given[key]}}}" for key in OLD_WEIGHTS if given.get(key)]
+            if given.get("function"):
+                parts.append(f"{{name: mine, weight: {given.get('function_weight')}, function: {given['function']}}}")
+            raise ValueError(
+                f"{', '.join(sorted(old))}: the parts of a reward are a list now, so these would have no effect. Write "
+                f"parts: [{', '.join(parts)}] and allow_undominated: false instead"
+            )
+        return given
 
     @model_validator(mode="after")
-    def function_has_a_weight(self) -> RewardSettings:
-        if self.function is not None and self.function_weight == 0:
-            raise ValueError(
-                f"function is {self.function} and function_weight is 0, so it would have no effect. Give it a weight "
-                f"such as 0.2, or set function: null"
-            )
-        if self.function is None and self.function_weight > 0:
-            raise ValueError(
-                f"function_weight is {self.function_weight:g} and function is null, so it would have no effect. Name "
-                f"a function such as tasks.custom.rewards:score, or set function_weight: 0.0"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def outcome_dominates(self) -> RewardSettings:
-        total = math.fsum((self.format_weight, self.execution_weight, self.function_weight))
-        if total >= OUTCOME_GAP:
-            excess = f"{total - OUTCOME_GAP:g} above" if total > OUTCOME_GAP else "equal to"
-            raise ValueError(
-                f"format_weight + execution_weight + function_weight is {total:g}, {excess} the {OUTCOME_GAP:g} that a "
-                f"success earns more than a failure, so a well-formed failure could earn as much as a success, and the "
-                f"policy would learn form instead of success. Keep their sum below {OUTCOME_GAP:g}, such as 0.2 each"
-            )
+    def _each_name_is_one_part(self) -> RewardSettings:
+        names = [part.name for part in self.parts]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(
+                    f"two of the parts are named {name!r}, so a trajectory could not say what each was worth. Add "
+                    f"their weights, or rename one"
+                )
         return self

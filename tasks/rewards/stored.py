@@ -75,8 +75,3 @@ class Rescorer:
         if not is_ours or trajectory.outcome == "environment_error":
             return None
         return reward(Problem.model_validate(row), trajectory, self.settings)
-
-    def function_value(self, trajectory: Trajectory) -> float | None:
-        """The value of the user's reward function, before its weight; None without one, or where `score` is None."""
-        score = self.score(trajectory) if self.settings.function is not None else None
-        return score.parts["function"] / self.settings.function_weight if score else None

@@ -271,7 +271,7 @@ def test_a_column_shows_results_errors_checks_parts_and_tokens_of_each_turn(smal
     for said in ("2 turns · 2 calls · 4 tokens written of 6", "as written · 2 tokens", "✗ state", "line 4 of"):
         assert said in text
     assert page.locator(".side").nth(1).locator(".parts").inner_text().split() == [
-        "outcome", "0", "format", "1", "execution", "1",
+        "outcome", "0", "format", "1", "call_validity", "1",
     ]  # fmt: skip
     page.locator(".side").nth(1).get_by_text("details", exact=True).click()
     assert '"booking"' in page.locator(".side").nth(1).locator(".fold[open] pre").inner_text()

@@ -105,7 +105,9 @@ def test_every_variant_changes_what_it_is_named_for_and_nothing_else():
         "kl_0": ["train.kl_weight: 0.001 → 0.0", "train.reference_interval: 10 → null"],
         "kl_0.04": ["train.kl_weight: 0.001 → 0.04"],
         "fixed_reference": ["train.reference_interval: 10 → null"],
-        "shaped_reward": ["reward.format_weight: 0.0 → 0.2", "reward.execution_weight: 0.0 → 0.2"],
+        "shaped_reward": [
+            'reward.parts: [] → [{"name": "format", "weight": 0.2}, {"name": "call_validity", "weight": 0.2}]'
+        ],
         "overlong_kept": ["train.filter_overlong: true → false"],
         "kl_0_overlong_kept": [
             "train.filter_overlong: true → false",

@@ -200,7 +200,7 @@ def test_an_overlay_that_is_no_mapping_is_refused_in_one_line(overlay: str) -> N
             {"filter_overlong": True, "zero_variance_groups": "keep", "max_replacement_rounds": 0, "advantage": "std"},
         ),
         ("train", {"problem_sampler": "uniform", "autocast": "bfloat16", "gradient_checkpointing": True}),
-        ("reward", {"format_weight": 0.0, "execution_weight": 0.0}),
+        ("reward", {"parts": [], "allow_undominated": False}),
         ("curate", {"split": "published", "num_generated": 200, "train_share": 0.5, "num_demonstrations": 0}),
         ("assess", {"warm_start_below": 0.0}),
     ],

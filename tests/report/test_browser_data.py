@@ -71,7 +71,7 @@ def test_an_episode_is_told_turn_by_turn_with_where_it_stands_in_its_file(data: 
     (episodes,) = [received(file) for file in data.glob("episodes-*.js")]
     shown = episodes[8 + 2]
     assert (shown["line"], shown["outcome"], shown["checks"]) == (3, "max_turns", [["state", False]])
-    assert shown["parts"] == [["outcome", 0.0], ["format", 1.0], ["execution", 1.0]]
+    assert shown["parts"] == [["outcome", 0.0], ["format", 1.0], ["call_validity", 1.0]]
     assert shown["turns"][1]["calls"] == [
         {
             "name": "get_cost",

@@ -6,6 +6,7 @@ import importlib
 import math
 import sys
 from collections.abc import Iterator
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from tasks.core.files import write_jsonl
 from tasks.core.records import Score, Trajectory
 from tasks.core.settings import Paths, Settings, load
 from tasks.report.episodes import shown_episode
+from tasks.rewards.dominance import reward_bounds
 from tasks.rewards.parts import reward
 from tasks.rewards.settings import RewardSettings
 from tasks.rewards.stored import Rescorer
 from tests.readme import page_block
+from tests.rewards.shaped import LIMITS, shaped
 from tests.rewards.test_rewards import PROBLEM, episode
 
 PAGE = "tasks/custom/README.md"
@@ -40,7 +43,8 @@ def give(problem, trajectory):
 """,
     "wrong": "raise RuntimeError('no\\nlicence')\n",
 }
-ASKED = yaml.safe_load(page_block(PAGE, "yaml", "function_weight"))["reward"]
+ASKED = yaml.safe_load(page_block(PAGE, "yaml", "function:"))["reward"]
+WEIGHTS = {"outcome": 1.0, "frugal": 0.2}
 
 
 class Params(Settings):
@@ -62,9 +66,9 @@ def yours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         vars(custom).pop(name, None)
 
 
-def settings(function: Any, weight: float = 0.2, **others: float) -> RewardSettings:
-    weights = {"format_weight": 0.0, "execution_weight": 0.0} | others
-    return load(Params, {"reward": {**weights, "function": function, "function_weight": weight}}).reward
+def settings(function: Any, weight: float = 0.2, *others: dict[str, Any]) -> RewardSettings:
+    own = {"name": "mine", "weight": weight, "function": function}
+    return load(Params, {"reward": {"parts": [*others, own], "allow_undominated": False}}).reward
 
 
 def scored(function: str, value: str, played: Trajectory | None = None) -> Score:
@@ -73,27 +77,29 @@ def scored(function: str, value: str, played: Trajectory | None = None) -> Score
 
 
 def test_the_pages_function_adds_a_fifth_of_the_share_of_calls_that_the_reference_needs():
-    asked = settings(ASKED["function"], ASKED["function_weight"])
+    asked = load(Params, {"reward": ASKED}).reward
     needs_two = PROBLEM.model_validate(
         {**PROBLEM.model_dump(), "reference": [{"calls": [{"name": "look", "arguments": {}}] * 2, "answer": "Done."}]}
     )
     # 2 calls needed and 4 made: half of 0.2; 1 made: all of it; none made: nothing.
     success, failure = episode("success", num_calls=4), episode("failure", num_calls=1)
-    assert reward(needs_two, success, asked) == Score(1.1, {"outcome": 1.0, "function": 0.1})
-    assert reward(needs_two, failure, asked) == Score(0.2, {"outcome": 0.0, "function": 0.2})
+    assert reward(needs_two, success, asked) == Score(1.1, {"outcome": 1.0, "frugal": 0.1}, WEIGHTS)
+    assert reward(needs_two, failure, asked) == Score(0.2, {"outcome": 0.0, "frugal": 0.2}, WEIGHTS)
     assert reward(needs_two, episode("failure"), asked).reward == 0.0
 
 
 def test_it_is_added_to_the_other_parts_and_a_perfect_success_earns_the_most():
-    asked = settings("tasks.custom.odd:give", 0.3, format_weight=0.1, execution_weight=0.2)
+    asked = settings(
+        "tasks.custom.odd:give", 0.3, {"name": "format", "weight": 0.1}, {"name": "call_validity", "weight": 0.2}
+    )
     problem = PROBLEM.model_copy(update={"world": {"value": "1"}})
     score = reward(problem, episode("failure"), asked)
-    assert score.parts == {"outcome": 0.0, "format": 0.0, "execution": 0.0, "function": 0.3}
-    assert asked.most == pytest.approx(1.6)
+    assert score.parts == {"outcome": 0.0, "format": 0.0, "call_validity": 0.0, "mine": 0.3}
+    assert astuple(reward_bounds(asked, LIMITS)) == pytest.approx((0.0, 0.6, 1.0, 1.6))
 
 
 def test_without_a_function_nothing_is_imported_and_no_part_is_added():
-    assert reward(PROBLEM, episode("success"), settings(None, 0.0)) == Score(1.0, {"outcome": 1.0})
+    assert reward(PROBLEM, episode("success"), shaped()) == Score(1.0, {"outcome": 1.0}, {"outcome": 1.0})
     assert not {"tasks.custom.rewards", "tasks.custom.odd"} & set(sys.modules)
 
 
@@ -105,17 +111,16 @@ def test_a_function_is_never_asked_about_a_fault_of_the_environment():
 @pytest.mark.parametrize(
     ("function", "weight", "message"),
     [
-        ("tasks.custom.odd:give", 0.0, "reward: function is tasks.custom.odd:give and function_weight is 0"),
-        (None, 0.2, "reward: function_weight is 0.2 and function is null"),
-        ("tasks.custom.odd:give", 1.0, "reward: .*function_weight is 1, equal to the 1 .*below 1"),
-        ("tasks.custom.odd:give", -0.1, "reward.function_weight"),
-        ("score", 0.2, "reward.function: 'score' .*module:name"),
-        ("tasks.custom.none:score", 0.2, "reward.function: .*tasks.custom.none failed .*Correct the name"),
-        ("tasks.custom.wrong:score", 0.2, r"reward.function: .*\(RuntimeError: no licence\)"),
-        ("tasks.custom.rewards:scores", 0.2, "reward.function: .*did you mean score"),
-        ("tasks.custom.odd:number", 0.2, "reward.function: .*no plain function.*tasks/custom/README"),
-        ("tasks.custom.odd:later", 0.2, "reward.function: .*no plain function"),
-        ("json:loads", 0.2, r"reward.function: .json:loads. is not in tasks/custom/.*tasks.custom.json:loads"),
+        ("tasks.custom.odd:give", 0.0, "reward.parts.0.weight"),
+        ("tasks.custom.odd:give", -0.1, "reward.parts.0.weight"),
+        (None, 0.2, "reward.parts.0.function"),
+        ("score", 0.2, "reward.parts.0.function: 'score' .*module:name"),
+        ("tasks.custom.none:score", 0.2, "reward.parts.0.function: .*tasks.custom.none failed .*Correct the name"),
+        ("tasks.custom.wrong:score", 0.2, r"reward.parts.0.function: .*\(RuntimeError: no licence\)"),
+        ("tasks.custom.rewards:scores", 0.2, "reward.parts.0.function: .*did you mean score"),
+        ("tasks.custom.odd:number", 0.2, "reward.parts.0.function: .*no plain function.*tasks/custom/README"),
+        ("tasks.custom.odd:later", 0.2, "reward.parts.0.function: .*no plain function"),
+        ("json:loads", 0.2, r"reward.parts.0.function: .json:loads. is not in tasks/custom/.*tasks.custom.json:loads"),
     ],
 )
 def test_what_cannot_be_the_function_is_refused_in_one_line_by_its_key(function: Any, weight: float, message: str):
@@ -126,32 +131,33 @@ def test_what_cannot_be_the_function_is_refused_in_one_line_by_its_key(function:
 
 @pytest.mark.parametrize("value", ["NaN", "-0.01", "1.01", "Infinity", "null", "true", '"0.5"', "[0.5]"])
 def test_a_value_that_is_no_number_from_0_to_1_names_the_function_and_the_problem(value: str):
-    with pytest.raises(ValueError, match=r"tasks.custom.odd:give .*'p0'.*not a number from 0 to 1") as refusal:
+    with pytest.raises(ValueError, match=r"tasks.custom.odd:give\) .*'p0'.*not a number from 0 to 1") as refusal:
         scored("give", value)
     assert "\n" not in str(refusal.value) and "Return a float from 0 to 1" in str(refusal.value)
 
 
-def test_a_stored_trajectory_of_ours_is_scored_again_and_shown_with_the_value_before_its_weight(tmp_path: Path):
+def test_a_stored_trajectory_of_ours_is_scored_again_and_shown_with_each_parts_weight_and_value(tmp_path: Path):
     paths = Paths(tmp_path)
     asked = settings("tasks.custom.odd:give")
     played = episode("success")
     problem = PROBLEM.model_copy(update={"world": {"value": "0.5"}, "requests": [played.request]})
     write_jsonl(paths.split("test"), [problem.model_dump(mode="json")])
     rescorer = Rescorer(paths, asked, ("test",))
-    assert rescorer.score(played) == Score(1.1, {"outcome": 1.0, "function": 0.1})
-    value = rescorer.function_value(played)
-    assert shown_episode(played, line=1, function_value=value)["parts"][-1] == ("function", 0.5)
-    assert rescorer.function_value(episode("environment_error")) is None
-    assert Rescorer(paths, settings(None, 0.0), ("test",)).function_value(played) is None
+    assert rescorer.score(played) == Score(1.1, {"outcome": 1.0, "mine": 0.1}, {"outcome": 1.0, "mine": 0.2})
+    shown = shown_episode(played, line=1, score=rescorer.score(played))
+    assert (shown["reward"], shown["parts"][-1]) == (1.1, ("mine", "0.1 = 0.2 × 0.5"))
+    assert rescorer.score(episode("environment_error")) is None
 
 
 @pytest.mark.parametrize(("value", "part"), [("0", 0.0), ("1", 0.2), ("0.25", 0.05)])
 def test_the_ends_of_the_range_are_values(value: str, part: float):
     score = scored("give", value)
-    assert math.isclose(score.parts["function"], part) and score.reward == 1.0 + score.parts["function"]
+    assert math.isclose(score.parts["mine"], part) and score.reward == 1.0 + score.parts["mine"]
 
 
 def test_an_exception_of_the_function_is_one_line():
-    with pytest.raises(ValueError, match=r"tasks.custom.odd:cross .*'p0'.*KeyError: .*Correct the function") as refusal:
+    with pytest.raises(
+        ValueError, match=r"tasks.custom.odd:cross\) .*'p0'.*KeyError: .*Correct the function"
+    ) as refusal:
         scored("cross", "1")
     assert "\n" not in str(refusal.value)

@@ -6,20 +6,19 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tasks.core.records import Problem, Score, Trajectory, Turn
 from tasks.core.settings import Settings, load
 from tasks.rewards.parts import check_score, outcome_reward, reward
 from tasks.rewards.settings import RewardSettings
 from tests.measurement.synthetic import trajectory as made_up
+from tests.rewards.shaped import shaped
 
 CALL = {"name": "check_card", "arguments": {"card_id": "card_3"}}
 MALFORMED = {"malformed": True}
-NO_FUNCTION: dict[str, Any] = {"function": None, "function_weight": 0.0}
-CORRECTNESS_ALONE = RewardSettings(format_weight=0.0, execution_weight=0.0, **NO_FUNCTION)
-SHAPED = RewardSettings(format_weight=0.2, execution_weight=0.4, **NO_FUNCTION)
+CORRECTNESS_ALONE = shaped()
+SHAPED = shaped(format=0.2, call_validity=0.4)
+WEIGHTS = {"outcome": 1.0, "format": 0.2, "call_validity": 0.4}
 PROBLEM = Problem(
     id="p0",
     category="book/declined",
@@ -48,9 +47,13 @@ class Params(Settings):
     reward: RewardSettings
 
 
+def read(parts: Any) -> RewardSettings:
+    return load(Params, {"reward": {"parts": parts, "allow_undominated": False}}).reward
+
+
 def test_a_success_with_every_turn_well_formed_and_every_call_valid_earns_all_parts():
     played = episode("success", Turn("call", calls=[CALL], replies=["ok"]), Turn("Booked."), num_calls=1)
-    assert reward(PROBLEM, played, SHAPED) == Score(1.6, {"outcome": 1.0, "format": 0.2, "execution": 0.4})
+    assert reward(PROBLEM, played, SHAPED) == Score(1.6, {"outcome": 1.0, "format": 0.2, "call_validity": 0.4}, WEIGHTS)
 
 
 def test_of_four_turns_one_malformed_and_one_cut_leave_half_the_format_part():
@@ -63,7 +66,7 @@ def test_of_four_turns_one_malformed_and_one_cut_leave_half_the_format_part():
         num_calls=4,
         num_invalid_calls=1,
     )
-    assert reward(PROBLEM, played, SHAPED).parts == pytest.approx({"outcome": 0.0, "format": 0.1, "execution": 0.3})
+    assert reward(PROBLEM, played, SHAPED).parts == pytest.approx({"outcome": 0.0, "format": 0.1, "call_validity": 0.3})
     assert reward(PROBLEM, played, SHAPED).reward == pytest.approx(0.4)
 
 
@@ -72,9 +75,9 @@ def test_a_turn_that_a_stop_string_ended_is_well_formed():
     assert reward(PROBLEM, played, SHAPED).parts["format"] == 0.2
 
 
-def test_never_calling_a_tool_earns_nothing_for_execution():
+def test_never_calling_a_tool_earns_nothing_for_valid_calls():
     played = episode("failure", Turn("I would rather not."))
-    assert reward(PROBLEM, played, SHAPED).parts == {"outcome": 0.0, "format": 0.2, "execution": 0.0}
+    assert reward(PROBLEM, played, SHAPED).parts == {"outcome": 0.0, "format": 0.2, "call_validity": 0.0}
 
 
 def test_an_episode_cut_in_its_only_turn_earns_nothing():
@@ -93,32 +96,48 @@ def test_a_fault_of_the_environment_is_never_scored():
         reward(PROBLEM, episode("environment_error"), SHAPED)
 
 
-@given(
-    weights=st.tuples(st.floats(0, 1), st.floats(0, 1)).filter(lambda pair: math.fsum(pair) < 1),
-    well_formed=st.integers(0, 5),
-    valid=st.integers(0, 5),
+@pytest.mark.parametrize("weight", [-0.1, 0.0, math.nan, math.inf, "0.2", True])
+def test_a_weight_must_be_a_finite_number_above_0(weight: Any):
+    with pytest.raises(ValueError, match=r"^params.yaml: reward.parts.0.weight") as refusal:
+        read([{"name": "format", "weight": weight}])
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([{"name": "fromat", "weight": 0.1}], "reward.parts.0: 'fromat' is no built-in part.*Did you mean format"),
+        ([{"name": "x", "weight": 0.1}], "reward.parts.0: 'x' is no built-in part.*Known: step_penalty"),
+        ([{"name": "format", "weight": 0.1}] * 2, "reward: two of the parts are named 'format'"),
+        ([{"name": "outcome", "weight": 1.0}], "reward.parts.0: outcome is always there with weight 1"),
+        ([{"name": "ndcg", "weight": 0.1}], "reward.parts.0.k is missing"),
+        ([{"name": "ndcg", "weight": 0.1, "k": 0}], "reward.parts.0.k = 0 is refused"),
+        ([{"name": "format", "weight": 0.1, "k": 3}], "reward.parts.0.k is not a setting"),
+        ([{"weight": 0.1}], "reward.parts.0: it has no name"),
+        ([{"name": "format"}], "reward.parts.0.weight is missing"),
+        (["format"], 'reward.parts.0: it is "format", and a part is a table. Write it as {name: format'),
+        ([None], "reward.parts.0: it is null, and a part is a table"),
+        ({"format": 0.1}, "reward.parts = a table is refused"),
+    ],
 )
-def test_the_tidiest_failure_earns_less_than_the_untidiest_success(
-    weights: tuple[float, float], well_formed: int, valid: int
-):
-    settings = RewardSettings(format_weight=weights[0], execution_weight=weights[1], **NO_FUNCTION)
-    tidy = episode("failure", Turn("call", calls=[CALL], replies=["ok"]), num_calls=5)
-    untidy = [Turn("", calls=[MALFORMED])] * (5 - well_formed) + [Turn("call", calls=[CALL])] * well_formed
-    success = episode("success", *untidy, num_calls=5, num_invalid_calls=5 - valid)
-    assert reward(PROBLEM, tidy, settings).reward < reward(PROBLEM, success, settings).reward
+def test_what_is_no_part_is_one_line_by_its_place(parts: Any, message: str):
+    with pytest.raises(ValueError, match=rf"^params.yaml: {message}") as refusal:
+        read(parts)
+    assert "\n" not in str(refusal.value)
 
 
-def test_weights_that_could_outweigh_the_outcome_are_refused_and_told_by_how_much():
-    with pytest.raises(ValueError, match=r"is 1\.25, 0\.25 above the 1 that a success earns"):
-        load(Params, {"reward": {"format_weight": 0.75, "execution_weight": 0.5, **NO_FUNCTION}})
-    with pytest.raises(ValueError, match=r"is 1, equal to the 1 .*Keep their sum below 1"):
-        RewardSettings(format_weight=0.5, execution_weight=0.5, **NO_FUNCTION)
-
-
-@pytest.mark.parametrize("weight", [-0.1, math.nan, math.inf, "0.2"])
-def test_a_weight_must_be_a_finite_number_of_at_least_0(weight: Any):
-    with pytest.raises(ValueError, match="format_weight"):
-        load(Params, {"reward": {"format_weight": weight, "execution_weight": 0.0, **NO_FUNCTION}})
+def test_params_of_the_old_form_are_told_the_new_one():
+    old = {"format_weight": 0.1, "execution_weight": 0.2, "function": "tasks.custom.a:b", "function_weight": 0.3}
+    with pytest.raises(ValueError, match=r"^params.yaml: reward: execution_weight, format_weight") as refusal:
+        load(Params, {"reward": old})
+    message = str(refusal.value)
+    assert "\n" not in message
+    assert (
+        "parts: [{name: format, weight: 0.1}, {name: call_validity, weight: 0.2}, "
+        "{name: mine, weight: 0.3, function: tasks.custom.a:b}] and allow_undominated: false" in message
+    )
+    with pytest.raises(ValueError, match=r"Write parts: \[\] and"):
+        load(Params, {"reward": dict.fromkeys(old, 0.0)})
 
 
 def test_a_good_score_comes_back_as_it_was():

@@ -15,7 +15,6 @@ from tasks.core.tool_calls import call_text
 from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.catalog import load_environment
 from tasks.models.settings import on_cpu
-from tasks.rewards.settings import RewardSettings
 from tasks.rollouts.collect import Collector, sample_episodes
 from tasks.rollouts.engine import TurnRequest
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
@@ -28,6 +27,7 @@ from tasks.tools.faults import FailingEpisode
 from tasks.tools.settings import FaultSettings, ToolSettings
 from tests import tiny
 from tests.engine_benches import engine_settings
+from tests.rewards.shaped import shaped
 from tests.worlds import QUICK, environment_settings
 
 pytestmark = pytest.mark.slow
@@ -152,7 +152,7 @@ def test_a_lost_episode_gets_no_reward(chat: ChatFormat):
     group = score_group(
         problem,
         [lost, kept, lost],
-        RewardSettings(format_weight=0.0, execution_weight=0.0, function=None, function_weight=0.0),
+        shaped(),
         0,
     )
 

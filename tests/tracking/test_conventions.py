@@ -13,13 +13,13 @@ import yaml
 
 from tasks.core.files import write_json, write_jsonl
 from tasks.core.settings import Paths
-from tasks.rewards.settings import RewardSettings
 from tasks.tracking.datasets import datasets_of
 from tasks.tracking.journal import operator
 from tasks.tracking.registry import Registry
 from tasks.tracking.runs import FlowRuns
 from tasks.tracking.traces import log_traces
 from tests.measurement.synthetic import trajectory
+from tests.rewards.shaped import shaped
 from tests.tracking.candidates import CARD, MODEL, candidate
 from tests.tracking.project import SETTINGS
 from tests.tracking.test_traces import problem_row
@@ -111,7 +111,7 @@ def test_an_outcome_is_an_assessment_and_episodes_of_a_problem_are_a_session(pro
     write_jsonl(project.split("test"), [problem_row("p0")])
     runs = FlowRuns(SETTINGS, {}, project)
     runs.begin()
-    rewards = RewardSettings(format_weight=0.2, execution_weight=0.1, function=None, function_weight=0.0)
+    rewards = shaped(format=0.2, call_validity=0.1)
     place = {"experiment_id": runs.experiment_id, "run_id": runs.parent_id, "evaluation": ""}
     assert log_traces(runs.client, project, rewards, most=9, **place) == 3
     found = runs.client.search_traces(locations=[runs.experiment_id])

@@ -12,13 +12,13 @@ import yaml
 from tasks.core.files import write_jsonl
 from tasks.core.records import Turn
 from tasks.core.settings import Paths
-from tasks.rewards.settings import RewardSettings
 from tasks.tracking import traces
 from tasks.tracking.runs import FlowRuns
 from tasks.tracking.trace_choice import Choice, Episode, choose, read_index
 from tasks.tracking.traces import log_traces
 from tests.measurement.hostile import HANDLER, HUGE, NO_UTF_8_SHOWN, PROBLEM, SURROGATE, write_hostile_episodes
 from tests.measurement.synthetic import REQUEST, call_turn, trajectory, write_artifacts
+from tests.rewards.shaped import shaped
 from tests.tracking.project import SETTINGS
 
 WON, LOST = Episode("a", True), Episode("a", False)
@@ -86,7 +86,7 @@ def test_a_trace_has_a_span_a_turn_and_a_span_a_call_with_texts_tokens_and_rewar
     write_jsonl(project.stage("evaluate") / "trajectories" / "test_best.jsonl", [episode.to_row()])
     write_jsonl(project.split("test"), [problem_row("p0")])
     runs = flow(project)
-    rewards = RewardSettings(format_weight=0.2, execution_weight=0.1, function=None, function_weight=0.0)
+    rewards = shaped(format=0.2, call_validity=0.1)
     place = {"experiment_id": runs.experiment_id, "run_id": runs.parent_id, "evaluation": ""}
     assert log_traces(runs.client, project, rewards, most=5, **place) == 1
 
@@ -96,7 +96,7 @@ def test_a_trace_has_a_span_a_turn_and_a_span_a_call_with_texts_tokens_and_rewar
     assert trace.info.tags["chosen_as"] == "failure"
     assert root.inputs == {"request": REQUEST}
     assert root.outputs == {"answer": "Declined.", "outcome": "failure"}
-    assert root.attributes["reward_parts"] == {"outcome": 0.0, "format": 0.2, "execution": 0.1}
+    assert root.attributes["reward_parts"] == {"outcome": 0.0, "format": 0.2, "call_validity": 0.1}
     assert root.attributes["problem_id"] == "p0"
     assert root.attributes["times"].startswith("not measured")
     assert [span.parent_id for span in (first, call, second)] == [root.span_id, first.span_id, root.span_id]

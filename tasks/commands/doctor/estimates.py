@@ -59,7 +59,7 @@ def seconds_needed(context: DoctorContext) -> Seconds:
     sizes = {split: len(context.problems[split]) for split in ("select", "test")}
     episodes = evaluated_episodes(context.settings.train, context.settings.evaluate, sizes)
     timed = Setup(setup.shape, setup.settings, machine)
-    has_warm_start = context.settings.assess.warm_start_below > 0
+    has_warm_start = context.settings.assess.may_warm_start
     return plan_seconds(timed, _lengths(context), evaluated_episodes=episodes, has_warm_start=has_warm_start)
 
 

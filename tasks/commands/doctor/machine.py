@@ -41,7 +41,7 @@ def memory(context: DoctorContext) -> Finding:
     told = f"training takes about {amount(needed.peak)}, {amount(there)} are free on {setup.machine.name}"
     if needed.peak > TIGHT * there:
         told += f": {arithmetic(needed)}"
-    warm_start = warm_start_memory(setup).peak if context.settings.assess.warm_start_below > 0 else 0.0
+    warm_start = warm_start_memory(setup).peak if context.settings.assess.may_warm_start else 0.0
     if needed.peak < warm_start:
         told += f"; a warm start would train all weights: {amount(warm_start)}"
         if needed.peak <= there < warm_start:

@@ -5,24 +5,29 @@ from __future__ import annotations
 from tasks.commands.doctor.context import DoctorContext
 from tasks.commands.doctor.findings import Finding, failed, list_some, passed, warned
 from tasks.core.records import Problem, Score, Trajectory
+from tasks.rewards.dominance import reward_bounds
+from tasks.rewards.limits import Bounds
 from tasks.rewards.parts import check_score, reward
-from tasks.rewards.settings import OUTCOME_GAP
+from tasks.stages.train.settings import episode_limits
 
 NOTHING = ""  # the message of an agent that does nothing
 MOST_IDLE = 24
+ROUNDING = 1e-9  # of sums of parts
 
 
 def references_score(context: DoctorContext) -> Finding:
-    """References of all splits and categories: success, and a reward from 1 to the most that `reward` allows."""
+    """References of all splits and categories: success, and a reward within the bounds of a success."""
     references = context.references
-    most = context.settings.reward.most
+    bounds = _bounds(context)
     failures, outside = [], []
     for reference in references:
         played = reference.trajectory
         if not played.is_success:
             checks = ", ".join(name for name, holds in played.checks.items() if not holds)
             failures.append(f"{reference.problem.id} of {reference.split}: {checks or played.outcome}")
-        elif not OUTCOME_GAP <= (score := _score(context, reference.problem, played)).reward <= most:
+        elif not _is_within(
+            score := _score(context, reference.problem, played), bounds.success_least, bounds.success_most
+        ):
             outside.append(f"{reference.problem.id}: {score.reward:g}")
     if failures:
         return failed(
@@ -32,25 +37,27 @@ def references_score(context: DoctorContext) -> Finding:
         )
     if outside:
         return failed(
-            f"{len(outside):,} rewards are outside {OUTCOME_GAP:g} to {most:g}: {list_some(outside)}",
-            "Correct the reward: a part may add to success, but never outweigh it.",
+            f"{len(outside):,} rewards are outside {bounds.success_least:g} to {bounds.success_most:g}: "
+            f"{list_some(outside)}",
+            "Correct the part that is outside its bounds, or raise the limits of sampling that the reference exceeds.",
         )
     categories = len({reference.problem.category for reference in references})
     return passed(f"{len(references):,} from all splits, categories: {categories}")
 
 
 def doing_nothing(context: DoctorContext) -> Finding:
-    """An empty message at once: no success, and a reward below that of any success."""
+    """An empty message at once: no success, and a reward within the bounds of a failure."""
+    bounds = _bounds(context)
     chosen = {reference.problem.category: reference.problem for reference in reversed(context.references)}
     problems = [*chosen.values()][:MOST_IDLE]
     played = context.play([(problem, [NOTHING]) for problem in problems])
     pairs = [(problem, idle) for problem, idle in zip(problems, played, strict=True) if idle.fault is None]
     for problem, idle in pairs:
         score = _score(context, problem, idle)
-        if not idle.is_success and not 0 <= score.reward < OUTCOME_GAP:
+        if not idle.is_success and not _is_within(score, bounds.failure_least, bounds.failure_most):
             return failed(
                 f"a failure earns {score.reward:g} on {problem.id!r}",
-                f"Correct the reward: a failure must earn from 0 to less than {OUTCOME_GAP:g}.",
+                f"Correct the reward: a failure must earn {bounds.failure_least:g} to {bounds.failure_most:g}.",
             )
     solved = sorted(problem.category for problem, idle in pairs if idle.is_success)
     if solved:
@@ -59,6 +66,15 @@ def doing_nothing(context: DoctorContext) -> Finding:
             "Fine where silence is the right answer; else the check of success is too weak.",
         )
     return passed(f"an empty message fails, categories: {len(pairs)}")
+
+
+def _bounds(context: DoctorContext) -> Bounds:
+    settings = context.settings
+    return reward_bounds(settings.reward, episode_limits(settings.sampling, settings.environment.tools))
+
+
+def _is_within(score: Score, least: float, most: float) -> bool:
+    return least - ROUNDING <= score.reward <= most + ROUNDING
 
 
 def _score(context: DoctorContext, problem: Problem, played: Trajectory) -> Score:

@@ -107,7 +107,7 @@ def make_plan(
     lengths = assumed_lengths(setup) if tokens is None else Lengths(*tokens, longest=tokens[1] + tokens[2])
     sizes = {"select": sections.curate.max_select_problems, "test": sections.curate.max_test_problems}
     episodes = evaluated_episodes(settings.train, sections.evaluate, sizes)
-    is_timed, has_warm_start = fits(setup) and bool(machine.rate), sections.assess.warm_start_below > 0
+    is_timed, has_warm_start = fits(setup) and bool(machine.rate), sections.assess.may_warm_start
     seconds = (
         plan_seconds(setup, lengths, evaluated_episodes=episodes, has_warm_start=has_warm_start) if is_timed else None
     )

@@ -63,7 +63,7 @@
     shown.fault ? el("pre.fault", { dir: "auto" }, shown.fault) : null,
     shown.checks.length ? el("ul.checks", { "aria-label": "Checks" }, ...shown.checks.map(([name, passed]) =>
       el(`li.${passed ? "passed" : "failed"}`, `${passed ? "✓" : "✗"} ${words(name)}`, el("span.unseen", passed ? " passed" : " failed")))) : null,
-    shown.parts.length ? el("div", el("p.foot", "parts of a reward, before weights"),
+    shown.parts.length ? el("div", el("p.foot", shown.reward === null ? "parts of a reward, before weights" : `reward ${shown.reward}: part = weight × value`),
       el("dl.parts", ...shown.parts.map(([name, value]) => el("div", el("dt", name), el("dd", String(value)))))) : null,
     shown.details ? fold("details", el("pre", { dir: "auto" }, shown.details)) : null,
     el("p.foot", `line ${shown.line} of `, el("code", policy.file)));

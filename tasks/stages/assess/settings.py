@@ -19,6 +19,11 @@ class AssessSettings(Settings):
     skip_rl_above: float | None = Field(ge=0, le=1)
     confidence: float = Field(gt=0.5, lt=1)
 
+    @property
+    def may_warm_start(self) -> bool:
+        """Whether any success could be low enough for a warm start."""
+        return self.warm_start_below > 0
+
     @model_validator(mode="after")
     def _thresholds_in_order(self) -> AssessSettings:
         if self.skip_rl_above is not None and self.skip_rl_above <= self.warm_start_below:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from tasks.core.settings import Settings
 from tasks.learning.shared.settings import GRPOSettings
+from tasks.rewards.dominance import check_dominance
+from tasks.rewards.limits import EpisodeLimits
 from tasks.rewards.settings import RewardSettings
-from tasks.rollouts.settings import PlaySections
+from tasks.rollouts.settings import PlaySections, SamplingSettings
+from tasks.tools.settings import ToolSettings
 
 
 class SentinelSettings(Settings):
@@ -46,10 +50,24 @@ class SentinelSettings(Settings):
         return self
 
 
+def episode_limits(sampling: SamplingSettings, tools: ToolSettings) -> EpisodeLimits:
+    """Calls beyond a message's limit get one joint error, which is one more call."""
+    return EpisodeLimits(
+        max_turns=sampling.max_turns,
+        max_calls=sampling.max_turns * (tools.max_calls_per_turn + 1),
+        max_sampled_tokens=min(sampling.max_tokens_per_episode, sampling.max_completion_tokens or sys.maxsize),
+    )
+
+
 class TrainSections(PlaySections):
     reward: RewardSettings
     train: GRPOSettings
     sentinel: SentinelSettings
+
+    @model_validator(mode="after")
+    def _outcome_dominates(self) -> TrainSections:
+        check_dominance(self.reward, episode_limits(self.sampling, self.environment.tools))
+        return self
 
     @model_validator(mode="after")
     def _samples_from_what_it_trains(self) -> TrainSections:
