@@ -1,7 +1,9 @@
 """One training of travel_desk with four levels, by one sampler and seed, with success on the hardest level as it goes.
 
-`python -m tests.benchmarks.curriculum FOLDER SAMPLER SEED` prints a line of JSON per measurement. FOLDER has the start
-that all share, which `prepare` makes: curated problems and the warm-started model. Held-out problems are of select.
+`python -m tests.benchmarks.curriculum FOLDER MIX SAMPLER SEED` prints a line of JSON per measurement. FOLDER has the
+start that all share, which `prepare` makes: curated problems and the warm-started model. Held-out problems are of
+select. MIX is `categories` (as curated: as many problems of each of 17 categories, so one in 17 is a cancellation,
+which the start always solves) or `levels` (as many of each level, so one in four is).
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from tasks.stages.warm_start import stage as warm_start
 from tests.profiles import profile_params
 
 HARDEST = 4  # changes of a booking: a cancellation and a booking in one request
-TARGET = 0.6  # of the hardest level's held-out problems; the start solves about a third
+TARGETS = {"categories": 0.6, "levels": 0.5}  # of the hardest level's held-out problems; the start solves a third
+PER_LEVEL = 280  # problems, in the mix of levels
 ITERATIONS, INTERVAL = 45, 3
 LEVELS = {"by": "level", "open_at": 0.5, "confidence": 0.9}
 SAMPLERS: dict[str, dict[str, Any]] = {
@@ -58,7 +61,17 @@ def prepare(folder: Path) -> None:
         stage.run(load(stage.SETTINGS, params_of(folder)), Paths(folder))
 
 
-def train(folder: Path, sampler: str, seed: int) -> Iterator[dict[str, Any]]:
+def training_problems(paths: Paths, mix: str) -> list[Problem]:
+    problems = read_split(paths, "train")
+    if mix == "categories":
+        return problems
+    by_level: dict[int, list[Problem]] = {}
+    for problem in problems:
+        by_level.setdefault(problem.level, []).append(problem)
+    return [problem for level in sorted(by_level) for problem in by_level[level][:PER_LEVEL]]
+
+
+def train(folder: Path, mix: str, sampler: str, seed: int) -> Iterator[dict[str, Any]]:
     """A row at the start and after every `INTERVAL` iterations: the training episodes so far and held-out success on
     the hardest level. The last is that of the target, or of the last iteration.
     """
@@ -71,13 +84,13 @@ def train(folder: Path, sampler: str, seed: int) -> Iterator[dict[str, Any]]:
         run = TrainingRun(
             load(TrainSections, params),
             start=paths.stage("warm_start") / "model",
-            problems=read_split(paths, "train"),
+            problems=training_problems(paths, mix),
             resume=Path(resume),
         )
         with closing(run):
             hardest, episodes, rows = success(run, held_out), 0, list[dict[str, Any]]()
             yield {"iteration": 0, "episodes": 0, "hardest": hardest}
-            while not run.is_done and hardest < TARGET:
+            while not run.is_done and hardest < TARGETS[mix]:
                 row, alarm = run.iterate()
                 assert alarm is None, alarm
                 episodes += row["num_episodes"]
@@ -103,6 +116,6 @@ def success(run: TrainingRun, problems: Sequence[Problem]) -> float:
 
 
 if __name__ == "__main__":
-    place, name, number = sys.argv[1:]
-    for line in train(Path(place), name, int(number)):
+    place, split, name, number = sys.argv[1:]
+    for line in train(Path(place), split, name, int(number)):
         print(json.dumps(line), flush=True)

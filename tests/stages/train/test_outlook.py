@@ -24,6 +24,7 @@ from tasks.stages.train.settings import TrainSections
 from tasks.stages.train.stage import tell_outlook
 from tests import tiny
 from tests.learning.options import grpo
+from tests.measurement.synthetic import BASELINE
 from tests.profiles import profile_params
 
 SELECT = tiny.problems(22, seed=8)
@@ -47,7 +48,7 @@ def assessed(folder: Path, *, solved: int, gate: str = "rl") -> Paths:
     outcomes = ["success"] * solved + ["failure"] * (len(SELECT) - solved)
     episodes = [an_episode(problem, outcome) for problem, outcome in zip(SELECT, outcomes, strict=True)]
     write_jsonl(paths.stage("assess") / "trajectories.jsonl", (item.to_row() for item in episodes))
-    write_json(paths.stage("assess") / "baseline.json", {"gate": gate})
+    write_json(paths.stage("assess") / "baseline.json", {**BASELINE, "gate": gate})
     return paths
 
 
@@ -77,7 +78,7 @@ def test_the_band_expects_more_signal_than_uniform_from_the_same_baseline() -> N
     uniform, band = (
         expect(grpo(problem_sampler=name, group_size=8), TRAIN, baseline).row(8) for name in ("uniform", "band")
     )
-    assert band.without_signal < uniform.without_signal - 0.05
+    assert band.without_signal < uniform.without_signal - 0.03
 
 
 def test_an_episode_that_our_fault_ended_is_no_evidence() -> None:
