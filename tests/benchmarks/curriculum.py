@@ -115,6 +115,11 @@ def success(run: TrainingRun, problems: Sequence[Problem]) -> float:
     return sum(trajectory.is_success for trajectory in played) / len(played)
 
 
+def episodes_until(rows: Sequence[dict[str, Any]], target: float) -> int | None:
+    """Training episodes when success on the hardest level first reached the target; None where it never did."""
+    return next((row["episodes"] for row in rows if row["hardest"] >= target), None)
+
+
 if __name__ == "__main__":
     place, split, name, number = sys.argv[1:]
     for line in train(Path(place), split, name, int(number)):
