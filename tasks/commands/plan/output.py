@@ -83,7 +83,7 @@ def _seconds_table(plan: Plan, seconds: Seconds) -> Any:
 
 
 def _signal_table(plan: Plan, outlook: Outlook) -> Any:
-    """The same problems with groups of several sizes, from assess's episodes of the model that training starts from."""
+    """The same problems with groups of several sizes, from episodes of the model that training starts from."""
     columns = ("groups without", "episodes per useful one", "episodes", "sampled tokens", "train")
     table = _table("Signal", *columns)
     for row in outlook.rows:

@@ -55,7 +55,7 @@ class Plan:
     warm_start: float | None  # bytes of a warm start, where there may be one
     head: tuple[str, ...]  # what was planned, in lines for people
     is_own_price: bool
-    outlook: Outlook | None  # of the signal, where assess has played the model that training starts from
+    outlook: Outlook | None  # of the signal, where the model that training starts from was played
 
     @property
     def is_warm_start_too_large(self) -> bool:
@@ -135,7 +135,7 @@ def train_seconds(plan: Plan, *, group_size: int, episodes: float) -> float | No
 
 
 def _outlook(settings: PlanSections, paths: Paths) -> Outlook | None:
-    """None until curate and assess have run, and after a warm start, which assess did not play."""
+    """None until the model that training starts from was played."""
     if not paths.split("train").exists() or (baseline := read_baseline(paths)) is None:
         return None
     return expect(settings.train, read_split(paths, "train"), baseline)

@@ -59,14 +59,17 @@ class Outlook:
 
 
 def read_baseline(paths: Paths) -> Baseline | None:
-    """The episodes of assess; None before it has run, and where the warm start trained, since they are then of another
-    model than training starts from.
+    """The episodes of assess, or where a warm start trained, those that judged it; None before the two have run, and
+    after a warm start that nobody looked at (`warm_start.stop: null`): training then starts from an unknown model.
     """
-    folder = paths.stage("assess")
-    if not (folder / "baseline.json").exists() or read_json(folder / "baseline.json")["gate"] == "warm_start":
+    gate = paths.stage("assess") / "baseline.json"
+    if not gate.exists():
         return None
-    trajectories = [Trajectory.from_row(row) for _, row in read_jsonl(folder / "trajectories.jsonl")]
-    return baseline_of(trajectories, read_split(paths, "select"))
+    played_by = "warm_start" if read_json(gate)["gate"] == "warm_start" else "assess"
+    file = paths.stage(played_by) / "trajectories.jsonl"
+    if not file.exists():
+        return None
+    return baseline_of([Trajectory.from_row(row) for _, row in read_jsonl(file)], read_split(paths, "select"))
 
 
 def baseline_of(trajectories: Sequence[Trajectory], problems: Sequence[Problem]) -> Baseline | None:

@@ -85,7 +85,16 @@ def test_an_episode_that_our_fault_ended_is_no_evidence() -> None:
     assert baseline_of([an_episode(SELECT[0], "environment_error")], SELECT) is None
 
 
-def test_after_a_warm_start_and_before_assess_nothing_is_known(tmp_path: Path) -> None:
+def test_after_a_warm_start_the_episodes_that_judged_it_are_the_baseline(tmp_path: Path) -> None:
+    paths = assessed(tmp_path, solved=0, gate="warm_start")
+    judged = [an_episode(problem, "success") for problem in SELECT]
+    write_jsonl(paths.stage("warm_start") / "trajectories.jsonl", (item.to_row() for item in judged))
+    baseline = read_baseline(paths)
+    assert baseline is not None
+    assert sum(played.solved for played in baseline.played) == len(SELECT)
+
+
+def test_before_assess_and_after_a_warm_start_that_nobody_looked_at_nothing_is_known(tmp_path: Path) -> None:
     assert read_baseline(assessed(tmp_path / "warm", solved=0, gate="warm_start")) is None
     assert read_baseline(Paths(tmp_path / "fresh")) is None
 
