@@ -81,6 +81,7 @@ def environment_settings(name: str = "travel_desk", **changed: Any) -> Environme
         "tools": QUICK,
         "cache": cache,
         "faults": None,
+        "judge": None,
         "user": None,
     }
     return EnvironmentSettings.model_validate({**parts, **changed}).model_copy(update={"name": name})
