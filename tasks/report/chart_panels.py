@@ -29,9 +29,11 @@ class Panel:
     name: str
     unit: str
     is_share: bool = False
+    beside: str = ""  # the key of a second, dashed line; the panel is left out where the two are the same
 
 
 PANELS = (
+    Panel("mean_reward", "reward", "per episode; success dashed", beside="success_rate"),
     Panel("mean_sampled_tokens", "completion length", "tokens per episode"),
     Panel("entropy", "entropy", "nats per token"),
     Panel("kl", "KL from reference", "nats per token"),
@@ -40,7 +42,12 @@ PANELS = (
 
 
 def measured_panels(training: Rows) -> list[Panel]:
-    return [panel for panel in PANELS if any(row.get(panel.key) is not None for row in training)]
+    return [panel for panel in PANELS if any(_has_value(panel, row) for row in training)]
+
+
+def _has_value(panel: Panel, row: dict[str, Any]) -> bool:
+    value = row.get(panel.key)
+    return value is not None and not (panel.beside and value == row.get(panel.beside))
 
 
 def window_of(training: Rows) -> int:
@@ -76,6 +83,11 @@ def draw_panel(axes: Axes, panel: Panel, xs: Sequence[float], training: Rows, st
     top = 1.0 if panel.is_share else round_up(highest_shown(known))
     axes.plot(xs, values, **batch_line(training, style))
     axes.plot(xs, rolling_median(values, window_of(training)), color=style.curve, linewidth=1.7, zorder=4)
+    if panel.beside:
+        second = [math.nan if row.get(panel.beside) is None else float(row[panel.beside]) for row in training]
+        smooth = rolling_median(second, window_of(training))
+        axes.plot(xs, smooth, color=style.ink, linewidth=1.2, linestyle="--", zorder=3)
+        top = max(top, *(value for value in second if not math.isnan(value)))
     _mark_cut(axes, [(value, x) for x, value in zip(xs, values, strict=True) if value > top], style)
     _scale(axes, min(0.0, *known), top, panel)
     _name(axes, panel.name, panel.unit if any(known) else "0 throughout", style)
