@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 READ = {  # the sections of params.yaml that stages read, for tests that edit some of them
     "curate": ("curate", "environment", "seed"),
     "assess": ("environment", "engine", "sampling", "seed"),
-    "warm_start": ("compute", "environment", "seed"),
+    "warm_start": ("compute", "engine", "environment", "sampling", "seed"),
     "train": ("compute", "engine", "environment", "reward", "sampling", "seed", "train"),
     "evaluate": ("compute", "engine", "environment", "evaluate", "sampling", "seed"),
 }

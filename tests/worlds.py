@@ -30,6 +30,30 @@ QUICK = ToolSettings(
 )
 
 
+NO_BUDGETS = {
+    "max_turns": None, "max_tokens_per_turn": None, "max_tokens_per_episode": None, "max_completion_tokens": None,
+}  # fmt: skip
+
+
+def member(name: str, settings: dict[str, Any] | None = None, **changed: Any) -> dict[str, Any]:
+    """One environment of a mixture, as params give it; `changed` are other keys of it."""
+    parts = {"name": name, "settings": settings, "source": None, "max_level": None, "share": 1.0}
+    return {**parts, "budgets": NO_BUDGETS, **changed}
+
+
+TWO_WORLDS = {
+    "members": [
+        member("travel_desk"),
+        member("bfcl", {"categories": ["multi_turn_base"], "turns": "first"}, max_level=20),
+    ]
+}
+OWN_SETTINGS: dict[str, dict[str, Any]] = {
+    "bfcl": {"categories": ["multi_turn_base"], "turns": "first"},
+    "tau2": {"domain": "telecom", "problems": "base"},
+    "mixture": TWO_WORLDS,
+}
+
+
 def as_custom(module: str) -> str:
     """A module of the tests under a name in tasks/custom, from where alone checkers are loaded."""
     name = f"tasks.custom.{module.rpartition('.')[2]}"
@@ -40,9 +64,15 @@ def as_custom(module: str) -> str:
 def environment_settings(name: str = "travel_desk", **changed: Any) -> EnvironmentSettings:
     """The `environment` section for one environment, which may be added later; `changed` replaces parts of it."""
     cache = {"mode": "off", "folder": "artifacts/.tool_cache", "frozen": None}
-    settings = {"categories": ["multi_turn_base"], "turns": "first"} if name == "bfcl" else None
     known = name if name in environments.environment_names() else "travel_desk"
-    parts: dict[str, Any] = {"name": known, "settings": settings, "tools": QUICK, "cache": cache, "faults": None}
+    parts: dict[str, Any] = {
+        "name": known,
+        "settings": OWN_SETTINGS.get(name),
+        "tools": QUICK,
+        "cache": cache,
+        "faults": None,
+        "user": None,
+    }
     return EnvironmentSettings.model_validate({**parts, **changed}).model_copy(update={"name": name})
 
 

@@ -4,10 +4,10 @@ Why not three lines of Makefile: the same set-up must be instant when nothing ch
 interruption or a moved folder, and must say what is wrong in one line. It uses the standard library alone, since it
 runs before anything is installed, and writes nothing outside the folder but pip's own cache.
 
-`demo.txt` is what the pipeline needs; `services.txt` adds S3, Postgres and Kubernetes, `vllm-cpu.txt` and
-`vllm-gpu.txt` the vLLM engine, and `test.txt` what tests need beside them. Every pin has its dependencies pinned
-beside it, so pip resolves nothing (`--no-deps`). torch alone goes in by itself, first: which build it is differs by
-machine, and the CUDA build brings packages of its own that no lock can name.
+`demo.txt` is what the pipeline needs; `tau2.txt` adds the data of one environment, by hash; `services.txt` adds S3,
+Postgres and Kubernetes, `vllm-cpu.txt` and `vllm-gpu.txt` the vLLM engine, and `test.txt` what tests need beside them.
+Every pin has its dependencies pinned beside it, so pip resolves nothing (`--no-deps`). torch alone goes in by itself,
+first: which build it is differs by machine, and the CUDA build brings packages of its own that no lock can name.
 
 Not here: Chromium (see the Makefile) and servers.
 """
@@ -29,12 +29,13 @@ ROOT = LOCKS.parent.parent
 VENV = ROOT / ".venv"
 TESTED_PYTHON = (3, 11)
 LAYERS = {
-    "demo": ["demo"],
-    "services": ["demo", "services"],
-    "vllm-cpu": ["demo", "vllm-cpu"],
-    "vllm-gpu": ["demo", "vllm-gpu"],
-    "test": ["demo", "services", "vllm-cpu", "test"],
-    "test-gpu": ["demo", "services", "vllm-gpu", "test"],
+    "demo": ["demo", "tau2"],
+    "tau2": ["demo", "tau2"],
+    "services": ["demo", "tau2", "services"],
+    "vllm-cpu": ["demo", "tau2", "vllm-cpu"],
+    "vllm-gpu": ["demo", "tau2", "vllm-gpu"],
+    "test": ["demo", "tau2", "services", "vllm-cpu", "test"],
+    "test-gpu": ["demo", "tau2", "services", "vllm-gpu", "test"],
 }
 HEARTBEAT_SECONDS = 30
 TORCH_INDEX = os.environ.get("TORCH_INDEX", "")

@@ -15,6 +15,7 @@ Outcome = Literal["success", "failure", "max_turns", "overlong", "environment_er
 StopReason = Literal[
     "end_of_turn", "stop_string", "max_tokens_per_turn", "max_tokens_per_episode", "max_completion_tokens"
 ]
+BY_ENVIRONMENT = "success_by_environment"  # in a row of metrics: success rate by name, of a mixture
 OF_A_THOUGHT = ("thought", "num_thought_tokens", "thought_was_cut")
 Limit = Literal["max_turns", "max_tokens_per_episode", "max_completion_tokens"]
 

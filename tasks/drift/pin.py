@@ -23,7 +23,7 @@ from tasks.core.records import Problem
 from tasks.core.settings import Paths
 from tasks.core.terminal import warn
 from tasks.drift.probes import pin_probes, probe_changes
-from tasks.environments.catalog import load_bare_environment, load_environment
+from tasks.environments.catalog import load_bare_environment
 from tasks.environments.settings import EnvironmentSettings
 from tasks.tools.base import Environment, EnvironmentFault
 from tasks.tools.replay import Played, Script, play
@@ -152,9 +152,7 @@ def _recognise(settings: EnvironmentSettings, known: Sequence[Pin]) -> tuple[Pin
 def _open_bare(settings: EnvironmentSettings) -> Iterator[Environment]:
     """The bare environment, or its recording if the tools are off; a fault becomes a ValueError."""
     try:
-        with closing(
-            load_environment(settings) if is_strict(settings) else load_bare_environment(settings)
-        ) as environment:
+        with closing(load_bare_environment(settings, with_cache=is_strict(settings))) as environment:
             yield environment
     except EnvironmentFault as fault:
         raise ValueError(

@@ -1,11 +1,18 @@
-"""Makes the environment that params name: ENVIRONMENT in `<environment.name>/environment.py`."""
+"""Makes the environment that params name: ENVIRONMENT in `<environment.name>/environment.py`.
+
+A class with `compose(section, load)` is made of other environments (`mixture`), each with wrappers of its own.
+"""
 
 from __future__ import annotations
 
 import importlib
+import random
+from pathlib import Path
 from typing import Any
 
-from tasks.environments.settings import ROOM, EnvironmentSettings
+from tasks.core.files import read_records, require
+from tasks.core.records import Problem
+from tasks.environments.settings import ROOM, EnvironmentSettings, OtherEnvironmentSettings
 from tasks.tools.base import Environment
 
 
@@ -17,9 +24,12 @@ def find_environment_class(settings: EnvironmentSettings) -> type[Any]:
 
 
 def load_environment(settings: EnvironmentSettings) -> Environment:
-    """From the inside out: injected infrastructure faults, retries, the tool cache, and errors for the model."""
+    """From the inside out: injected infrastructure faults, retries, the tool cache, errors for the model, the user."""
     environment_class = find_environment_class(settings)
     environment: Environment
+    if hasattr(environment_class, "compose"):
+        environment = environment_class.compose(settings, load_environment)
+        return environment
     if settings.cache.mode == "off":
         environment = _make_reliable(environment_class, settings)
     else:
@@ -37,13 +47,37 @@ def load_environment(settings: EnvironmentSettings) -> Environment:
         from tasks.tools.faults import DegradedEnvironment
 
         environment = DegradedEnvironment(environment, settings.faults)
+    if settings.user is not None:
+        from tasks.tools.user.environment import UserEnvironment
+
+        environment = UserEnvironment(environment, settings.user)
     return environment
 
 
 def load_bare_environment(settings: EnvironmentSettings, *, with_cache: bool = False) -> Environment:
-    """The environment without injected faults, for curation and drift probes."""
+    """The environment without injected faults and simulated user, for curation and drift probes."""
     cache = settings.cache if with_cache else settings.cache.model_copy(update={"mode": "off"})
-    return load_environment(settings.model_copy(update={"faults": None, "cache": cache}))
+    return load_environment(settings.model_copy(update={"faults": None, "user": None, "cache": cache}))
+
+
+def read_problems_of(
+    environment: Environment, other: OtherEnvironmentSettings, *, seed: int, num_problems: int, max_level: int
+) -> list[Problem]:
+    """At most `num_problems` of its source, in its order; a random sample from the seed where there are more."""
+    level = other.max_level or max_level
+    if other.source is not None:
+        file = require(Path(other.source))
+        found = [problem for problem in read_records(file, Problem) if problem.level <= level]
+    else:
+        written = environment.generate(seed=seed, num_problems=num_problems, max_level=level)
+        if written is None:
+            raise ValueError(
+                f"the environment {other.name} writes no problems of its own, so there is nothing to play in it. Set "
+                f"its `source` to a JSONL file of problems in tasks/custom/"
+            )
+        found = list(written)
+    kept = random.Random(f"{seed}/{other.name}").sample(range(len(found)), min(num_problems, len(found)))
+    return [found[place] for place in sorted(kept)]
 
 
 def _make_reliable(environment_class: type[Any], settings: EnvironmentSettings) -> Environment:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import SerializeAsAny, ValidationInfo, field_validator
+from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
 
 from tasks.core.settings import Settings, read_own_settings
-from tasks.tools.settings import CacheSettings, FaultSettings, ToolSettings
+from tasks.tools.settings import CacheSettings, FaultSettings, ToolSettings, check_is_custom
+from tasks.tools.user.settings import UserSettings
 
 ROOM = "tasks.environments"
 
@@ -25,6 +26,7 @@ class EnvironmentSettings(Settings):
     tools: ToolSettings
     cache: CacheSettings
     faults: FaultSettings | None
+    user: UserSettings | None
 
     @field_validator("name")
     @classmethod
@@ -37,6 +39,60 @@ class EnvironmentSettings(Settings):
     def _read_as_the_environment_says(cls, given: Any, info: ValidationInfo) -> Settings | None:
         name = info.data.get("name")
         return read_own_settings(ROOM, name, given) if name else None
+
+
+class BudgetSettings(Settings):
+    """Budgets of one environment's episodes, as in `sampling`; null is the budget there."""
+
+    max_turns: int | None = Field(ge=1)
+    max_tokens_per_turn: int | None = Field(ge=1)
+    max_tokens_per_episode: int | None = Field(ge=2)
+    max_completion_tokens: int | None = Field(ge=1)
+
+    def given(self) -> dict[str, int]:
+        return {name: value for name, value in self.model_dump().items() if value is not None}
+
+
+class OtherEnvironmentSettings(Settings):
+    """An environment beside or within the `environment` section, whose tools, cache and faults it shares.
+
+    `source` is a JSONL file of problems in tasks/custom, null where the environment writes its own, of at most
+    `max_level` (null: curate's).
+    """
+
+    name: str
+    settings: SerializeAsAny[Settings] | None
+    source: str | None
+    max_level: int | None = Field(ge=1)
+    budgets: BudgetSettings
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_folder(cls, name: str) -> str:
+        check_environment_name(name)
+        return name
+
+    @field_validator("settings", mode="before")
+    @classmethod
+    def _read_as_the_environment_says(cls, given: Any, info: ValidationInfo) -> Settings | None:
+        name = info.data.get("name")
+        return read_own_settings(ROOM, name, given) if name else None
+
+    @field_validator("source")
+    @classmethod
+    def _is_watched(cls, source: str | None) -> str | None:
+        if source is not None:
+            check_is_custom(source)
+        return source
+
+    def within(self, section: EnvironmentSettings) -> EnvironmentSettings:
+        """The section with this environment in the place of its own."""
+        return section.model_copy(update={"name": self.name, "settings": self.settings})
+
+
+def names_of(section: EnvironmentSettings) -> list[str]:
+    """The environments that a section plays: its own, or those of its mixture."""
+    return [member.name for member in getattr(section.settings, "members", ())] or [section.name]
 
 
 def check_environment_name(name: str) -> None:

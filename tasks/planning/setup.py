@@ -66,7 +66,7 @@ def warm_start_setup(setup: Setup) -> Setup:
     of single episodes, by the settings of `warm_start`.
     """
     settings = setup.settings
-    own = settings.warm_start.model_dump(exclude={"num_steps", "batch_size"})
+    own = settings.warm_start.model_dump(exclude={"num_steps", "batch_size", "stop"})
     others = {"problems_per_iteration": settings.warm_start.batch_size, "group_size": 1, "lora": None, "kl_weight": 0.0}
     train = settings.train.model_copy(update={**own, **others, "max_staleness": 0})
     changed = settings.model_copy(update={"train": train}).changed("compute.offload", "none")

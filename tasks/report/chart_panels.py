@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tasks.core.records import BY_ENVIRONMENT
 from tasks.report.drawing import SMALL, TINY, Style, words_width, write
+from tasks.report.results import short_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +44,16 @@ PANELS = (
 
 
 def measured_panels(training: Rows) -> list[Panel]:
-    return [panel for panel in PANELS if any(_has_value(panel, row) for row in training)]
+    """Those with values, and one per environment of a mixture."""
+    members = sorted({name for row in training for name in row.get(BY_ENVIRONMENT, ())})
+    shown = [panel for panel in PANELS if any(_has_value(panel, row) for row in training)]
+    return shown + [Panel(name, short_name(name), "success in training", is_share=True) for name in members]
+
+
+def value_of(row: dict[str, Any], panel: Panel) -> float:
+    """NaN where it was not measured, such as an environment that an iteration did not draw."""
+    found = row.get(panel.key, row.get(BY_ENVIRONMENT, {}).get(panel.key))
+    return math.nan if found is None else float(found)
 
 
 def _has_value(panel: Panel, row: dict[str, Any]) -> bool:
@@ -78,7 +89,7 @@ def batch_line(training: Rows, style: Style) -> dict[str, Any]:
 
 
 def draw_panel(axes: Axes, panel: Panel, xs: Sequence[float], training: Rows, style: Style) -> None:
-    values = [math.nan if row.get(panel.key) is None else float(row[panel.key]) for row in training]
+    values = [value_of(row, panel) for row in training]
     known = [value for value in values if not math.isnan(value)]
     top = 1.0 if panel.is_share else round_up(highest_shown(known))
     axes.plot(xs, values, **batch_line(training, style))

@@ -8,7 +8,7 @@ that most references exceed before it loads weights; `curate` warns.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tasks.chat.format import ChatFormat
@@ -33,6 +33,7 @@ class Size:
     problem_id: str
     category: str
     needs: dict[str, int]
+    budgets: Mapping[str, int] = field(default_factory=dict)  # lower than those of `sampling`, by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,8 @@ def reference_size(chat: ChatFormat, environment: Environment, problem: Problem,
             turns.append(len(chat.encode(chat.call_format.text([call]))) + 1)
             given += len(chat.reply_ids((next(answers, ""),)))
         turns.append(len(chat.encode(chat.call_format.closing(turn.answer))) + 1)
-    return size_of(problem, turns=turns, prompt=prompt, rest=sum(turns) + given)
+    size = size_of(problem, turns=turns, prompt=prompt, rest=sum(turns) + given)
+    return replace(size, budgets=environment.budgets_for(problem))
 
 
 def size_of(problem: Problem, *, turns: Sequence[int], prompt: int, rest: int) -> Size:
@@ -130,8 +132,13 @@ def size_of(problem: Problem, *, turns: Sequence[int], prompt: int, rest: int) -
 
 
 def fit(sizes: Sequence[Size], sampling: SamplingSettings) -> Fit:
-    set_to = {name: getattr(sampling, name) for name in WHAT}
-    limits = {name: value for name, value in set_to.items() if value is not None}
-    most = {name: max(sizes, key=lambda size: size.needs[name]) for name in limits if sizes}
-    cut = [size for size in sizes if any(size.needs[name] > limit for name, limit in limits.items())]
+    """`most` and `limits` are of the size that takes the largest part of its budget."""
+    limits = {name: value for name in WHAT if (value := getattr(sampling, name)) is not None}
+    budgets = [(size, {**limits, **size.budgets}) for size in sizes]
+    most: dict[str, Size] = {}
+    for name in WHAT:
+        bounded = [(size.needs[name] / own[name], size, own[name]) for size, own in budgets if name in own]
+        if bounded:
+            _, most[name], limits[name] = max(bounded, key=lambda found: found[0])
+    cut = [size for size, own in budgets if any(size.needs[name] > limit for name, limit in own.items())]
     return Fit(most, limits, cut, len(sizes))

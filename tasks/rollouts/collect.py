@@ -194,7 +194,8 @@ def collect_missing(
     from tasks.core.progress import progress_bar
 
     missing = find_missing(keys, finished)
-    num_finished = collector.faults.num_finished = len(keys) - len(missing)
+    num_finished = len(keys) - len(missing)
+    collector.faults.num_finished += num_finished
     shown = nullcontext(bar) if bar else progress_bar(label, total=len(keys), done=num_finished)
     with shown as advancing:
 

@@ -42,13 +42,15 @@ class Conversation:
 
     def __init__(self, key: EpisodeKey, *, environment: Environment, seed: int, stage: str, attempt: int):
         self.key, self.attempt, self.max_calls = key, attempt, environment.limits.max_calls_per_turn
-        self.episode = environment.start(key.problem, stream=f"{seed}/{stage}/{key.draw}/{key.sample_index}/{attempt}")
+        stream = f"{seed}/{stage}/{key.draw}/{key.sample_index}/{attempt}"
+        self.episode = environment.start(key.problem, stream=stream)
         self.token_ids: list[int] = []
         self.sampled_mask: list[bool] = []
         self.sampler_logp: list[float] = []
         self.turns: list[Turn] = []
         self.num_calls = self.num_invalid_calls = self.num_retries = 0
-        self.num_requests = 1  # of the user, so far
+        self.user = environment.start_user(key.problem, stream=stream)
+        self.request = key.problem.requests[0]  # the user's first message, once it is known
         self.waiting_for: Future[Any] | None = None
         self.fault: EnvironmentFault | None = None
         self.outcome: Outcome | None = None
@@ -71,7 +73,7 @@ class Conversation:
         return Trajectory(
             problem_id=self.key.problem.id,
             category=self.key.problem.category,
-            request=self.key.problem.requests[0],
+            request=self.request,
             draw=self.key.draw,
             sample_index=self.key.sample_index,
             policy_version=min((turn.policy_version for turn in self.turns), default=0),
@@ -93,15 +95,14 @@ class Conversation:
     def _details(self) -> dict[str, Any]:
         return self.verdict.details
 
-    @property
-    def _more_requests(self) -> bool:
-        return self.num_requests < len(self.key.problem.requests)
+    def _hear_opening(self) -> Waits:
+        self.request = yield from await_in_steps(self.user.open())
 
-    def _ask_again(self, turn: Turn, message: str) -> str:
-        self.episode.end_turn(message)
-        turn.follow_up = self.key.problem.requests[self.num_requests]
-        self.num_requests += 1
-        return turn.follow_up
+    def _hear_answer(self, turn: Turn, message: str) -> Waits:
+        """What the user says to a message without a call, as `turn.follow_up`; None there: the user is done."""
+        turn.follow_up = yield from await_in_steps(self.user.answer(message))
+        if turn.follow_up is not None:
+            self.episode.end_turn(message)
 
     def _answer(self, turn: Turn, calls: Sequence[ToolCall | None]) -> Waits:
         """In order, since a call may depend on an earlier one. Calls beyond the limit per message get one joint

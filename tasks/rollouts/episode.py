@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tasks.rollouts.fault_log import FaultLog
 
 TokenBudget = Literal["max_tokens_per_episode", "max_completion_tokens"]
+Opening = tuple[list[dict[str, Any]], SamplingSettings]  # schemas of the tools, budgets
+Prompt = Callable[[str], tuple[list[int], SamplingSettings]]  # from the user's first message
 
 
 class EpisodeRun(Conversation):
@@ -40,7 +42,7 @@ class EpisodeRun(Conversation):
         *,
         environment: Environment,
         chat: ChatFormat,
-        prompt_ids: list[int],
+        prompt: Prompt,
         tools: list[dict[str, Any]],
         sampling: SamplingSettings,
         seed: int,
@@ -50,10 +52,19 @@ class EpisodeRun(Conversation):
         super().__init__(key, environment=environment, seed=seed, stage=stage, attempt=attempt)
         self.handle, self.chat, self.tools, self.sampling = handle, chat, tools, sampling
         self.seed_key = (seed, stage, key.draw, key.problem.id, key.sample_index)
-        self.token_limit = sampling.token_limit(len(prompt_ids))
         self._budget = sampling.max_thinking_tokens_per_turn if chat.thinking else None
         self._begin_turn()
+        self._steps = self._open(prompt)
+        self.resume()
+
+    def _open(self, prompt: Prompt) -> Waits:
+        """A prompt that leaves no room is refused before a run; only a simulated user can still write one."""
+        yield from self._hear_opening()
+        prompt_ids, self.sampling = prompt(self.request)
+        self.token_limit = self.sampling.token_limit(len(prompt_ids))
         self._append(prompt_ids)
+        if len(prompt_ids) >= self.token_limit:
+            yield from self._end(None, "overlong", self._token_budget)
 
     def next_request(self) -> TurnRequest:
         """The second request of a turn has a stream of its own; the first has the one it always had."""
@@ -117,14 +128,14 @@ class EpisodeRun(Conversation):
             yield from self._answer(turn, calls)
             closing = [] if is_ended else [self.chat.end_of_calls]
             self._append([*closing, *self.chat.reply_ids(tuple(turn.replies))])
-        elif self._more_requests:
-            closing = [] if is_ended else [self.chat.end_of_turn]
-            self._append(
-                [*closing, *self.chat.request_ids(self._ask_again(turn, self.chat.call_format.answer(turn.text)))]
-            )
         else:
-            yield from self._end(self.chat.call_format.answer(turn.text), "failure", None)
-            return
+            message = self.chat.call_format.answer(turn.text)
+            yield from self._hear_answer(turn, message)
+            if turn.follow_up is None:
+                yield from self._end(message, "failure", None)
+                return
+            closing = [] if is_ended else [self.chat.end_of_turn]
+            self._append([*closing, *self.chat.request_ids(turn.follow_up)])
         if len(self.turns) == self.sampling.max_turns:
             yield from self._end(None, "max_turns", "max_turns")
         elif len(self.token_ids) >= self.token_limit:
@@ -179,19 +190,20 @@ class EngineEpisodes:
         self.num_opened = self.num_turns = 0
         self.running: dict[EpisodeHandle, EpisodeRun] = {}
         self.held: dict[EpisodeHandle, list[int]] = {}  # what the engine has of each episode
-        self._opening: tuple[Problem, list[int], list[dict[str, Any]]] | None = None
+        self._opening: tuple[Problem, Opening] | None = None
+        self._last: tuple[Problem, str, list[int]] | None = None  # the last prompt
 
     def open(self, key: EpisodeKey, environment: Environment, *, seed: int, stage: str, attempt: int) -> EpisodeRun:
         self.num_opened += 1
-        prompt_ids, tools = self._open_problem(key.problem, environment)
+        opening = self._open_problem(key.problem, environment)
         run = EpisodeRun(
             key,
             self.num_opened,
             environment=environment,
             chat=self.chat,
-            prompt_ids=prompt_ids,
-            tools=tools,
-            sampling=self.sampling,
+            prompt=lambda request: self._prompt(key.problem, request, opening),
+            tools=opening[0],
+            sampling=opening[1],
             seed=seed,
             stage=stage,
             attempt=attempt,
@@ -219,8 +231,9 @@ class EngineEpisodes:
         return [self.running[reply.episode] for reply in replies]
 
     def release(self, run: EpisodeRun) -> None:
-        del self.held[run.handle], self.running[run.handle]
-        self.engine.release(run.handle)
+        del self.running[run.handle]
+        if self.held.pop(run.handle, None) is not None:  # else its user never opened it, and the engine has none of it
+            self.engine.release(run.handle)
 
     def lose(self, fault: EnvironmentFault, faults: FaultLog, *, num_left: int) -> None:
         """What the environment loses, the log of faults judges."""
@@ -228,11 +241,17 @@ class EngineEpisodes:
     def counts(self) -> dict[str, float]:
         return self.engine.counts()
 
-    def _open_problem(self, problem: Problem, environment: Environment) -> tuple[list[int], list[dict[str, Any]]]:
-        """(prompt, schemas of the tools), cached for one problem's samples, which follow one another; those of all
-        problems would fill the memory.
+    def _open_problem(self, problem: Problem, environment: Environment) -> Opening:
+        """(schemas of the tools, budgets), cached as prompts are: for one problem's samples, which follow one another;
+        those of all problems would fill the memory.
         """
         if self._opening is None or self._opening[0] is not problem:
             tools = [tool.schema() for tool in environment.tools_for(problem)]
-            self._opening = problem, self.chat.prompt_ids(problem.requests[0], tools), tools
-        return self._opening[1:]
+            self._opening = problem, (tools, self.sampling.within(environment.budgets_for(problem)))
+        return self._opening[1]
+
+    def _prompt(self, problem: Problem, request: str, opening: Opening) -> tuple[list[int], SamplingSettings]:
+        """The prompt of the user's first message, and the episode's budgets."""
+        if self._last is None or self._last[0] is not problem or self._last[1] != request:
+            self._last = problem, request, self.chat.prompt_ids(request, opening[0])
+        return self._last[2], opening[1]

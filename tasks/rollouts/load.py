@@ -45,6 +45,7 @@ def load_checked_chat(
     longest, problem_id = 0, ""
     for problem in problems:
         tools = [tool.schema() for tool in environment.tools_for(problem)]
+        sampling.within(environment.budgets_for(problem))
         longest, problem_id = max((longest, problem_id), (len(chat.prompt_ids(problem.requests[0], tools)), problem.id))
         for request in problem.requests[1:]:
             chat.request_ids(request)  # refuses a template that rewrites earlier text then

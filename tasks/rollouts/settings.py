@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -109,6 +110,17 @@ class SamplingSettings(DistributionSettings):
     def drawn_from(self, distribution: DistributionSettings | None) -> SamplingSettings:
         """The same budgets with another distribution; None changes nothing."""
         return self if distribution is None else self.model_copy(update=distribution.model_dump())
+
+    def within(self, budgets: Mapping[str, int]) -> SamplingSettings:
+        """With the lower budgets of one environment; ValueError where one is higher."""
+        for name, budget in budgets.items():
+            most = getattr(self, name)
+            if most is not None and budget > most:
+                raise ValueError(
+                    f"environment.settings: a member's {name} is {budget}, above sampling.{name} = {most}, for which "
+                    f"engine and trainer make room. Raise sampling.{name} to {budget}, or lower the member's."
+                )
+        return self.model_copy(update=dict(budgets)) if budgets else self
 
     def token_limit(self, num_prompt_tokens: int) -> int:
         if self.max_completion_tokens is None:

@@ -81,7 +81,7 @@ def error_text(type: ErrorType, message: str) -> str:
 
 
 class EnvironmentFault(Exception):
-    """The environment failed, not the model. `tool` is what failed: a tool, "server" or "judge"."""
+    """The environment failed, not the model. `tool` is what failed: a tool, "server", "judge" or "user"."""
 
     def __init__(self, message: str, *, tool: str = "environment", type: FaultType = "unavailable"):
         super().__init__(message)
@@ -117,6 +117,36 @@ class Episode(Protocol):
     def close(self) -> None:
         """Release the episode's server or session. Never waits or raises."""
         ...
+
+
+class User(Protocol):
+    """Who speaks to the agent in one episode. EnvironmentFault, also in the Future, if the user cannot be reached."""
+
+    def open(self) -> str | Future[str]:
+        """The first message."""
+        ...
+
+    def answer(self, message: str) -> str | Future[str | None] | None:
+        """What the user says to a message that makes no call; None: the user is done."""
+        ...
+
+
+class ToldRequests:
+    """A User who makes requests in order, whatever the agent says; with `on_request` only while the agent asks."""
+
+    def __init__(self, requests: Sequence[str], *, on_request: bool = False):
+        self.requests, self.on_request, self.num_told = requests, on_request, 0
+
+    def open(self) -> str:
+        self.num_told = 1
+        return self.requests[0]
+
+    def answer(self, message: str) -> str | None:
+        """The next request. A message asks if it contains a question mark."""
+        if self.num_told == len(self.requests) or (self.on_request and "?" not in message):
+            return None
+        self.num_told += 1
+        return self.requests[self.num_told - 1]
 
 
 Halves = tuple[frozenset[str], frozenset[str]]  # the ids a publication trained on, and the held-out ids
@@ -168,6 +198,14 @@ class Environment(Protocol):
         """The tools that a model sees for a problem."""
         return self.tools
 
+    def budgets_for(self, problem: Problem) -> Mapping[str, int]:
+        """Budgets of `sampling` that are lower for this problem's episodes, by name."""
+        return {}
+
+    def member_of(self, problem_id: str) -> str | None:
+        """The environment of a mixture that a problem is from; None: there is only one."""
+        return None
+
     def generate(self, *, seed: int, num_problems: int, max_level: int) -> Iterator[Problem] | None:
         """Problems from a seed, equally many per category; None if problems come from a file."""
         return None
@@ -179,6 +217,14 @@ class Environment(Protocol):
     def published_halves(self) -> Halves | None:
         """A published split, for `curate.split: published`."""
         return None
+
+    def start_user(self, problem: Problem, *, stream: str = "") -> User:
+        """Who speaks in an episode; `stream` is that of `start`."""
+        return ToldRequests(problem.requests)
+
+    def shards(self, problem: Problem) -> Sequence[str]:
+        """The problem's only request in parts, which a user tells one after the other; fewer than two: it has none."""
+        return ()
 
     def expert(self) -> Expert | None:
         """Who plays the demonstrations of a warm start; None: the reference solutions."""

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-from tasks.core.records import Problem, ReferenceTurn, ToolCall
+from tasks.core.records import Demonstration, Problem, ReferenceTurn, ToolCall
+from tasks.core.tool_calls import call_text
 from tasks.tools.base import Environment, EnvironmentFault, ToolReply, Verdict, await_in_steps
 
 
@@ -110,3 +111,24 @@ def _attempt(environment: Environment, script: Script, *, stream: str) -> Steps:
         return Played(replies, None, error)
     finally:
         episode.close()
+
+
+def demonstrate_reference(environment: Environment, problem: Problem) -> Demonstration | None:
+    """The reference solution as a demonstration, played now; None where it is none."""
+    script = Script.reference(problem)
+    (played,) = play(environment, [script])
+    return demonstration_of(script, played)
+
+
+def demonstration_of(script: Script, played: Played) -> Demonstration | None:
+    """What a script and its replies show; None where a call failed or the problem has several requests."""
+    problem, ((calls, answer), *_) = script.problem, script.turns
+    takes_one_request = len(problem.requests) == len(problem.reference) == 1
+    if not takes_one_request or played.error is not None or not all(reply.valid for reply in played.replies):
+        return None
+    return Demonstration(
+        problem_id=problem.id,
+        request=problem.requests[0],
+        assistant_texts=[*(call_text(call) for call in calls if call is not None), answer or ""],
+        replies=[*([reply.text] for reply in played.replies), []],
+    )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.files import number_of, read_json, read_jsonl
+from tasks.core.records import BY_ENVIRONMENT
 from tasks.core.settings import Paths
 from tasks.tracking.metrics import MAX_METRICS, Point, flatten, numbers, row_points
 
@@ -20,13 +21,16 @@ DIFFERENCE = ("difference", "ci_low", "ci_high")
 
 @dataclass(frozen=True, slots=True)
 class StageResults:
-    """Points of at most MAX_METRICS metrics (less `seconds`, which every run has), and rows by the table's file."""
+    """Points of at most MAX_METRICS metrics (less `seconds`, which every run has; more only for the environments that a
+    person added), and rows by the table's file.
+    """
 
     points: list[Point] = field(default_factory=list)
     tables: dict[str, list[Row]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        assert len({point.key for point in self.points}) < MAX_METRICS
+        keys = {point.key for point in self.points}
+        assert sum(not key.startswith((BY_ENVIRONMENT, "also/")) for key in keys) < MAX_METRICS
 
 
 def read_results(stage: str, paths: Paths) -> StageResults:

@@ -23,6 +23,7 @@ from tasks.core.records import Problem
 from tasks.environments.bfcl.problems import problems as bfcl_problems
 from tasks.environments.catalog import load_environment
 from tasks.environments.settings import environment_names
+from tasks.environments.tau2.problems import problems as tau2_problems
 from tasks.tools.base import Environment, Episode, Verdict, block_until
 from tasks.tools.schemas import ArgumentSchema
 from tasks.tools.settings import FaultSettings
@@ -120,18 +121,32 @@ def bfcl(folder: Path) -> Case:
     return Case(load_environment(environment_settings("bfcl")), problems, reports=True)
 
 
+def tau2(folder: Path) -> Case:
+    problems = random.Random(0).sample(list(tau2_problems().values()), 30)
+    return Case(load_environment(environment_settings("tau2")), problems)
+
+
+def mixture(folder: Path) -> Case:
+    """Two environments whose tools have some names in common."""
+    environment = load_environment(environment_settings("mixture"))
+    problems = list(environment.generate(seed=1, num_problems=24, max_level=4) or ())
+    return Case(environment, problems, error=is_refusal_or_envelope, reports=True)
+
+
 MAKERS: dict[str, Callable[[Path], Case]] = {
     "travel_desk": travel_desk,
     "mcp": mcp,
     "bfcl": bfcl,
+    "tau2": tau2,
     "custom": custom,
+    "mixture": mixture,
     "stockroom, the page's": page_example,
     "travel_desk with cache": with_cache,
     "travel_desk with faults": with_faults,
 }
 
 
-SLOW = {"mcp", "bfcl"}  # they start servers, or load a package
+SLOW = {"mcp", "bfcl", "tau2", "mixture"}  # they start servers, or load a package
 
 
 @pytest.fixture(

@@ -31,4 +31,4 @@ def grpo(**changed: Any) -> GRPOSettings:
 
 
 def supervised(**changed: Any) -> SupervisedSettings:
-    return SupervisedSettings.model_validate({**OPTIMIZER, "num_steps": 12, "batch_size": 4, **changed})
+    return SupervisedSettings.model_validate({**OPTIMIZER, "num_steps": 12, "batch_size": 4, "stop": None, **changed})

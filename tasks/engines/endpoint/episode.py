@@ -113,10 +113,12 @@ class MessageEpisode(Conversation):
         super().__init__(key, environment=environment, seed=seed, stage=stage, attempt=attempt)
         self.model, self.max_turns, self.usage = model, max_turns, usage
         self.tools = [tool.schema() for tool in environment.tools_for(key.problem)]
-        self.messages: list[Message] = [{"role": "user", "content": key.problem.requests[0]}]
+        self.messages: list[Message] = []
         self._steps = self._play()
 
     def _play(self) -> Waits:
+        yield from self._hear_opening()
+        self.messages.append({"role": "user", "content": self.request})
         while self.outcome is None:
             try:
                 asked = self.model.ask(list(self.messages), self.tools)
@@ -139,11 +141,12 @@ class MessageEpisode(Conversation):
         if calls:
             yield from self._answer(turn, calls)
             self.messages += _reply_messages(reply, turn.replies)
-        elif self._more_requests:
-            self.messages.append({"role": "user", "content": self._ask_again(turn, reply.text)})
         else:
-            yield from self._end(reply.text, "failure", None)
-            return
+            yield from self._hear_answer(turn, reply.text)
+            if turn.follow_up is None:
+                yield from self._end(reply.text, "failure", None)
+                return
+            self.messages.append({"role": "user", "content": turn.follow_up})
         if len(self.turns) == self.max_turns:
             yield from self._end(None, "max_turns", "max_turns")
 
@@ -172,7 +175,7 @@ class EndpointEpisodes:
             key,
             model=self.model,
             environment=environment,
-            max_turns=self.max_turns,
+            max_turns=environment.budgets_for(key.problem).get("max_turns", self.max_turns),
             seed=seed,
             stage=stage,
             usage=self.usage[key.problem.id, key.draw, key.sample_index],

@@ -28,6 +28,7 @@ from tasks.environments.travel_desk.problems import (
     CLASSES,
     CODES,
     CURRENCIES,
+    CUTS,
     LEVELS,
     MONTHS,
     WORLD_KEYS,
@@ -193,6 +194,10 @@ class TravelDesk(ToolEnvironment):
         for index in range(num_problems):
             rng, problem_id = random.Random(f"{seed}/{index}"), f"td-{seed}-{index:06d}"
             yield _with_reference(draw_problem(rng, problem_id, *wanted[index % len(wanted)]))
+
+    def shards(self, problem: Problem) -> list[str]:
+        """What is asked for, where and when, and how it is paid: two to four parts."""
+        return CUTS.split(problem.requests[0])
 
     def expert(self) -> Expert:
         return self.demonstrate

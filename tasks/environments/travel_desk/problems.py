@@ -5,6 +5,7 @@ reference solution is added later, by playing the problem (`environment.py`).
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 from tasks.core.records import Problem, ReferenceTurn
@@ -49,6 +50,10 @@ REQUESTS = {
     "change": ("Cancel booking {booking}. Then book {a_class} {class} or else {class2} flight from {origin} "
                "to {destination} in {month}. Pay with {card} or else {card2}.",),
 }  # fmt: skip
+
+
+# Where a request of the grammar is cut for a user who tells it in parts; joined again they are the request.
+CUTS = re.compile(r" (?=from [A-Z]|in (?:EUR|GBP|JPY|CAD)\b|Then |Pay |Charge |and tell |What is )")
 
 
 def categories() -> list[tuple[str, str, str | None]]:

@@ -32,9 +32,27 @@ class OptimizerSettings(Settings):
     checkpoint_interval: int = Field(ge=1)
 
 
+class StopSettings(Settings):
+    """When a warm start is good enough, and what happens where it is not (infra/decisions/0058).
+
+    An attempt is `num_steps`. After it, `num_problems` of select are played once; with `minimum_success` the warm start
+    ends, else another attempt begins, of `max_attempts` in all. With `held_out_share` above 0 that share of the split
+    groups is never trained on, and an attempt ends early when `patience` checks of its loss brought nothing better.
+    """
+
+    num_problems: int = Field(ge=1)
+    minimum_success: float = Field(gt=0, le=1)
+    max_attempts: int = Field(ge=1)
+    rate_factor: float = Field(gt=0, le=1)
+    held_out_share: float = Field(ge=0, lt=1)
+    check_interval: int = Field(ge=1)
+    patience: int = Field(ge=1)
+
+
 class SupervisedSettings(OptimizerSettings):
     num_steps: int = Field(ge=1)
     batch_size: int = Field(ge=1)
+    stop: StopSettings | None
 
 
 class LoRASettings(Settings):

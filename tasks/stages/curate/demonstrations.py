@@ -8,11 +8,11 @@ from itertools import islice
 from typing import Any
 
 from tasks.core.records import Demonstration, Problem
-from tasks.core.tool_calls import call_text, parse_calls
+from tasks.core.tool_calls import parse_calls
 from tasks.stages.curate.references import Replays, Splits
 from tasks.stages.curate.splitting import SPLITS, in_turn
 from tasks.tools.base import Expert
-from tasks.tools.replay import Played, Script
+from tasks.tools.replay import Played, Script, demonstration_of
 
 LABEL = "demonstrations"
 
@@ -60,23 +60,10 @@ def _reference_expert(replays: Replays, problems: Sequence[Problem]) -> Expert:
     def demonstrate(problem: Problem, rng: random.Random) -> Demonstration | None:
         script = Script.reference(problem)
         (played,) = replays.play([script], label=LABEL)
-        return _demonstration(script, played)
+        return demonstration_of(script, played)
 
     replays.play([Script.reference(problem) for problem in problems], label=LABEL)  # all at once, since that is faster
     return demonstrate
-
-
-def _demonstration(script: Script, played: Played) -> Demonstration | None:
-    problem, ((calls, answer), *_) = script.problem, script.turns
-    takes_one_request = len(problem.requests) == len(problem.reference) == 1
-    if not takes_one_request or played.error is not None or not all(reply.valid for reply in played.replies):
-        return None
-    return Demonstration(
-        problem_id=problem.id,
-        request=problem.requests[0],
-        assistant_texts=[*(call_text(call) for call in calls if call is not None), answer or ""],
-        replies=[*([reply.text] for reply in played.replies), []],
-    )
 
 
 def replay_demonstrations(replays: Replays, demonstrations: Sequence[tuple[Problem, Demonstration]]) -> list[str]:

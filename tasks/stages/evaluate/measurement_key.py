@@ -18,7 +18,7 @@ from tasks.core.provenance import package_versions
 from tasks.core.settings import Paths
 from tasks.drift.fall import last_fall
 from tasks.drift.pin import DriftCheck
-from tasks.environments.settings import EnvironmentSettings
+from tasks.environments.settings import EnvironmentSettings, names_of
 from tasks.rollouts.settings import PlaySettings
 from tasks.tools.settings import CUSTOM
 
@@ -47,7 +47,7 @@ def key_parts(play: PlaySettings, paths: Paths, environment: EnvironmentSettings
         },
         "code": {
             file.as_posix(): file_hash(ROOT / file)[:16]
-            for file in sorted(code_of_episodes(play.engine.name, environment.name))
+            for file in sorted(code_of_episodes(play.engine.name, environment))
         },
         "packages": {name: installed[name] for name in packages if name in installed},
         "python": ".".join(map(str, sys.version_info[:2])),
@@ -77,7 +77,8 @@ def list_parts(differing: list[str]) -> str:
     return ", ".join([*differing[:MAX_NAMED], *more])
 
 
-def code_of_episodes(engine: str, environment: str) -> set[Path]:
+def code_of_episodes(engine: str, environment: EnvironmentSettings) -> set[Path]:
     """Our files that an episode with this engine and environment depends on, relative to the root."""
-    folders = (Path("tasks/engines") / engine, Path("tasks/environments") / environment, CUSTOM)
+    names = dict.fromkeys((environment.name, *names_of(environment)))
+    folders = (Path("tasks/engines") / engine, *(Path("tasks/environments") / name for name in names), CUSTOM)
     return closure([*ROOTS, *(file for folder in folders for file in python_files(folder))])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Literal
+
+from pydantic import Field, model_validator
 
 from tasks.core.settings import Settings
 from tasks.engines.endpoint.settings import FrontierSettings
+from tasks.environments.settings import OtherEnvironmentSettings, names_of
 from tasks.rollouts.settings import DistributionSettings, PlaySections, PlaySettings
 
 
@@ -16,11 +19,37 @@ class RacingSettings(Settings):
     max_finalists: int | None = Field(ge=1)
 
 
+class AlsoSettings(OtherEnvironmentSettings):
+    """An environment that training never saw, and how much of it is played; `max_level` null: all levels."""
+
+    num_problems: int = Field(ge=1)
+    samples_per_problem: int = Field(ge=1)
+
+    @property
+    def label(self) -> str:
+        """Its name; of one in tasks/custom, with the class."""
+        custom = getattr(self.settings, "object", None)
+        return self.name if custom is None else f"{self.name}-{custom.rpartition(':')[2]}"
+
+
+class ReflexionSettings(Settings):
+    """A frozen `policy` that tries failed test problems again with notes of its own. `max_attempts` null: as many per
+    problem as training's episodes allow. `question` asks for the note. Notes are beyond the budget of an episode.
+    """
+
+    policy: Literal["base", "warm_start"]
+    max_attempts: int | None = Field(ge=2)
+    question: str = Field(min_length=1)
+    max_note_tokens: int = Field(ge=1)
+    max_memory_tokens: int = Field(ge=1)
+
+
 class EvaluateSettings(Settings):
     """Episodes per problem, racing (null: none), the confidence of every interval, the power of the smallest detectable
     difference, and the endpoint to compare with (frontier null: none). `sampling` is the distribution used here and
     where promote measures a champion; null: as in training. `greedy` plays base, warm start and best once more, each
-    turn the likeliest one.
+    turn the likeliest one. `also` plays them in environments that training never saw; `reflexion` is a baseline
+    without training (null: none).
     """
 
     sampling: DistributionSettings | None
@@ -31,10 +60,36 @@ class EvaluateSettings(Settings):
     confidence: float = Field(gt=0.5, lt=1)
     power: float = Field(gt=0.5, lt=1)
     frontier: FrontierSettings | None
+    also: list[AlsoSettings]
+    reflexion: ReflexionSettings | None
 
 
 class EvaluateSections(PlaySections):
     evaluate: EvaluateSettings
+
+    @model_validator(mode="after")
+    def _never_trained_on_the_others(self) -> EvaluateSections:
+        labels, trained = [other.label for other in self.evaluate.also], names_of(self.environment)
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise ValueError(f"evaluate.also has {', '.join(twice)} twice, and a row is told by its name. Name it once")
+        own = getattr(self.environment.settings, "object", None)
+        for other in self.evaluate.also:
+            is_custom = own is not None and other.name == self.environment.name
+            is_trained = getattr(other.settings, "object", None) == own if is_custom else other.name in trained
+            if is_trained:
+                raise ValueError(
+                    f"evaluate.also names {other.label}, which this run trains on, so success there is no transfer. "
+                    f"Name an environment that training never sees, or leave it out"
+                )
+            if other.name == "mixture":
+                raise ValueError("evaluate.also names a mixture, which has no result of its own. Name its members")
+        return self
+
+    def play_in(self, other: AlsoSettings) -> PlaySettings:
+        """As on test, with that environment's budgets, which may be higher too."""
+        play = self.play(other.samples_per_problem, drawn_from=self.evaluate.sampling)
+        return play.model_copy(update={"sampling": play.sampling.model_copy(update=other.budgets.given())})
 
     @property
     def plays(self) -> dict[str, PlaySettings]:

@@ -8,8 +8,9 @@ must not contain seconds, which go to artifacts/timings.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,9 +39,11 @@ from tasks.stages.evaluate.printout import describe_plan, print_race
 from tasks.stages.evaluate.racing import Race, Round, race
 from tasks.stages.evaluate.runner import EpisodeRunner
 from tasks.stages.evaluate.settings import EvaluateSections
+from tasks.stages.evaluate.transfer import measure_transfer
 
 if TYPE_CHECKING:
     from tasks.measurement.statistics import Result, Success
+    from tasks.tools.base import Environment
 
 SETTINGS = EvaluateSections
 
@@ -78,6 +81,10 @@ def run(settings: EvaluateSections, paths: Paths) -> None:
         runner.expect(models.values())
         on_test = {name: runner.play(model, test, "test", name) for name, model in models.items()}
         greedy = {name: runner.play(model, test, "greedy", name) for name, model in models.items() if options.greedy}
+        runner.close()  # what follows has engines of its own, and two might not fit on a device
+        keep = partial(store, folder)
+        transfer = measure_transfer(settings, models, resume=resume, store=keep)
+        reflexion = play_reflexion(settings, environment, test, models, on_test, paths, resume=resume, store=keep)
         refuse_altered(models, hashes)
         store_test(folder, {**on_test, **({"frontier": of_endpoint} if options.frontier else {})})
 
@@ -99,6 +106,7 @@ def run(settings: EvaluateSections, paths: Paths) -> None:
             evaluation["baselines"] = baselines
         if options.frontier is not None:
             evaluation["frontier"] = frontier_row(options.frontier, of_endpoint, on_test["best"], confidence=confidence)
+        evaluation |= {**({"also": transfer} if transfer else {}), **({"reflexion": reflexion} if reflexion else {})}
         write_json(folder / "metrics.json", headline_metrics(evaluation))
         write_json(folder / "evaluation.json", evaluation)
 
@@ -132,6 +140,36 @@ def choose(
             }
 
     return race(list(snapshots), select, play_round, settings.evaluate.racing, seed=settings.seed)
+
+
+def play_reflexion(
+    settings: EvaluateSections,
+    environment: Environment,
+    test: list[Problem],
+    models: Mapping[str, Path],
+    on_test: Mapping[str, list[Trajectory]],
+    paths: Paths,
+    *,
+    resume: Path,
+    store: Callable[[str, list[Trajectory]], None],
+) -> dict[str, Any]:
+    """The row of `evaluate.reflexion`; empty where it is null."""
+    from tasks.stages.evaluate.reflexion import count_rl_episodes, measure_reflexion
+
+    options = settings.evaluate.reflexion
+    if options is None:
+        return {}
+    return measure_reflexion(
+        settings,
+        environment,
+        test,
+        model=models[options.policy],
+        first=on_test[options.policy],
+        best=on_test["best"],
+        num_rl_episodes=count_rl_episodes(paths.stage("train") / "metrics.jsonl"),
+        resume=resume,
+        store=store,
+    )
 
 
 def keep_selection(
@@ -200,4 +238,5 @@ def headline_metrics(evaluation: Mapping[str, Any]) -> dict[str, float]:
         "best_tokens_per_episode": test["best"]["mean_sampled_tokens"],
         "best_calls_per_episode": test["best"]["mean_calls"],
         "best_invalid_call_share": test["best"]["invalid_call_share"],
+        **{f"also_{name}_gain": row["gain"]["difference"] for name, row in evaluation.get("also", {}).items()},
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.files import number_of, write_json, write_jsonl
-from tasks.core.records import Problem
+from tasks.core.records import BY_ENVIRONMENT, Group, Problem
 from tasks.environments.catalog import load_environment
 from tasks.learning.grpo.curriculum import ProblemSampler
 from tasks.learning.grpo.trainer import GRPOTrainer
@@ -174,7 +175,12 @@ class TrainingRun:
     def _train_on_policy(self) -> Metrics:
         self.serving.refresh(self.iteration)
         row = self.trainer.iterate(self.collect, before_update=self._before_update)
-        return {**row, **self._new_counts(), "success_by_category": dict(self.sampler.success)}
+        return {
+            **row,
+            **self._new_counts(),
+            "success_by_category": dict(self.sampler.success),
+            **self._by_environment(self.trainer.last_groups),
+        }
 
     def _train_pipelined(self, pipeline: Pipeline) -> Metrics:
         """Train on the batch that is ready, while the thread collects the next."""
@@ -182,7 +188,22 @@ class TrainingRun:
         batch = pipeline.batch
         assert batch is not None
         age = measure_staleness(batch.groups, self.iteration)
-        return {**row, **age, **batch.counts, "success_by_category": dict(batch.curriculum["success"])}
+        return {
+            **row,
+            **age,
+            **batch.counts,
+            "success_by_category": dict(batch.curriculum["success"]),
+            **self._by_environment(batch.groups),
+        }
+
+    def _by_environment(self, groups: Sequence[Group]) -> Metrics:
+        """Success of the batch in each environment of a mixture; nothing where there is only one."""
+        played: dict[str, list[bool]] = defaultdict(list)
+        for group in groups:
+            name = self.environment.member_of(group.problem_id)
+            if name is not None:
+                played[name] += [trajectory.is_success for trajectory in group.trajectories]
+        return {BY_ENVIRONMENT: {name: sum(won) / len(won) for name, won in sorted(played.items())}} if played else {}
 
     def _before_update(self) -> None:
         self.engine.sleep()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
@@ -16,23 +17,41 @@ from tasks.learning.shared.batching import Row
 from tasks.stages.warm_start.settings import WarmStartSections
 
 
-def demonstration_rows(settings: WarmStartSections, paths: Paths, chat: ChatFormat) -> list[Row]:
-    """The rows of all curated demonstrations; ValueError where there are none."""
+def demonstration_rows(settings: WarmStartSections, paths: Paths, chat: ChatFormat) -> tuple[list[Row], list[Row]]:
+    """The rows of all curated demonstrations, to train on and held out; ValueError where one of them must not be empty.
+
+    `warm_start.stop.held_out_share` of the split groups are held out, each by a draw of its own.
+    """
+    stop = settings.warm_start.stop
+    share = 0.0 if stop is None else stop.held_out_share
     path = paths.stage("curate") / "demonstrations.jsonl"
     problems = {problem.id: problem for problem in read_split(paths, "train")}
-    rows = []
+    rows: list[Row] = []
+    held_out: list[Row] = []
     with closing(load_environment(settings.environment)) as environment:
         for demonstration in read_records(path, Demonstration):
-            tools = [tool.schema() for tool in environment.tools_for(problems[demonstration.problem_id])]
+            problem = problems[demonstration.problem_id]
+            tools = [tool.schema() for tool in environment.tools_for(problem)]
             thoughts = environment.thoughts(demonstration) if chat.thoughts_are_learnt else []
-            rows.append(demonstration_row(demonstration, chat, tools, thoughts))
-    if not rows:
+            is_held_out = random.Random(f"held out/{settings.seed}/{problem.split_group}").random() < share
+            (held_out if is_held_out else rows).append(demonstration_row(demonstration, chat, tools, thoughts))
+    if share and rows and not held_out:
+        raise ValueError(
+            f"warm_start.stop.held_out_share is {share:g} and holds out none of the demonstrated split groups, so "
+            f"there is no loss to stop by. Raise it, or set it to 0."
+        )
+    if not rows and not held_out:
         raise ValueError(
             f"{path}: contains no demonstration, and the base model is below assess.warm_start_below, so a warm start "
             f"has nothing to learn from. Raise curate.num_demonstrations, or set assess.warm_start_below to 0 to go "
             f"straight to RL."
         )
-    return rows
+    if not rows:
+        raise ValueError(
+            f"warm_start.stop.held_out_share is {share:g} and holds out every demonstration, so none is left to learn "
+            f"from. Lower it, or set it to 0."
+        )
+    return rows, held_out
 
 
 def demonstration_row(

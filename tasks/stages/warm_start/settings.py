@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from tasks.core.settings import Settings
-from tasks.environments.settings import EnvironmentSettings
 from tasks.learning.shared.settings import SupervisedSettings
-from tasks.models.settings import ComputeSettings
+from tasks.rollouts.settings import PlaySections
 
 
-class WarmStartSections(Settings):
-    seed: int
-    compute: ComputeSettings
-    environment: EnvironmentSettings
+class WarmStartSections(PlaySections):
     warm_start: SupervisedSettings

@@ -1,22 +1,25 @@
 """warm_start: supervised fine-tuning on error-free expert episodes, where the baseline gate asks for it.
 
 Reads the demonstrations and the base model. Writes `warm_start/model` (where the gate asks for none, a pointer to the
-base, so that the graph keeps one shape) and metrics, one line per optimizer step.
+base, so that the graph keeps one shape), metrics, one line per optimizer step, and attempts.json: what each attempt
+came to (`attempts.py`).
 """
 
 from __future__ import annotations
 
-from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tasks.core.files import atomic_folder, read_json, read_records, write_jsonl
+from tasks.core.files import atomic_folder, read_json, read_records, write_json, write_jsonl
 from tasks.core.records import Demonstration
 from tasks.core.resume import clear_resume, resume_folder
 from tasks.core.settings import Paths
 from tasks.core.splits import read_split
-from tasks.core.terminal import warn
 from tasks.stages.warm_start.settings import WarmStartSections
+
+if TYPE_CHECKING:
+    from tasks.stages.warm_start.run import WarmStartRun
 
 SETTINGS = WarmStartSections
 
@@ -28,49 +31,25 @@ def run(settings: WarmStartSections, paths: Paths) -> None:
     gate = read_json(paths.stage("assess") / "baseline.json")["gate"]
     with atomic_folder(paths.stage("warm_start")) as folder:
         metrics: list[dict[str, Any]] = []
+        attempts: list[dict[str, Any]] = []
         if gate == "warm_start":
-            metrics = fine_tune(settings, paths, base, folder / "model")
+            done = fine_tune(settings, paths, base, folder / "model")
+            metrics, attempts = done.metrics, [asdict(attempt) for attempt in done.ended]
             note_training_data(paths, base, folder / "model")
         else:
             write_pointer(folder / "model", str(base))
         write_jsonl(folder / "metrics.jsonl", metrics)
+        write_json(folder / "attempts.json", attempts)
     clear_resume("warm_start", paths)
 
 
-def fine_tune(settings: WarmStartSections, paths: Paths, base: Path, output: Path) -> list[dict[str, Any]]:
-    """Train `base` into `output`, from the last checkpoint of a killed run if there is one; returns the metrics."""
-    from tasks.chat.format import load_chat
-    from tasks.core.progress import progress_bar
-    from tasks.learning.sft.trainer import SupervisedTrainer
-    from tasks.learning.shared.checkpoints import Checkpoints, seed_generators
-    from tasks.models.folders import load_config, load_model, save_snapshot, stored_dtype
-    from tasks.models.limits import check_trainable
-    from tasks.stages.warm_start.rows import demonstration_rows
+def fine_tune(settings: WarmStartSections, paths: Paths, base: Path, output: Path) -> WarmStartRun:
+    """Train `base` into `output`, from the last checkpoint of a killed run if there is one."""
+    from tasks.stages.warm_start.run import WarmStartRun
 
-    params, chat = settings.warm_start, load_chat(base)
-    rows = demonstration_rows(settings, paths, chat)
-    longest = max(len(row.token_ids) for row in rows)
-    check_trainable(load_config(base), packing=params.packing, max_tokens=longest, key="warm_start.packing")
-    seed_generators(settings.seed)
-    trainer = SupervisedTrainer(load_model(base, compute=settings.compute), rows, params, seed=settings.seed)
-    checkpoints = Checkpoints(resume_folder("warm_start", settings, paths), unit="step")
-    found, refused = checkpoints.load()
-    for sentence in refused:
-        warn(f"warning: {sentence}")
-    metrics: list[dict[str, Any]] = []
-    if found is not None:
-        trainer.load(found.tensors, found.state["trainer"])
-        metrics = found.state["metrics"]
-        warn(f"continuing after step {len(metrics)}, from {checkpoints.folder}")
-    with closing(checkpoints), progress_bar("warm start", total=params.num_steps, done=len(metrics)) as bar:
-        while len(metrics) < params.num_steps:
-            metrics.append(trainer.step())
-            bar.advance(f"loss {metrics[-1]['loss']:.3f}")
-            if len(metrics) % params.checkpoint_interval == 0:
-                state = {"trainer": trainer.state(), "metrics": metrics}
-                checkpoints.save(len(metrics), trainer.tensors(), state)
-    save_snapshot(output, trainer.model, chat.tokenizer, dtype=stored_dtype(base))
-    return metrics
+    run = WarmStartRun(settings, paths, base=base, resume=resume_folder("warm_start", settings, paths))
+    run.train(output)
+    return run
 
 
 def note_training_data(paths: Paths, base: Path, model: Path) -> None:

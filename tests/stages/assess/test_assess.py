@@ -28,7 +28,8 @@ from tasks.stages.train import stage as train
 from tests import tiny
 from tests.conftest import ROOT
 from tests.measurement.synthetic import BASELINE, trajectory
-from tests.stages.evaluate.test_evaluate import ENVIRONMENT, evaluated, paths
+from tests.stages.evaluate.stage_folder import ENVIRONMENT, evaluated
+from tests.stages.evaluate.test_evaluate import paths
 
 __all__ = ["paths"]
 OPTIONS = AssessSettings(

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tasks.core.files import read_json, read_jsonl, write_jsonl
+from tasks.core.files import read_jsonl
 from tasks.core.settings import Paths, load, read_params
 from tasks.core.tool_calls import call_text
-from tasks.drift.pin import make_pin, play_probes, write_pin
-from tasks.environments.travel_desk.environment import TravelDesk
-from tasks.models.folders import write_pointer
-from tasks.stages.evaluate import stage as evaluate
 from tasks.stages.evaluate.noted import read_evaluations
 from tasks.stages.evaluate.settings import EvaluateSections
 from tasks.stages.promote.allowance import holdout_set
-from tests import tiny
 from tests.conftest import ROOT
 from tests.engines.endpoint.chat_endpoint import KEY, VARIABLE, ChatEndpoint, settings
-from tests.worlds import environment_settings
+from tests.stages.evaluate.stage_folder import PROBLEMS, evaluated, files_of, stage_folder
 
-PROBLEMS = list({problem.requests[0]: problem for problem in tiny.problems(16, max_level=3)}.values())[:12]
 SOLVED = PROBLEMS[:9]  # by the endpoint; the tiny model with random weights solves none
 
 
@@ -38,33 +31,7 @@ def scripts() -> dict[str, list[str]]:
 
 @pytest.fixture
 def paths(tmp_path: Path) -> Paths:
-    """What the stages before `evaluate` leave, all three models the same."""
-    made = Paths(tmp_path / "artifacts")
-    for split, count in (("select", 2), ("test", 12)):
-        write_jsonl(made.split(split), (problem.model_dump() for problem in PROBLEMS[:count]))
-    write_pin(made.stage("curate"), make_pin(TravelDesk(), PROBLEMS[:2], [play_probes(ENVIRONMENT, PROBLEMS[:2])]))
-    model = tiny.model_folder(made.stage("train") / "snapshots" / "iteration-0001")
-    write_pointer(made.stage("assess") / "base_model", str(model))
-    write_pointer(made.stage("warm_start") / "model", str(model))
-    return made
-
-
-ENVIRONMENT = environment_settings()
-
-
-def evaluated(paths: Paths, frontier: dict[str, Any] | None, **changed: Any) -> dict[str, Any]:
-    params = read_params(ROOT / "params.yaml")
-    params["environment"] = ENVIRONMENT.model_dump(mode="json")
-    params["compute"]["num_threads"] = 1
-    params["sampling"] = {**tiny.SAMPLING.model_dump(), "max_turns": 12, "max_tokens_per_episode": 80}
-    params["evaluate"] = {**params["evaluate"], "test_samples_per_problem": 1, "frontier": frontier, **changed}
-    evaluate.run(load(EvaluateSections, params), paths)
-    return dict(read_json(paths.stage("evaluate") / "evaluation.json"))
-
-
-def outputs(paths: Paths) -> dict[str, bytes]:
-    folder = paths.stage("evaluate")
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    return stage_folder(tmp_path)
 
 
 @pytest.mark.slow
@@ -76,7 +43,7 @@ def test_a_frontier_model_is_a_yardstick_and_nothing_else(
     """
     monkeypatch.setenv(VARIABLE, KEY)
     evaluated(paths, None)
-    without = outputs(paths)
+    without = files_of(paths)
     with ChatEndpoint(scripts()).serving() as url:
         evaluation = evaluated(paths, settings(url).model_dump(mode="json"))
     frontier = evaluation.pop("frontier")
@@ -85,8 +52,8 @@ def test_a_frontier_model_is_a_yardstick_and_nothing_else(
     (noted,) = read_evaluations(paths)  # both evaluations played the same
     assert (noted.episodes, len(noted.problem_ids)) == (evaluation["contents"]["test_best.jsonl"], 12)
     assert noted.test == holdout_set(paths).sha256
-    assert {name: content for name, content in outputs(paths).items() if name in without} == {
-        **without, "evaluation.json": outputs(paths)["evaluation.json"],
+    assert {name: content for name, content in files_of(paths).items() if name in without} == {
+        **without, "evaluation.json": files_of(paths)["evaluation.json"],
     }  # fmt: skip
 
     result, usage = frontier["result"], frontier["usage_per_episode"]
@@ -104,7 +71,7 @@ def test_a_frontier_model_is_a_yardstick_and_nothing_else(
     assert (frontier["model"], frontier["temperature"], frontier["is_reproducible"]) == ("lab/m", 0.0, False)
     stored = [row for _, row in read_jsonl(paths.stage("evaluate") / "trajectories" / "test_frontier.jsonl")]
     assert [row["problem_id"] for row in stored] == [problem.id for problem in PROBLEMS]
-    assert not [name for name, content in outputs(paths).items() if KEY.encode() in content]
+    assert not [name for name, content in files_of(paths).items() if KEY.encode() in content]
     assert KEY not in "".join(capfd.readouterr())
 
 

@@ -20,7 +20,7 @@ from tasks.models.folders import load_model, load_tokenizer, save_adapter, write
 from tasks.models.settings import on_cpu
 from tests import tiny
 from tests.opened import counting_reads
-from tests.stages.evaluate.test_evaluate import PROBLEMS, evaluated, outputs
+from tests.stages.evaluate.stage_folder import PROBLEMS, evaluated, files_of
 from tests.stages.evaluate.test_evaluate import paths as paths
 
 pytestmark = pytest.mark.slow
@@ -72,10 +72,10 @@ def test_each_file_of_weights_is_read_twice_and_a_machine_without_room_finds_the
     rounds = read_json(paths.stage("evaluate") / "evaluation.json")["racing"]["rounds"]
     assert [(row["num_problems"], len(row["snapshots"])) for row in rounds] == [(2, 3), (4, 3), (8, 2)]
 
-    roomy = outputs(paths)
+    roomy = files_of(paths)
     monkeypatch.setattr(machine, "available_memory", lambda: 0.0)
     assert max(read(paths, loads).values()) > 2
-    assert outputs(paths) == roomy
+    assert files_of(paths) == roomy
 
 
 def test_the_base_of_lora_snapshots_is_read_twice_too(paths: Paths, loads: Counter[str]) -> None:

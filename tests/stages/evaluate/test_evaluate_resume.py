@@ -22,7 +22,8 @@ from tests import tiny
 from tests.conftest import ROOT
 from tests.engines.endpoint.chat_endpoint import KEY, VARIABLE, ChatEndpoint, settings
 from tests.measurement.synthetic import trajectory
-from tests.stages.evaluate.test_evaluate import PROBLEMS, evaluated, outputs, paths, scripts
+from tests.stages.evaluate.stage_folder import PROBLEMS, evaluated, files_of
+from tests.stages.evaluate.test_evaluate import paths, scripts
 
 __all__ = ["paths"]
 # Runs evaluate and is killed while it writes its episode number argv[3], half a line of which is on disk.
@@ -127,7 +128,7 @@ def test_evaluate_killed_twice_plays_only_what_is_missing(paths: Paths, monkeypa
     with endpoint.serving() as url:
         frontier = settings(url, max_concurrent_episodes=1).model_dump(mode="json")
         whole = evaluated(paths, frontier)
-        without_kill, num_asked = outputs(paths), len(endpoint.asked)
+        without_kill, num_asked = files_of(paths), len(endpoint.asked)
         endpoint.asked.clear()
         for killed_at in (8, 5 + 15):
             killed(paths, frontier, killed_at)
@@ -149,7 +150,7 @@ def test_evaluate_killed_twice_plays_only_what_is_missing(paths: Paths, monkeypa
     # One at a time, so only the endpoint's 8th episode was under way when the first kill came, and was paid for twice.
     eighth = len(PROBLEMS[7].reference[0].calls) + 1
     assert len(endpoint.asked) == num_asked + eighth
-    assert outputs(paths).keys() == without_kill.keys()
+    assert files_of(paths).keys() == without_kill.keys()
     same_but_for_last_digits(paths, without_kill)
     assert not (paths.artifacts / ".resume" / "evaluate").exists()
     timed = read_json(paths.artifacts / "timings" / "evaluate.json")

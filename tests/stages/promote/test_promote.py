@@ -46,10 +46,12 @@ pytestmark = pytest.mark.slow
 PROBLEMS = list(TravelDesk().generate(seed=3, num_problems=200, max_level=3))
 PIN = make_pin(TravelDesk(), PROBLEMS[:4], [play_probes(environment_settings(), PROBLEMS[:4])])
 RANK = {problem.id: number * 77 % 200 for number, problem in enumerate(PROBLEMS)}  # each of 0…199 once
-EVALUATE = {
+EVALUATE: dict[str, Any] = {
     "greedy": False, "select_samples_per_problem": 1, "test_samples_per_problem": 1, "racing": None,
     "confidence": 0.95, "power": 0.8,
     "frontier": None,
+    "also": [],
+    "reflexion": None,
 }  # fmt: skip
 FORCE = ManualOverride("force", "incident 4711")
 PARAMS: dict[str, Any] = {

@@ -1,0 +1,256 @@
+"""Reflexion: a frozen policy tries each test problem again, with notes of its own on what went wrong (`notes.py`).
+
+The baseline that training must beat at equal episodes (arXiv:2303.11366). **It reads the verdict of test problems**,
+since an attempt is repeated only where the last one failed; the trained policy never does. Its first attempt is the
+policy's own first test episode. Beside it the same attempts are played without notes, with the same random streams:
+best of k with a perfect verifier, which is all that notes without content can reach.
+
+Finished episodes and notes are stored as they come, so a killed stage plays only what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.core.files import read_jsonl, write_jsonl
+from tasks.core.records import Problem, Trajectory
+from tasks.core.terminal import tell
+from tasks.stages.evaluate.settings import EvaluateSections, ReflexionSettings
+
+if TYPE_CHECKING:
+    from tasks.chat.format import ChatFormat
+    from tasks.rollouts.collect import Collector
+    from tasks.rollouts.engine import Engine
+    from tasks.rollouts.notes import RememberingEpisodes
+    from tasks.tools.base import Environment
+
+Attempts = dict[str, list[Trajectory]]  # by problem id, in order
+Store = Callable[[str, list[Trajectory]], None]
+STAGE = "reflexion"  # of the random streams of later attempts, with notes and without
+
+
+def measure_reflexion(
+    settings: EvaluateSections,
+    environment: Environment,
+    problems: Sequence[Problem],
+    *,
+    model: Path,
+    first: Sequence[Trajectory],
+    best: list[Trajectory],
+    num_rl_episodes: int,
+    resume: Path,
+    store: Store,
+) -> dict[str, Any]:
+    """Success within each number of attempts, with notes and without, and both budgets of episodes.
+
+    `first` are the policy's test episodes, of which the first sample is attempt 1; `best` those of the trained one.
+    """
+    options = settings.evaluate.reflexion
+    assert options is not None
+    num_attempts = attempts_for(options, num_rl_episodes, len(problems))
+    own_first = {item.problem_id: [item] for item in first if item.sample_index == 0}
+    with closing(_Arms(settings, options, environment, problems, model, resume)) as arms:
+        noted, num_note_tokens = arms.play(own_first, num_attempts, with_notes=True)
+        plain, _ = arms.play(own_first, num_attempts, with_notes=False)
+    for name, attempts in (("reflexion", noted), ("retries", plain)):
+        store(name, [item for problem in problems for item in attempts[problem.id]])
+    row = compare(noted, plain, best, num_attempts, confidence=settings.evaluate.confidence)
+    row["result"]["mean_sampled_tokens"] += round(num_note_tokens / len(problems), 6)
+    found = {
+        **row,
+        "policy": options.policy,
+        "num_attempts": num_attempts,
+        "reads_test_verdicts": True,
+        "episodes": {
+            "rl_training": num_rl_episodes,
+            "reflexion_at_most": num_attempts * len(problems),
+            "reflexion": sum(map(len, noted.values())),
+            "retries": sum(map(len, plain.values())),
+        },
+    }
+    tell(f"reflexion: {_in_words(found)}")
+    return found
+
+
+def attempts_for(options: ReflexionSettings, num_rl_episodes: int, num_problems: int) -> int:
+    """As many per test problem as RL's episodes allow, and no more than the settings do."""
+    equal = max(1, num_rl_episodes // num_problems)
+    return equal if options.max_attempts is None else min(equal, options.max_attempts)
+
+
+def count_rl_episodes(metrics: Path) -> int:
+    """Episodes that training drew; those of replaced groups are not counted."""
+    return sum(row["num_episodes"] for _, row in read_jsonl(metrics)) if metrics.exists() else 0
+
+
+def compare(
+    noted: Attempts, plain: Attempts, best: list[Trajectory], num_attempts: int, *, confidence: float
+) -> dict[str, Any]:
+    """Results of the attempts as of one policy: a problem is solved if any attempt solved it."""
+    from tasks.measurement.statistics import paired_difference, summarise
+
+    def result(attempts: Attempts) -> dict[str, Any]:
+        tokens = sum(item.num_sampled_tokens for items in attempts.values() for item in items) / len(attempts)
+        whole = summarise(outcomes(attempts, num_attempts), confidence=confidence)
+        return {**whole, "samples_per_problem": num_attempts, "mean_sampled_tokens": round(tokens, 6)}
+
+    finals = outcomes(noted, num_attempts)
+    return {
+        "result": result(noted),
+        "retries": result(plain),
+        "success_within": [
+            {"attempts": k, "reflexion": _share_solved(noted, k), "retries": _share_solved(plain, k)}
+            for k in range(1, num_attempts + 1)
+        ],
+        "best_minus_reflexion": paired_difference(best, finals, confidence=confidence),
+        "reflexion_minus_retries": paired_difference(finals, outcomes(plain, num_attempts), confidence=confidence),
+    }
+
+
+def outcomes(attempts: Attempts, num_attempts: int) -> list[Trajectory]:
+    """Per problem the first success within so many attempts, else the last attempt that was no error of ours."""
+    from tasks.measurement.statistics import is_measured
+
+    found = []
+    for items in attempts.values():
+        tried = items[:num_attempts]
+        measured = [item for item in tried if is_measured(item)] or tried
+        found.append(next((item for item in measured if item.is_success), measured[-1]))
+    return found
+
+
+def _share_solved(attempts: Attempts, k: int) -> float:
+    from tasks.measurement.statistics import is_measured
+
+    finals = [item for item in outcomes(attempts, k) if is_measured(item)]
+    return round(sum(item.is_success for item in finals) / len(finals), 6) if finals else 0.0
+
+
+class _Arms:
+    """One engine over the frozen policy, which plays both arms."""
+
+    def __init__(
+        self,
+        settings: EvaluateSections,
+        options: ReflexionSettings,
+        environment: Environment,
+        problems: Sequence[Problem],
+        model: Path,
+        resume: Path,
+    ):
+        from tasks.rollouts.load import Engines, load_checked_chat
+        from tasks.rollouts.notes import RememberingEpisodes, room_for_notes
+
+        self.settings, self.options, self.environment, self.resume = settings, options, environment, resume
+        self.problems, self.model = {problem.id: problem for problem in problems}, model
+        play = settings.plays["test"]
+        self.sampling = play.sampling
+        self.chat: ChatFormat = load_checked_chat(model, environment, problems, self.sampling)
+        room = room_for_notes(
+            self.chat,
+            options.question,
+            max_memory_tokens=options.max_memory_tokens,
+            max_note_tokens=options.max_note_tokens,
+        )
+        most = self.sampling.max_tokens_per_episode + room
+        refuse_short_context(model, most, room)
+        wider = play.sampling.model_copy(update={"max_tokens_per_episode": most})
+        self.engines = Engines(play.model_copy(update={"sampling": wider}))
+        self.engine: Engine = self.engines.over(model, self.chat, environment, problems)
+        self.kind: RememberingEpisodes = RememberingEpisodes(
+            self.engine, self.chat, self.sampling, max_memory_tokens=options.max_memory_tokens
+        )
+
+    def play(self, first: Attempts, num_attempts: int, *, with_notes: bool) -> tuple[Attempts, int]:
+        """All attempts by problem, until one succeeds, and the tokens of notes."""
+        from tasks.rollouts.collect import collect_missing
+        from tasks.rollouts.conversation import EpisodeKey
+        from tasks.rollouts.finished import FinishedEpisodes
+
+        attempts = {name: list(items) for name, items in first.items()}
+        notes: dict[str, list[str]] = {}
+        name, num_note_tokens = "reflexion" if with_notes else "retries", 0
+        collector = self._collector()
+        collector.faults.num_finished = len(attempts)  # attempt 1: a lost episode is judged against all
+        for number in range(2, num_attempts + 1):
+            failed = [items[-1] for items in attempts.values() if not items[-1].is_success]
+            if not failed:
+                break
+            if with_notes:
+                num_note_tokens += self._note(failed, notes, number)
+            self.kind.remember(notes)
+            keys = [EpisodeKey(self.problems[item.problem_id], number - 1, 0) for item in failed]
+            finished = FinishedEpisodes(self.resume / f"{name}_{number:03d}.jsonl")
+            for played in collect_missing(collector, keys, finished, label=f"{name}: attempt {number}"):
+                attempts[played.problem_id].append(played)
+        self.engines.confirm(self.model)
+        return attempts, num_note_tokens
+
+    def close(self) -> None:
+        self.engines.close()
+
+    def _collector(self) -> Collector:
+        from tasks.rollouts.collect import Collector
+
+        return Collector(
+            self.kind,
+            self.environment,
+            max_concurrent_episodes=self.settings.engine.max_concurrent_episodes,
+            seed=self.settings.seed,
+            stage=STAGE,
+        )
+
+    def _note(self, failed: Sequence[Trajectory], notes: dict[str, list[str]], number: int) -> int:
+        """Add a note on each failed attempt, none on an error of ours; the tokens written."""
+        from tasks.measurement.statistics import is_measured
+        from tasks.rollouts.notes import write_notes
+
+        file = self.resume / f"notes_{number:03d}.jsonl"
+        seen = [item for item in failed if is_measured(item)]
+        kept = [row for _, row in read_jsonl(file)] if file.exists() else []
+        if [row["problem_id"] for row in kept] != [item.problem_id for item in seen]:
+            written = write_notes(
+                self.engine,
+                self.chat,
+                seen,
+                self.options.question,
+                max_note_tokens=self.options.max_note_tokens,
+                max_episode_tokens=self.sampling.max_tokens_per_episode + self.options.max_memory_tokens,
+                max_at_once=self.settings.engine.max_concurrent_episodes,
+                seed=self.settings.seed,
+            )
+            kept = [
+                {"problem_id": item.problem_id, "note": note, "num_tokens": num_tokens}
+                for item, (note, num_tokens) in zip(seen, written, strict=True)
+            ]
+            write_jsonl(file, kept)
+        for row in kept:
+            if row["note"]:
+                notes.setdefault(row["problem_id"], []).append(row["note"])
+        return sum(row["num_tokens"] for row in kept)
+
+
+def refuse_short_context(model: Path, needed: int, room: int) -> None:
+    from tasks.models.folders import model_config
+
+    config = model_config(model)
+    context = config.get("text_config", config).get("max_position_embeddings")
+    if context is not None and needed > context:
+        raise ValueError(
+            f"evaluate.reflexion: an attempt with notes takes up to {needed} tokens ({room} of them for notes), and "
+            f"the model's context is {context}, so it could not be played. Lower evaluate.reflexion.max_memory_tokens "
+            f"and max_note_tokens, or set evaluate.reflexion to null."
+        )
+
+
+def _in_words(row: dict[str, Any]) -> str:
+    episodes, gap = row["episodes"], row["best_minus_reflexion"]
+    return (
+        f"{row['result']['success_rate']:.1%} within {row['num_attempts']} attempts "
+        f"({row['retries']['success_rate']:.1%} without notes), reading test's verdicts, in "
+        f"{episodes['reflexion']:,} episodes; RL trained on {episodes['rl_training']:,}; best in one attempt "
+        f"{gap['difference']:+.1%}"
+    )

@@ -1,0 +1,39 @@
+"""How often the model succeeds after an attempt, on the problems that assess's gate looked at first."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+from tasks.core.settings import Paths
+from tasks.core.splits import read_split
+from tasks.environments.catalog import load_environment
+from tasks.rollouts.collect import sample_episodes
+from tasks.rollouts.finished import FinishedEpisodes
+from tasks.stages.warm_start.settings import WarmStartSections
+
+
+def measure_success(
+    model: Path, settings: WarmStartSections, paths: Paths, *, num_problems: int, finished: Path
+) -> float:
+    """The share solved of up to `num_problems` of select, one episode each, drawn as training draws. What the
+    environment lost does not count; ValueError where nothing is left.
+    """
+    problems = read_split(paths, "select")[:num_problems]
+    with closing(load_environment(settings.environment)) as environment:
+        played = sample_episodes(
+            model,
+            environment,
+            problems,
+            settings.play(1),
+            stage="warm_start",
+            label="warm start: success",
+            finished=FinishedEpisodes(finished),
+        )
+    counted = [trajectory for trajectory in played if trajectory.outcome != "environment_error"]
+    if not counted:
+        raise ValueError(
+            "the environment lost every episode of the warm start's check, so its success is not known. Correct the "
+            "environment, or set warm_start.stop to null."
+        )
+    return sum(trajectory.is_success for trajectory in counted) / len(counted)

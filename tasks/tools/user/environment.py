@@ -1,0 +1,60 @@
+"""An environment whose episodes have a simulated user; the outermost wrapper."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from tasks.core.files import json_hash
+from tasks.core.records import Problem
+from tasks.tools.base import Environment, ToldRequests, User
+from tasks.tools.user.hidden import shards_of
+from tasks.tools.user.played import PlayedUser, Speaker
+from tasks.tools.user.settings import UserModelSettings, UserSettings
+from tasks.tools.wrappers import EnvironmentWrapper
+
+
+class UserEnvironment(EnvironmentWrapper):
+    """`describe` includes the user: an agent that meets another user plays in another environment."""
+
+    def __init__(self, inner: Environment, settings: UserSettings):
+        super().__init__(inner)
+        self.user_settings = settings
+        self.speaker = None if settings.model is None else open_speaker(settings.model)
+
+    def start_user(self, problem: Problem, *, stream: str = "") -> User:
+        if self.speaker is not None:
+            return PlayedUser(self.user_settings, self.speaker, problem, self.shards(problem), stream=stream)
+        return script_user(self.inner, problem, self.user_settings, stream=stream)
+
+    def shards(self, problem: Problem) -> Any:
+        return shards_of(self.inner, problem)
+
+    def describe(self) -> dict[str, Any]:
+        return {**self.inner.describe(), "user": self.user_settings.model_dump(mode="json")}
+
+    def fingerprint(self) -> str:
+        return json_hash(self.describe())
+
+    def close(self) -> None:
+        if self.speaker is not None:
+            self.speaker.close()
+        self.inner.close()
+
+
+def script_user(environment: Environment, problem: Problem, settings: UserSettings, *, stream: str) -> User:
+    """The environment's own user where the problem has no parts, or all are told at once."""
+    shards = shards_of(environment, problem)
+    if settings.reveal == "at_once" or len(shards) < 2:
+        return environment.start_user(problem, stream=stream)
+    return ToldRequests(shards, on_request=settings.reveal == "on_request")
+
+
+def open_speaker(model: UserModelSettings) -> Speaker:
+    """The model that plays users: behind an endpoint, or in this process, which the engine's folder can do."""
+    if model.url is not None:
+        from tasks.tools.user.endpoint import EndpointSpeaker
+
+        return EndpointSpeaker(model)
+    found: Speaker = importlib.import_module("tasks.engines.transformers.speaker").FrozenSpeaker(model)
+    return found

@@ -1,0 +1,67 @@
+"""Settings of a simulated user."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from tasks.core.settings import Settings, VariableName
+
+Reveal = Literal["at_once", "sharded", "on_request"]
+
+
+class UserModelSettings(Settings):
+    """The model that plays a user: at an OpenAI-compatible endpoint, or (`url` null) a folder on this machine, in
+    process.
+
+    `model` is its name there, or the folder. `api_key_variable` names the environment variable with the key (null: no
+    key). `greeting` is what the agent is taken to have said before the first message. `max_messages` counts all
+    messages of the user; the next would be its farewell.
+    """
+
+    url: str | None = Field(pattern=r"^https?://")
+    model: str = Field(min_length=1)
+    api_key_variable: VariableName | None
+    instructions: str = Field(min_length=1)
+    greeting: str = Field(min_length=1)
+    temperature: float = Field(ge=0)
+    max_output_tokens: int = Field(ge=1)
+    max_messages: int = Field(ge=1)
+    max_retries: int = Field(ge=0)
+    timeout_seconds: float = Field(gt=0)
+
+    @field_validator("url")
+    @classmethod
+    def _no_query_in_it(cls, url: str | None) -> str | None:
+        if url is not None and "?" in url:
+            raise ValueError(
+                "it contains a query, so no path can be added to it; put a key in api_key_variable instead"
+            )
+        return url
+
+
+class UserSettings(Settings):
+    """Who speaks to the agent (`played_by`), and how much of a request each message tells (`reveal`).
+
+    `script` needs no model: the requests as they are, or their parts as the problem or the environment cuts them.
+    """
+
+    played_by: Literal["script", "endpoint", "base"]
+    reveal: Reveal
+    model: UserModelSettings | None
+
+    @model_validator(mode="after")
+    def _has_the_model_it_needs(self) -> UserSettings:
+        if (self.model is None) != (self.played_by == "script"):
+            needs = "needs none" if self.played_by == "script" else "needs to know which"
+            raise ValueError(
+                f"played_by: {self.played_by} {needs}, so no user could speak as configured. Set model to "
+                f"{'null' if self.played_by == 'script' else 'a section such as tasks/tools/user/README.md shows'}"
+            )
+        if self.model is not None and (self.model.url is None) != (self.played_by == "base"):
+            raise ValueError(
+                f"played_by: {self.played_by} and model.url: {self.model.url} contradict each other, so it is unclear "
+                f"which model speaks. Set url to {'null' if self.played_by == 'base' else 'that of the endpoint'}"
+            )
+        return self

@@ -1,0 +1,48 @@
+"""What the stages before `evaluate` leave, in small: twelve test problems, and one untrained model as all three."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tasks.core.files import read_json, write_jsonl
+from tasks.core.settings import Paths, load, read_params
+from tasks.drift.pin import make_pin, play_probes, write_pin
+from tasks.environments.travel_desk.environment import TravelDesk
+from tasks.models.folders import write_pointer
+from tasks.stages.evaluate import stage as evaluate
+from tasks.stages.evaluate.settings import EvaluateSections
+from tests import tiny
+from tests.conftest import ROOT
+from tests.worlds import environment_settings
+
+PROBLEMS = list({problem.requests[0]: problem for problem in tiny.problems(16, max_level=3)}.values())[:12]
+ENVIRONMENT = environment_settings()
+
+
+def stage_folder(folder: Path) -> Paths:
+    made = Paths(folder / "artifacts")
+    for split, count in (("select", 2), ("test", 12)):
+        write_jsonl(made.split(split), (problem.model_dump() for problem in PROBLEMS[:count]))
+    write_pin(made.stage("curate"), make_pin(TravelDesk(), PROBLEMS[:2], [play_probes(ENVIRONMENT, PROBLEMS[:2])]))
+    model = tiny.model_folder(made.stage("train") / "snapshots" / "iteration-0001")
+    write_pointer(made.stage("assess") / "base_model", str(model))
+    write_pointer(made.stage("warm_start") / "model", str(model))
+    return made
+
+
+def evaluated(paths: Paths, frontier: dict[str, Any] | None = None, **changed: Any) -> dict[str, Any]:
+    """evaluation.json; `changed` are keys of the section `evaluate`."""
+    params = read_params(ROOT / "params.yaml")
+    params["environment"] = ENVIRONMENT.model_dump(mode="json")
+    params["compute"]["num_threads"] = 1
+    params["sampling"] = {**tiny.SAMPLING.model_dump(), "max_turns": 12, "max_tokens_per_episode": 80}
+    params["evaluate"] = {**params["evaluate"], "test_samples_per_problem": 1, "frontier": frontier, **changed}
+    evaluate.run(load(EvaluateSections, params), paths)
+    return dict(read_json(paths.stage("evaluate") / "evaluation.json"))
+
+
+def files_of(paths: Paths) -> dict[str, bytes]:
+    """What evaluate left, by its path in the folder of the stage."""
+    folder = paths.stage("evaluate")
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}

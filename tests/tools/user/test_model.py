@@ -1,0 +1,143 @@
+"""A user that a model plays: what it is told, what the agent hears of it, and whose fault its silence is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.chat.format import ChatFormat
+from tasks.core.records import Trajectory
+from tasks.tools.base import block_until
+from tasks.tools.user.environment import UserEnvironment
+from tasks.tools.user.played import FAREWELL
+from tasks.tools.user.settings import UserSettings
+from tests import tiny
+from tests.engines.endpoint.chat_endpoint import KEY, VARIABLE, Answer, ChatEndpoint, completion
+from tests.rollouts.test_requests import NOTE, Notebook
+from tests.tools.user.test_script import PARTS, WHOLE, play, told
+from tests.worlds import QUICK
+
+SAID = ["A note, please.", "For Ada.", f"Thanks. {FAREWELL}"]
+
+
+@pytest.fixture(scope="module")
+def chat() -> ChatFormat:
+    return ChatFormat(tiny.tokenizer(), source="test")
+
+
+def user(url: str | None, **changed: Any) -> UserSettings:
+    model = {
+        "url": url, "model": "lab/m", "api_key_variable": VARIABLE, "instructions": "You need a note.",
+        "greeting": "Hello, what can I do?", "temperature": 0.0, "max_output_tokens": 20, "max_messages": 5,
+        "max_retries": 0, "timeout_seconds": 60.0,
+    }  # fmt: skip
+    played_by = "endpoint" if url else "base"
+    return UserSettings.model_validate({"played_by": played_by, "reveal": "on_request", "model": model | changed})
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ChatEndpoint, str]]:
+    """An endpoint that says SAID, message by message."""
+    monkeypatch.setenv(VARIABLE, KEY)
+    endpoint = ChatEndpoint({})
+
+    def say(number: int) -> Answer:
+        turn = sum(message["role"] == "assistant" for message in endpoint.asked[number]["messages"])
+        return 200, completion(SAID[turn])
+
+    endpoint.misbehave = say
+    with endpoint.serving() as url:
+        yield endpoint, url
+
+
+def played(chat: ChatFormat, url: str, texts: list[str], **changed: Any) -> Trajectory:
+    with closing(UserEnvironment(Notebook(QUICK), user(url, **changed))) as world:
+        return play(chat, world, texts)
+
+
+def test_the_agent_hears_what_the_user_says_and_never_the_hidden_goal(
+    chat: ChatFormat, served: tuple[ChatEndpoint, str]
+) -> None:
+    endpoint, url = served
+    trajectory = played(chat, url, ["For whom?", NOTE, "Noted."])
+    assert told(trajectory) == SAID[:2] and trajectory.fault is None
+    assert trajectory.details["messages"] == ["For whom?", "Noted."]
+    rules, *spoken = endpoint.asked[-1]["messages"]
+    assert rules["role"] == "system" and all(part in rules["content"] for part in PARTS)
+    assert [(message["role"], message["content"]) for message in spoken] == [
+        ("user", "Hello, what can I do?"), ("assistant", SAID[0]), ("user", "For whom?"),
+        ("assistant", SAID[1]), ("user", "Noted."),
+    ]  # fmt: skip
+    assert not any(part in chat.decode(trajectory.token_ids) for part in PARTS)
+
+
+def test_an_agent_cannot_say_farewell_in_the_users_name(chat: ChatFormat, served: tuple[ChatEndpoint, str]) -> None:
+    assert len(played(chat, served[1], [FAREWELL, "Noted."]).turns) == 2
+
+
+def test_a_user_says_no_more_than_it_may(chat: ChatFormat, served: tuple[ChatEndpoint, str]) -> None:
+    assert told(played(chat, served[1], ["For whom?"], max_messages=1)) == SAID[:1]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (500, {"error": {"message": "down"}}),
+        (429, {"error": {"message": "slow"}}),
+        (200, b"{}"),
+        (200, b"no JSON"),
+        (200, completion("  ")),
+    ],
+)
+@pytest.mark.parametrize("when", [0, 1])
+def test_a_user_who_fails_is_asked_again_in_a_new_episode(
+    chat: ChatFormat, served: tuple[ChatEndpoint, str], answer: Answer, when: int
+) -> None:
+    endpoint, url = served
+    say = endpoint.misbehave
+    endpoint.misbehave = lambda number: answer if number == when else say(number)
+    trajectory = played(chat, url, ["For whom?", "Noted."] if when == 0 else ["For whom?", "For whom?", "Noted."])
+    assert (trajectory.outcome != "environment_error", told(trajectory)) == (True, SAID[:2])
+
+
+def test_a_user_who_stays_silent_is_an_environment_error(chat: ChatFormat, served: tuple[ChatEndpoint, str]) -> None:
+    endpoint, url = served
+    endpoint.misbehave = lambda number: (503, {"error": {"message": f"down, {KEY}"}})
+    trajectory = played(chat, url, ["For whom?"])
+    assert trajectory.outcome == "environment_error" and len(endpoint.asked) == QUICK.max_attempts
+    assert (
+        trajectory.fault is not None
+        and trajectory.fault.startswith("user: unavailable")
+        and KEY not in trajectory.fault
+    )
+
+
+def test_a_refused_key_ends_the_run(chat: ChatFormat, served: tuple[ChatEndpoint, str]) -> None:
+    endpoint, url = served
+    endpoint.misbehave = lambda number: (401, {"error": {"message": "no such key"}})
+    with pytest.raises(ValueError, match=r"environment\.user\.model: .*api_key_variable"):
+        played(chat, url, ["For whom?"])
+
+
+def test_a_frozen_base_speaks_in_process_and_says_the_same_to_the_same_seed(tmp_path: Path) -> None:
+    folder = tiny.model_folder(
+        tmp_path / "base", embedded=tiny.EMBEDDED.model_copy(update={"max_position_embeddings": 900})
+    )
+    settings = user(None, model=str(folder), api_key_variable=None, temperature=1.0)
+    with closing(UserEnvironment(Notebook(QUICK), settings)) as world:
+        said = [block_until(world.start_user(WHOLE, stream=stream).open()) for stream in ("0/a", "0/a", "0/b")]
+    assert said[0] == said[1] != said[2]
+
+
+@pytest.mark.parametrize(
+    ("played_by", "model", "told"),
+    [("script", {}, "needs none"), ("endpoint", None, "needs to know"), ("base", {}, "contradict")],
+)
+def test_a_user_that_cannot_be_played_is_refused(played_by: str, model: Any, told: str) -> None:
+    given = None if model is None else user("http://127.0.0.1:1/v1").model_dump()["model"]
+    with pytest.raises(ValueError, match=told):
+        UserSettings.model_validate({"played_by": played_by, "reveal": "sharded", "model": given})
