@@ -19,6 +19,18 @@ INTERVAL = {"success_rate": float, "ci_low": float, "ci_high": float, "num_probl
 RATE = {**INTERVAL, "samples_per_problem": int}
 Result = shape(**RATE, by_category=dict[str, shape(success_rate=float)])
 Policies = shape(base=Result, warm_start=Result, best=Result)
+Difference = shape(difference=float, ci_low=float, ci_high=float)
+Elsewhere = shape(environment=str, results=Policies, gain=Difference)
+Reflexion = shape(
+    policy=str,
+    num_attempts=int,
+    result=shape(**RATE),
+    retries=shape(**RATE),
+    success_within=list[shape(attempts=int, reflexion=float, retries=float)],
+    episodes=shape(rl_training=int, reflexion_at_most=int, reflexion=int, retries=int),
+    best_minus_reflexion=Difference,
+    reflexion_minus_retries=Difference,
+)
 Evaluation = shape(
     best_snapshot=str,
     select=dict[str, Result],
@@ -28,6 +40,8 @@ Evaluation = shape(
     contents=NotRequired[dict[str, str]],
     measurement=NotRequired[shape(parts=Object)],
     greedy=NotRequired[dict[str, Result]],
+    also=NotRequired[dict[str, Elsewhere]],
+    reflexion=NotRequired[Reflexion],
     warm_start_best_of_k=NotRequired[shape(k=float, same_cost=float, **INTERVAL, tries_to_match=int | None)],
 )
 Baseline = shape(**RATE, gate=Literal["skip_rl", "rl", "warm_start"])

@@ -23,6 +23,7 @@ from tasks.report.results import (
     StoredResults,
     interval,
     percent,
+    points,
     rate_of_category,
     read_results,
     short_name,
@@ -82,6 +83,7 @@ def build_report(paths: Paths, rewards: RewardSettings | None = None) -> Path:
             changes=changes,
             trajectory_folder=paths.stage("evaluate") / "trajectories",
             rate_of_category=rate_of_category,
+            points=points,
             decision_page=decision_page.name if results.decision and decision_page.exists() else None,
         )
         write_text(temporary / "index.html", page)

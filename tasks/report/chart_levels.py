@@ -43,6 +43,9 @@ def levels_of(results: StoredResults, style: Style) -> list[Level]:
         levels.append(Level("champion", name, results.champion_before["result"], style.champion))
     if results.frontier is not None:
         levels.append(Level("frontier", "frontier", results.frontier["result"], style.frontier))
+    if results.reflexion is not None:
+        name = f"Reflexion, {results.reflexion['num_attempts']} tries"
+        levels.append(Level("reflexion", name, results.reflexion["result"], style.reflexion))
     return levels
 
 

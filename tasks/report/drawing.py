@@ -46,6 +46,7 @@ class Style:
     best: str = "#0b7a53"
     champion: str = "#b3261e"
     frontier: str = "#7c3aa8"
+    reflexion: str = "#0f7f95"
 
     @property
     def is_wide(self) -> bool:
@@ -56,6 +57,7 @@ LIGHT = Style()
 DARK = Style(
     paper="#14171f", ink="#e8eaf0", muted="#98a0b3", grid="#272c38", base="#98a0b3", warm_start="#e0a030",
     curve="#7d9dff", light_curve="#4d5f99", best="#3ecf97", champion="#ff8a80", frontier="#c792ea",
+    reflexion="#5cc8dd",
 )  # fmt: skip
 # For a phone: narrow, so that the words stay legible when the picture is as wide as the screen.
 LIGHT_NARROW, DARK_NARROW = replace(LIGHT, width=4.6), replace(DARK, width=4.6)

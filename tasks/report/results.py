@@ -59,6 +59,17 @@ class StoredResults:
         return self.evaluation.get("frontier")
 
     @property
+    def also(self) -> dict[str, Any]:
+        """By environment that training never saw: the result of each policy, and the gain from base to best."""
+        found: dict[str, Any] = self.evaluation.get("also", {})
+        return found
+
+    @property
+    def reflexion(self) -> dict[str, Any] | None:
+        """The frozen policy that tried test problems again with notes of its own; None without one."""
+        return self.evaluation.get("reflexion")
+
+    @property
     def dropped(self) -> frozenset[str]:
         """The snapshots that racing dropped before they had met all of `select`."""
         return frozenset((self.evaluation.get("racing") or {}).get("dropped", ()))
@@ -125,6 +136,12 @@ def _is_about(decision: dict[str, Any], evaluation: dict[str, Any]) -> bool:
     challenger = decision["challenger"]
     is_of_the_weights = challenger.get("evaluated", challenger["weights"]) == evaluation["weights"]["best"]
     return is_of_the_weights and challenger.get("evaluated_files") == evaluation.get("folders", {}).get("best")
+
+
+def points(difference: dict[str, Any]) -> str:
+    """`+12.0 (+3.1 to +20.9)`, in percentage points."""
+    value, low, high = (f"{100 * difference[key]:+.1f}" for key in ("difference", "ci_low", "ci_high"))
+    return f"{value} ({low} to {high})"
 
 
 def read_training(paths: Paths) -> list[dict[str, Any]]:

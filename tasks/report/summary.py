@@ -17,6 +17,7 @@ from tasks.report.results import (
     StoredResults,
     interval,
     percent,
+    points,
     rate_of_category,
     read_results,
     short_name,
@@ -54,6 +55,8 @@ def build_summary(paths: Paths) -> dict[str, Any]:
         **({"baselines": baselines} if baselines else {}),
         **({"greedy": greedy} if greedy else {}),
         **({"warm_start_best_of_k": results.best_of_k} if results.best_of_k else {}),
+        **({"also": {name: _elsewhere(row) for name, row in results.also.items()}} if results.also else {}),
+        **({"reflexion": _tried_again(results.reflexion)} if results.reflexion else {}),
         "champion": results.champion,
         "seconds": {name: seconds.get(name) for name in (*STAGES, "total")},
     }
@@ -65,12 +68,24 @@ def build_summary(paths: Paths) -> dict[str, Any]:
     return summary
 
 
+def _elsewhere(row: dict[str, Any]) -> dict[str, Any]:
+    results = {policy: _shared(row["results"][policy]) for policy in POLICIES}
+    return {**results, "gain": {name: row["gain"][name] for name in ("difference", "ci_low", "ci_high")}}
+
+
+def _tried_again(row: dict[str, Any]) -> dict[str, Any]:
+    kept = ("policy", "num_attempts", "reads_test_verdicts", "episodes", "best_minus_reflexion")
+    return {**_shared(row["result"]), "without_notes": _shared(row["retries"]), **{name: row[name] for name in kept}}
+
+
 def print_summary(summary: dict[str, Any], paths: Paths, console: SafeConsole) -> None:
     """Results, results by category, seconds and where to look next; fits 80 columns."""
     results = read_results(paths)
     frontier = [_frontier_table(summary["frontier"])] if "frontier" in summary else []
+    elsewhere = [_elsewhere_table(summary["also"], results)] if "also" in summary else []
     for part in (
         _results_table(summary, results),
+        *elsewhere,
         *frontier,
         _categories_table(results),
         _seconds_table(summary, results),
@@ -107,6 +122,10 @@ def _results_table(summary: dict[str, Any], results: StoredResults) -> Table:
         rows[f"{results.best_snapshot} on test, greedy"] = summary["greedy"]["best"]
     if "frontier" in summary:
         rows[f"{short_name(summary['frontier']['model'])} on test"] = summary["frontier"]
+    if "reflexion" in summary:
+        tried = summary["reflexion"]
+        rows["Reflexion, which reads verdicts"] = tried
+        rows["the same tries without notes"] = tried["without_notes"]
     for name, result in rows.items():
         style = "bold green" if result is summary["test"] else None
         numbers = [percent(result["success_rate"]), interval(result), str(result["num_problems"])]
@@ -124,6 +143,15 @@ def _more_tries(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
         return {}
     tries = f"{found['k']:.2g}"
     return {f"warm start, best of {tries}": {**found, "samples_per_problem": tries}}
+
+
+def _elsewhere_table(also: dict[str, Any], results: StoredResults) -> Table:
+    """Environments that training never saw."""
+    table = new_table("Never seen in training, %", "base", "warm", "best", f"base to best, {results.interval_name}")
+    for name, row in also.items():
+        rates = (percent(row[policy]["success_rate"]).rstrip("%") for policy in POLICIES)
+        table.add_row(printable(name), *rates, points(row["gain"]))
+    return table
 
 
 def _frontier_table(frontier: dict[str, Any]) -> Table:

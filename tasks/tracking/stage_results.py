@@ -16,6 +16,7 @@ from tasks.tracking.metrics import MAX_METRICS, Point, flatten, numbers, row_poi
 
 Row = Mapping[str, Any]
 INTERVAL = ("success_rate", "ci_low", "ci_high")
+TRIED_AGAIN = {"with_notes": "result", "without_notes": "retries"}  # attempts of the frozen policy
 DIFFERENCE = ("difference", "ci_low", "ci_high")
 
 
@@ -105,6 +106,14 @@ def _evaluated(evaluation: Row) -> StageResults:
     results = [("select", name, result) for name, result in select.items()]
     for split in ("test", "baselines"):
         results += [(split, name, result) for name, result in (evaluation.get(split) or {}).items()]
+    elsewhere = [
+        (f"also/{name}", policy, result)
+        for name, row in (evaluation.get("also") or {}).items()
+        for policy, result in row["results"].items()
+    ]
+    if reflexion := evaluation.get("reflexion"):
+        elsewhere += [("reflexion", name, reflexion[key]) for name, key in TRIED_AGAIN.items()]
+    results += elsewhere
     policies = [_policy_row(*item) for item in results]
     return StageResults([*_test_points(evaluation), *curve], {"policies.json": policies, **_by_category(results)})
 
@@ -114,6 +123,11 @@ def _test_points(evaluation: Row) -> list[Point]:
     for policy, result in evaluation["test"].items():
         names = INTERVAL if policy == "best" else ("success_rate",)
         points += numbers({name: result[name] for name in names}, f"test/{policy}", 0)
+    for name, row in (evaluation.get("also") or {}).items():
+        rates = {policy: result["success_rate"] for policy, result in row["results"].items()}
+        points += numbers({**rates, "gain": {key: row["gain"][key] for key in DIFFERENCE}}, f"also/{name}", 0)
+    if reflexion := evaluation.get("reflexion"):
+        points += numbers({"success_rate": reflexion["result"]["success_rate"]}, "reflexion", 0)
     gain = evaluation.get("gain_over_warm_start") or {}
     return points + numbers({name: gain[name] for name in DIFFERENCE if name in gain}, "gain_over_warm_start", 0)
 

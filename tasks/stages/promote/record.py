@@ -53,6 +53,7 @@ def decision_row(
         "policy": settings.model_dump(exclude={"model_name"}),
         "test": evaluation["test"],
         "select": evaluation["select"][challenger.snapshot],
+        **({"also": evaluation["also"]} if "also" in evaluation else {}),
         "environment": {
             "fingerprint": drift.fingerprint,
             "accepted_drift": accepted_changes(conditions.paths),
