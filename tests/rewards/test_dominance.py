@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -127,8 +128,11 @@ FAILURES, SUCCESSES = short_episodes("failure"), short_episodes("success")
 def test_in_what_is_accepted_no_failure_outscores_a_success(
     weights: dict[str, float], ranked: dict[str, tuple[float, int]], shrink: float
 ):
-    parts = [{"name": name, "weight": weight * shrink, "k": k} for name, (weight, k) in ranked.items()]
-    chosen = shaped(*parts, **{name: weight * shrink for name, weight in weights.items()})
+    parts: list[dict[str, Any]] = [
+        {"name": name, "weight": weight * shrink, "k": k} for name, (weight, k) in ranked.items()
+    ]
+    parts += [{"name": name, "weight": weight * shrink} for name, weight in weights.items()]
+    chosen = shaped(*parts)
     if not is_dominated(chosen, SHORT):
         with pytest.raises(ValueError, match="the best failure can earn"):
             check_dominance(chosen, SHORT)

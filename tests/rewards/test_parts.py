@@ -33,7 +33,7 @@ def test_penalties_count_turns_invalid_calls_and_thousands_of_tokens():
 
 def test_without_token_ids_the_endpoints_usage_counts_and_none_is_an_error():
     played = episode("failure")
-    played.token_ids = played.sampled_mask = []
+    played.token_ids, played.sampled_mask = [], []
     played.details = {"usage": {"output_tokens": 500}}
     assert value("token_cost", played) == -0.5
     played.details = {"usage": {"output_tokens": None}}
