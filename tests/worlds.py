@@ -51,6 +51,16 @@ OWN_SETTINGS: dict[str, dict[str, Any]] = {
     "bfcl": {"categories": ["multi_turn_base"], "turns": "first"},
     "tau2": {"domain": "telecom", "problems": "base"},
     "mixture": TWO_WORLDS,
+    "research": {
+        "corpus": None,
+        "generated": {"seed": 1, "num_clusters": 20},
+        "num_results": 3,
+        "snippet_characters": 24,
+        "page_characters": 2000,
+        "max_searches": 6,
+        "max_characters": 4000,
+        "citations": "some",
+    },
 }
 
 
