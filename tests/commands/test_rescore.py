@@ -13,6 +13,7 @@ from tasks.commands.rescore import rescore
 from tasks.core.files import write_jsonl
 from tasks.core.records import Trajectory, Turn
 from tasks.core.settings import Paths, read_params
+from tasks.tracking.lineage import reward_tags
 from tests.conftest import ROOT
 from tests.measurement.synthetic import trajectory
 from tests.tracking.test_traces import problem_row
@@ -91,3 +92,12 @@ def test_trajectories_of_another_project_are_refused_and_lost_ones_stay_as_they_
     write_jsonl(Path("some.jsonl"), [lost.to_row(), episode(True, 1, 0).to_row()])
     assert "1 trajectories cannot be scored and stay as they were" in rescore(Path("some.jsonl"), None)
     assert "score" not in json.loads(Path("artifacts/rescore/some.jsonl").read_text().splitlines()[0])
+
+
+def test_the_lineage_says_the_parts_and_whether_somebody_insisted():
+    parts = [{"name": "format", "weight": 2.0}]
+    assert reward_tags({"parts": [], "allow_undominated": False}) == {}
+    assert reward_tags({"parts": parts, "allow_undominated": False}) == {"reward": "outcome + 2 format"}
+    assert reward_tags({"parts": parts, "allow_undominated": True}) == {
+        "reward": "outcome + 2 format; allow_undominated: a failure could outscore a success"
+    }
