@@ -39,6 +39,7 @@ def lineage_tags(
     best = evaluation["test"]["best"]
     return {
         "reason": reason,
+        **reward_tags(origin.params.get("reward") or {}),
         "weights_hash": weights,
         "snapshot": evaluation["best_snapshot"],
         "git_commit": trained["git_commit"],
@@ -56,11 +57,21 @@ def lineage_tags(
         "environment_fingerprint_at_evaluation": str(evaluation["environment"]["fingerprint"]),
         "environment_fields": json.dumps(environment_fields(description)),
         "environment_drift": _cut("; ".join(drift)) or "none",
+        "judge": json.dumps(judge_of(description)),
         **{f"data_hash.{file}": digest for file, digest in sorted(card["hashes"].items())},
         **{f"test.{name}": str(best[name]) for name in ("success_rate", "ci_low", "ci_high", "num_problems")},
         "test.samples_per_problem": str(best["samples_per_problem"]),
         "select.success_rate": str(evaluation["select"][evaluation["best_snapshot"]]["success_rate"]),
     }
+
+
+def reward_tags(reward: Mapping[str, Any]) -> dict[str, str]:
+    """The parts beside success, and whether somebody insisted on parts that may outweigh it; empty without parts."""
+    parts = [f"{part['weight']:g} {part['name']}" for part in reward.get("parts") or []]
+    if not parts:
+        return {}
+    insisted = "; allow_undominated: a failure could outscore a success" if reward.get("allow_undominated") else ""
+    return {"reward": _cut(f"outcome + {' + '.join(parts)}{insisted}")}
 
 
 def environment_fields(description: Mapping[str, Any]) -> dict[str, str]:
@@ -69,6 +80,23 @@ def environment_fields(description: Mapping[str, Any]) -> dict[str, str]:
     fields = {name: json_hash(value)[:8] for name, value in description.items() if name != "tools"}
     fields |= {f"tools.{name}": json_hash(tool)[:8] for name, tool in tools.items()}
     return fields if len(json.dumps(fields)) <= MAX_TAG_LENGTH else _with_tools_as_one(fields)
+
+
+def judge_of(description: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The environment's judge (model, endpoint, hash of the rubric) and its agreement with people; None without one.
+    The members of a mixture share one.
+    """
+    judge = next(
+        (part["judge"] for part in [description, *description.get("members", {}).values()] if "judge" in part), None
+    )
+    if judge is None:
+        return None
+    measured = judge["agreement"]
+    numbers = ("agreement", "ci_low", "ci_high", "confidence", "kappa", "num_labels", "labels")
+    return {
+        **{name: judge[name] for name in ("model", "url", "rubric", "decides", "num_votes", "temperature")},
+        "agreement": measured if isinstance(measured, str) else {name: measured[name] for name in numbers},
+    }
 
 
 def differing_fields(tags: Mapping[str, str], description: Mapping[str, Any]) -> list[str]:

@@ -13,6 +13,7 @@ from tasks.core.files import number_of, write_json, write_jsonl
 from tasks.core.records import BY_ENVIRONMENT, Group, Problem
 from tasks.environments.catalog import load_environment
 from tasks.learning.grpo.curriculum import ProblemSampler
+from tasks.learning.grpo.solve_rates import Played
 from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.checkpoints import Checkpoints, seed_generators
 from tasks.learning.shared.lora import Adapter
@@ -27,6 +28,7 @@ from tasks.stages.train.groups import group_collector
 from tasks.stages.train.sentinel import Sentinel
 from tasks.stages.train.serving import Serving
 from tasks.stages.train.snapshots import Snapshots, policy_weights
+from tasks.stages.train.unearned import most_unearned, name_unearned
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,8 +41,17 @@ Metrics = dict[str, Any]
 class TrainingRun:
     """A run in the folder `resume`; it continues from the newest whole checkpoint there."""
 
-    def __init__(self, settings: TrainSections, *, start: Path, problems: Sequence[Problem], resume: Path):
+    def __init__(
+        self,
+        settings: TrainSections,
+        *,
+        start: Path,
+        problems: Sequence[Problem],
+        resume: Path,
+        baseline: Sequence[Played] = (),
+    ):
         self.settings, self.params, self.start, self.problems = settings, settings.train, start, problems
+        self.baseline = baseline
         self.sentinel = Sentinel(settings.sentinel)
         self.num_rollbacks = 0
         self.last_counts: dict[str, float] = {}
@@ -78,7 +89,7 @@ class TrainingRun:
             seed=settings.seed,
             stage="train",
         )
-        self.sampler = ProblemSampler(self.problems, params, seed=settings.seed)
+        self.sampler = ProblemSampler(self.problems, params, seed=settings.seed, baseline=self.baseline)
         collect = group_collector(self.collector, self.sampler, group_size=params.group_size, rewards=settings.reward)
         self.collect = refuse_stale(collect, params.max_staleness)
         self.trainer = GRPOTrainer(
@@ -133,7 +144,7 @@ class TrainingRun:
         """One iteration and the sentinel's alarm about it; saves where that is due and there is no alarm."""
         row = self._train_on_policy() if self.pipeline is None else self._train_pipelined(self.pipeline)
         self.metrics.append(row)
-        alarm = self.sentinel.observe(row)
+        alarm = name_unearned(self.sentinel.observe(row), self.trainer.last_groups)
         if alarm is None:
             self._finish_iteration()
         return self.metrics[-1], alarm
@@ -167,7 +178,8 @@ class TrainingRun:
         place = folder / f"iteration-{alarm.iteration:04d}"
         groups = self.trainer.last_groups
         write_jsonl(place / "trajectories.jsonl", (item.to_row() for group in groups for item in group.trajectories))
-        write_json(place / "alarm.json", asdict(alarm) | {"metrics": self.metrics})
+        unearned = [asdict(episode) for episode in most_unearned(groups)]
+        write_json(place / "alarm.json", asdict(alarm) | {"most_unearned": unearned, "metrics": self.metrics})
         return place
 
     def _train_on_policy(self) -> Metrics:
@@ -219,7 +231,7 @@ class TrainingRun:
         before = self.last_counts
         self.last_counts = self.collector.counts() | self.serving.counts()
         counts = add_hit_rate({name: count - before.get(name, 0) for name, count in self.last_counts.items()})
-        return counts | self.serving.metrics()
+        return counts | self.serving.metrics() | self.sampler.metrics()
 
     def _curriculum(self, ahead: Sequence[Batch]) -> dict[str, Any]:
         """The sampler's state after the batches of this iteration and those `ahead` of it."""

@@ -118,7 +118,7 @@ def run_killed_after(count: int, options: TrainSections, start: Path, place: Pat
             run(options, start, place)
 
 
-@pytest.mark.parametrize("changed", [{}, {"lora": LORA}, {"checkpoint_interval": 2}])
+@pytest.mark.parametrize("changed", [{}, {"lora": LORA}, {"checkpoint_interval": 2, "problem_sampler": "band"}])
 def test_a_killed_run_goes_on_and_ends_bitwise_the_same(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any]
 ) -> None:
