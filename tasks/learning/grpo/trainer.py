@@ -12,12 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from tasks.core.records import Group
 from tasks.learning.grpo.advantages import group_advantages
+from tasks.learning.grpo.exploration import max_variance_subset, samples_at, temperature_at
 from tasks.learning.grpo.losses import (
     aggregation_weights,
     cispo_loss,
@@ -30,6 +32,7 @@ from tasks.learning.grpo.losses import (
 )
 from tasks.learning.grpo.metrics import Metrics, StepSums, mismatch_metrics, pass_metrics, rollout_metrics
 from tasks.learning.grpo.mini_batches import MiniBatch, mini_batches
+from tasks.learning.grpo.turn_credit import turn_advantages
 from tasks.learning.shared.agreement import prepare_model
 from tasks.learning.shared.batching import MicroBatch, Row, check_tokens, micro_batches
 from tasks.learning.shared.lora import POLICY, Adapter
@@ -73,7 +76,8 @@ class GRPOTrainer:
         max_tokens: int,
         adapter: Adapter | None = None,
     ):
-        self.model, self.settings, self.temperature, self.adapter = model, settings, temperature, adapter
+        self.model, self.settings, self.adapter = model, settings, adapter
+        self.temperature = self.usual_temperature = temperature
         self.reference = Reference(model, adapter, frozen=compute.frozen) if settings.kl_weight else None
         self.steps_per_iteration = settings.updates_per_batch * settings.steps_per_batch
         self.optimizer = Optimizer(
@@ -93,6 +97,7 @@ class GRPOTrainer:
         `before_update` is called when the batch is complete: an engine on the same device can then free memory.
         """
         self.iteration += 1
+        self.temperature = temperature_at(self.settings, self.iteration, otherwise=self.usual_temperature)
         self.model.eval()
         groups, num_replaced = self.collect_with_signal(self.iteration, collect)
         check_tokens(groups, vocabulary_size=self.model.get_input_embeddings().num_embeddings)
@@ -107,6 +112,7 @@ class GRPOTrainer:
             "optimizer_steps": self.optimizer.steps_done,
             **rollout_metrics([group for group in groups if group.round_number == 0]),
             "num_replaced_groups": num_replaced,
+            **self._exploration_metrics(),
             **(self._step_metrics(passes, [batch for part in parts for batch in part]) if parts else {}),
         }
 
@@ -149,17 +155,42 @@ class GRPOTrainer:
         groups = list(collect(iteration, 0, wanted))
         num_replaced = 0
         for round_number in range(1, self.settings.max_replacement_rounds + 1):
-            missing = wanted - sum(any(self._advantages(group)) for group in groups)
+            missing = wanted - sum(self._has_signal(group) for group in groups)
             if missing <= 0:
                 break
             groups += collect(iteration, round_number, missing)
             num_replaced += missing
         return groups, num_replaced
 
-    def _advantages(self, group: Group) -> list[float]:
-        reward_1G = torch.tensor([[score.reward for score in group.scores]])
-        counted_1G = torch.tensor([[self._is_counted(trajectory) for trajectory in group.trajectories]])
-        return group_advantages(reward_1G, counted_1G, baseline=self.settings.advantage)[0].tolist()
+    def _exploration_metrics(self) -> Metrics:
+        """What the schedules say of this iteration; nothing where there are none."""
+        if self.settings.exploration is None:
+            return {}
+        samples = samples_at(self.settings, self.iteration)
+        return {"temperature": self.temperature, "samples_per_problem": samples}
+
+    def _has_signal(self, group: Group) -> bool:
+        return any(map(np.any, self._advantages(group)))
+
+    def _advantages(self, group: Group) -> Sequence[float | list[float]]:
+        """Of each trajectory, or of each of its sampled tokens; 0 where it does not carry loss."""
+        rewards, counted = [score.reward for score in group.scores], self._counted(group)
+        if self.settings.advantage == "turn_leave_one_out":
+            return turn_advantages(group.trajectories, rewards, counted)
+        reward_1G, counted_1G = torch.tensor([rewards]), torch.tensor([counted])
+        advantages: list[float] = group_advantages(reward_1G, counted_1G, baseline=self.settings.advantage)[0].tolist()
+        return advantages
+
+    def _counted(self, group: Group) -> list[bool]:
+        """Which trajectories carry loss: of those that are evidence, the most different ones where only some do."""
+        evidence = [self._is_counted(trajectory) for trajectory in group.trajectories]
+        keep = self.settings.exploration.keep if self.settings.exploration else None
+        if keep is None:
+            return evidence
+        numbers = [number for number, is_evidence in enumerate(evidence) if is_evidence]
+        kept = max_variance_subset([group.scores[number].reward for number in numbers], keep)
+        chosen = {numbers[index] for index in kept}
+        return [number in chosen for number in range(len(evidence))]
 
     def _is_counted(self, trajectory: Any) -> bool:
         """A trajectory that a token limit cut, or that the environment lost, is no evidence about the policy."""
@@ -203,9 +234,9 @@ class GRPOTrainer:
         dropped_lengths: list[list[int]] = []
         for group in groups:
             advantages = self._advantages(group)
-            pairs = zip(group.trajectories, advantages, strict=True)
-            counted = [Row.of(item, advantage) for item, advantage in pairs if self._is_counted(item)]
-            if counted and (any(advantages) or self.settings.zero_variance_groups == "keep"):
+            triples = zip(group.trajectories, advantages, self._counted(group), strict=True)
+            counted = [Row.of(item, advantage) for item, advantage, is_counted in triples if is_counted]
+            if counted and (any(map(np.any, advantages)) or self.settings.zero_variance_groups == "keep"):
                 rows.append(counted)
             elif group.round_number == last_round:
                 dropped_lengths.append([sum(row.sampled_mask) for row in counted])
