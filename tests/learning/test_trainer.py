@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.core.records import Group
+from tasks.learning.grpo.credit import carries_loss
 from tasks.learning.grpo.trainer import Collect, GRPOTrainer
 from tasks.learning.shared.batching import Row, micro_batches
 from tasks.learning.shared.checkpoints import seed_generators
@@ -610,7 +611,7 @@ def test_what_is_left_out_carries_no_loss_and_is_not_in_the_denominator(folder: 
     """Of rewards 0, 1, 0, 0 the pair that differs is kept, and the step is the one of that pair alone."""
     group = a_group(1, [0.0, 1.0, 0.0, 0.0])
     trainer = a_trainer(folder, exploration={"temperature": None, "samples_per_problem": None, "keep": 2})
-    kept = [number for number, is_kept in enumerate(trainer._counted(group)) if is_kept]
+    kept = [number for number, is_kept in enumerate(carries_loss(group, trainer.settings)) if is_kept]
     assert len(kept) == 2 and 1 in kept
     pair = dataclasses.replace(
         group,

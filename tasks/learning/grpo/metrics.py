@@ -10,6 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from tasks.core.records import Group, Trajectory
+from tasks.learning.grpo.exploration import samples_at
+from tasks.learning.shared.settings import GRPOSettings
 from tasks.models.differences import Differences
 
 Metrics = dict[str, Any]
@@ -36,6 +38,13 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         "repetition": sum(map(repetition, trajectories)) / count,
         **thinking_metrics(trajectories),
     }
+
+
+def exploration_metrics(settings: GRPOSettings, iteration: int, temperature: float) -> Metrics:
+    """What the schedules say of this iteration; nothing where there are none."""
+    if settings.exploration is None:
+        return {}
+    return {"temperature": temperature, "samples_per_problem": samples_at(settings, iteration)}
 
 
 def thinking_metrics(trajectories: Sequence[Trajectory]) -> Metrics:

@@ -18,8 +18,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tasks.core.records import Group
-from tasks.learning.grpo.advantages import group_advantages
-from tasks.learning.grpo.exploration import max_variance_subset, samples_at, temperature_at
+from tasks.learning.grpo.credit import carries_loss, group_credit, has_signal
+from tasks.learning.grpo.exploration import temperature_at
 from tasks.learning.grpo.losses import (
     aggregation_weights,
     cispo_loss,
@@ -30,9 +30,15 @@ from tasks.learning.grpo.losses import (
     ppo_loss,
     sequence_means,
 )
-from tasks.learning.grpo.metrics import Metrics, StepSums, mismatch_metrics, pass_metrics, rollout_metrics
+from tasks.learning.grpo.metrics import (
+    Metrics,
+    StepSums,
+    exploration_metrics,
+    mismatch_metrics,
+    pass_metrics,
+    rollout_metrics,
+)
 from tasks.learning.grpo.mini_batches import MiniBatch, mini_batches
-from tasks.learning.grpo.turn_credit import turn_advantages
 from tasks.learning.shared.agreement import prepare_model
 from tasks.learning.shared.batching import MicroBatch, Row, check_tokens, micro_batches
 from tasks.learning.shared.lora import POLICY, Adapter
@@ -112,7 +118,7 @@ class GRPOTrainer:
             "optimizer_steps": self.optimizer.steps_done,
             **rollout_metrics([group for group in groups if group.round_number == 0]),
             "num_replaced_groups": num_replaced,
-            **self._exploration_metrics(),
+            **exploration_metrics(self.settings, self.iteration, self.temperature),
             **(self._step_metrics(passes, [batch for part in parts for batch in part]) if parts else {}),
         }
 
@@ -155,47 +161,12 @@ class GRPOTrainer:
         groups = list(collect(iteration, 0, wanted))
         num_replaced = 0
         for round_number in range(1, self.settings.max_replacement_rounds + 1):
-            missing = wanted - sum(self._has_signal(group) for group in groups)
+            missing = wanted - sum(has_signal(group, self.settings) for group in groups)
             if missing <= 0:
                 break
             groups += collect(iteration, round_number, missing)
             num_replaced += missing
         return groups, num_replaced
-
-    def _exploration_metrics(self) -> Metrics:
-        """What the schedules say of this iteration; nothing where there are none."""
-        if self.settings.exploration is None:
-            return {}
-        samples = samples_at(self.settings, self.iteration)
-        return {"temperature": self.temperature, "samples_per_problem": samples}
-
-    def _has_signal(self, group: Group) -> bool:
-        return any(map(np.any, self._advantages(group)))
-
-    def _advantages(self, group: Group) -> Sequence[float | list[float]]:
-        """Of each trajectory, or of each of its sampled tokens; 0 where it does not carry loss."""
-        rewards, counted = [score.reward for score in group.scores], self._counted(group)
-        if self.settings.advantage == "turn_leave_one_out":
-            return turn_advantages(group.trajectories, rewards, counted)
-        reward_1G, counted_1G = torch.tensor([rewards]), torch.tensor([counted])
-        advantages: list[float] = group_advantages(reward_1G, counted_1G, baseline=self.settings.advantage)[0].tolist()
-        return advantages
-
-    def _counted(self, group: Group) -> list[bool]:
-        """Which trajectories carry loss: of those that are evidence, the most different ones where only some do."""
-        evidence = [self._is_counted(trajectory) for trajectory in group.trajectories]
-        keep = self.settings.exploration.keep if self.settings.exploration else None
-        if keep is None:
-            return evidence
-        numbers = [number for number, is_evidence in enumerate(evidence) if is_evidence]
-        kept = max_variance_subset([group.scores[number].reward for number in numbers], keep)
-        chosen = {numbers[index] for index in kept}
-        return [number in chosen for number in range(len(evidence))]
-
-    def _is_counted(self, trajectory: Any) -> bool:
-        """A trajectory that a token limit cut, or that the environment lost, is no evidence about the policy."""
-        is_overlong = trajectory.outcome == "overlong" and self.settings.filter_overlong
-        return not is_overlong and trajectory.outcome != "environment_error" and trajectory.num_sampled_tokens > 0
 
     def _mini_batches(self, groups: Sequence[Group]) -> list[MiniBatch]:
         rows, dropped_lengths = self._divide(groups)
@@ -233,8 +204,8 @@ class GRPOTrainer:
         rows: list[list[Row]] = []
         dropped_lengths: list[list[int]] = []
         for group in groups:
-            advantages = self._advantages(group)
-            triples = zip(group.trajectories, advantages, self._counted(group), strict=True)
+            advantages = group_credit(group, self.settings)
+            triples = zip(group.trajectories, advantages, carries_loss(group, self.settings), strict=True)
             counted = [Row.of(item, advantage) for item, advantage, is_counted in triples if is_counted]
             if counted and (any(map(np.any, advantages)) or self.settings.zero_variance_groups == "keep"):
                 rows.append(counted)
