@@ -119,6 +119,7 @@ def options(**changed: Any) -> CurateSettings:
         "num_test_sets": 1,
         "test_rotation": 0,
         "num_demonstrations": 8,
+        "sharded": None,
         "num_probe_problems": 2,
     }
     return CurateSettings.model_validate({**values, **changed})

@@ -51,6 +51,16 @@ OWN_SETTINGS: dict[str, dict[str, Any]] = {
     "bfcl": {"categories": ["multi_turn_base"], "turns": "first"},
     "tau2": {"domain": "telecom", "problems": "base"},
     "mixture": TWO_WORLDS,
+    "research": {
+        "corpus": None,
+        "generated": {"seed": 1, "num_clusters": 20},
+        "num_results": 3,
+        "snippet_characters": 24,
+        "page_characters": 2000,
+        "max_searches": 6,
+        "max_characters": 4000,
+        "citations": "some",
+    },
 }
 
 
@@ -71,6 +81,7 @@ def environment_settings(name: str = "travel_desk", **changed: Any) -> Environme
         "tools": QUICK,
         "cache": cache,
         "faults": None,
+        "judge": None,
         "user": None,
     }
     return EnvironmentSettings.model_validate({**parts, **changed}).model_copy(update={"name": name})

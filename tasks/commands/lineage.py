@@ -64,6 +64,7 @@ def describe(registry: Registry, version: Version) -> dict[str, Any]:
         "snapshot": version.tags.get("snapshot"),
         "weights": version.weights or None,
         "data": data,
+        "judge": json.loads(version.tags.get("judge", "null")),
         **parts,
         "seeds": _find_seeds(params),
         "params": params,
@@ -153,6 +154,7 @@ def _facts(row: Mapping[str, Any]) -> RenderableType:
     facts |= {f"data {name}": value for name, value in sorted(row["data"].items())}
     for part in TAGS:
         facts |= {name.replace("_", " "): value for name, value in row[part].items()}
+    facts |= {f"judge {name}": value for name, value in flatten(row["judge"] or {})}
     facts |= dict(row["seeds"])
     for name, value in facts.items():
         if value is not None:

@@ -113,7 +113,7 @@ def _for_environment(settings: CurateSections, name: str) -> CurateSections:
     if name == settings.environment.name:
         return settings
     check_environment_name(name)
-    environment = settings.environment.model_copy(update={"name": name, "settings": None})
+    environment = settings.environment.model_copy(update={"name": name, "settings": None, "judge": None})
     curate = settings.curate.model_copy(update={"source": f"tasks/environments/{name}"})
     return settings.model_copy(update={"environment": environment, "curate": curate})
 

@@ -40,6 +40,7 @@ Evaluation = shape(
     contents=NotRequired[dict[str, str]],
     measurement=NotRequired[shape(parts=Object)],
     greedy=NotRequired[dict[str, Result]],
+    sharded=NotRequired[shape(results=Policies, at_once=Policies, drop=dict[str, Object], noise=Object)],
     also=NotRequired[dict[str, Elsewhere]],
     reflexion=NotRequired[Reflexion],
     warm_start_best_of_k=NotRequired[shape(k=float, same_cost=float, **INTERVAL, tries_to_match=int | None)],

@@ -57,13 +57,15 @@ class Problem(Record):
 
 class Demonstration(Record):
     """An expert episode for supervised fine-tuning. `replies[i]` are the tool replies to `assistant_texts[i]`; the last
-    is empty, since the last text is the answer.
+    is empty, since the last text is the answer. `follow_ups`: what the user says to the earlier texts without replies,
+    in order.
     """
 
     problem_id: str
     request: str
     assistant_texts: list[str]
     replies: list[list[str]]
+    follow_ups: list[str] = Field(default_factory=list)
 
 
 @dataclass(slots=True)

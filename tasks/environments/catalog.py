@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,17 @@ def find_environment_class(settings: EnvironmentSettings) -> type[Any]:
     return found_class
 
 
-def load_environment(settings: EnvironmentSettings) -> Environment:
-    """From the inside out: injected infrastructure faults, retries, the tool cache, errors for the model, the user."""
+def load_environment(settings: EnvironmentSettings, *, asks_judge: bool = True) -> Environment:
+    """From the inside out: injected infrastructure faults, retries, the tool cache, errors for the model, the
+    user, the judge.
+
+    Without `asks_judge` a judge whose opinion decides nothing is described and not asked.
+    """
+    settings.refuse_no_verdict()
     environment_class = find_environment_class(settings)
     environment: Environment
     if hasattr(environment_class, "compose"):
-        environment = environment_class.compose(settings, load_environment)
+        environment = environment_class.compose(settings, partial(load_environment, asks_judge=asks_judge))
         return environment
     if settings.cache.mode == "off":
         environment = _make_reliable(environment_class, settings)
@@ -51,13 +57,18 @@ def load_environment(settings: EnvironmentSettings) -> Environment:
         from tasks.tools.user.environment import UserEnvironment
 
         environment = UserEnvironment(environment, settings.user)
+    if settings.judge is not None:
+        from tasks.tools.judge.environment import JudgedEnvironment
+
+        environment = JudgedEnvironment(environment, settings.judge, is_asked=asks_judge)
     return environment
 
 
 def load_bare_environment(settings: EnvironmentSettings, *, with_cache: bool = False) -> Environment:
     """The environment without injected faults and simulated user, for curation and drift probes."""
     cache = settings.cache if with_cache else settings.cache.model_copy(update={"mode": "off"})
-    return load_environment(settings.model_copy(update={"faults": None, "user": None, "cache": cache}))
+    bare = {"faults": None, "user": None, "cache": cache}
+    return load_environment(settings.model_copy(update=bare), asks_judge=False)
 
 
 def read_problems_of(

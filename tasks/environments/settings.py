@@ -9,9 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
+from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from tasks.core.settings import Settings, read_own_settings
+from tasks.tools.judge.settings import JudgeSettings
 from tasks.tools.settings import CacheSettings, FaultSettings, ToolSettings, check_is_custom
 from tasks.tools.user.settings import UserSettings
 
@@ -26,6 +27,7 @@ class EnvironmentSettings(Settings):
     tools: ToolSettings
     cache: CacheSettings
     faults: FaultSettings | None
+    judge: JudgeSettings | None
     user: UserSettings | None
 
     @field_validator("name")
@@ -39,6 +41,19 @@ class EnvironmentSettings(Settings):
     def _read_as_the_environment_says(cls, given: Any, info: ValidationInfo) -> Settings | None:
         name = info.data.get("name")
         return read_own_settings(ROOM, name, given) if name else None
+
+    @model_validator(mode="after")
+    def _somebody_decides(self) -> EnvironmentSettings:
+        self.refuse_no_verdict()
+        return self
+
+    def refuse_no_verdict(self) -> None:
+        """ValueError where nothing decides on success; also for one that took the place of another."""
+        if getattr(self.settings, "needs_judge", False) and not (self.judge and self.judge.decides):
+            raise ValueError(
+                "settings.checker is null, so only a judge can say whether an episode succeeded, and there is none "
+                "that decides. Name a function as settings.checker, or fill in judge with decides: true"
+            )
 
 
 class BudgetSettings(Settings):

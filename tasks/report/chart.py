@@ -134,7 +134,7 @@ def _sentence(results: StoredResults, axis: Axis) -> str:
     if results.frontier is not None:
         words += f" Frontier: {short_name(results.frontier['model'], MAX_LABEL_CHARACTERS)}."
     if results.reflexion is not None:
-        words += " Reflexion read the verdict after each try on test; nothing else did."
+        words += " After each try on test, these tries read the verdict; nothing else did."
     return words
 
 

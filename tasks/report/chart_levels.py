@@ -44,8 +44,9 @@ def levels_of(results: StoredResults, style: Style) -> list[Level]:
     if results.frontier is not None:
         levels.append(Level("frontier", "frontier", results.frontier["result"], style.frontier))
     if results.reflexion is not None:
-        name = f"Reflexion, {results.reflexion['num_attempts']} tries"
-        levels.append(Level("reflexion", name, results.reflexion["result"], style.reflexion))
+        tries = f"{results.reflexion['num_attempts']} tries"
+        levels.append(Level("reflexion", f"Reflexion, {tries}", results.reflexion["result"], style.reflexion))
+        levels.append(Level("retries", f"{tries}, no notes", results.reflexion["retries"], style.reflexion))
     return levels
 
 

@@ -48,6 +48,11 @@ class StoredResults:
         return self.evaluation.get("warm_start_best_of_k")
 
     @property
+    def sharded(self) -> dict[str, Any] | None:
+        """What telling test's requests in parts costs each policy, with the user's noise; None where not measured."""
+        return self.evaluation.get("sharded")
+
+    @property
     def baselines(self) -> dict[str, Any]:
         """Result on the test split per scripted baseline, best first; empty where the environment has none."""
         found: dict[str, Any] = self.evaluation.get("baselines", {})

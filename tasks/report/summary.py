@@ -54,6 +54,7 @@ def build_summary(paths: Paths) -> dict[str, Any]:
         },
         **({"baselines": baselines} if baselines else {}),
         **({"greedy": greedy} if greedy else {}),
+        **({"sharded": _sharded(results.sharded)} if results.sharded else {}),
         **({"warm_start_best_of_k": results.best_of_k} if results.best_of_k else {}),
         **({"also": {name: _elsewhere(row) for name, row in results.also.items()}} if results.also else {}),
         **({"reflexion": _tried_again(results.reflexion)} if results.reflexion else {}),
@@ -109,6 +110,20 @@ def _shared(result: dict[str, Any]) -> dict[str, Any]:
     return {name: result[name] for name in SHARED_NUMBERS}
 
 
+def _sharded(row: dict[str, Any]) -> dict[str, Any]:
+    """Per policy the same problems at once and in parts, and the drop; beside them the user's own noise."""
+    policies = {
+        policy: {
+            "at_once": _shared(row["at_once"][policy]),
+            "in_parts": _shared(row["results"][policy]),
+            "drop": {name: row["drop"][policy][name] for name in ("difference", "ci_low", "ci_high")},
+        }
+        for policy in POLICIES
+        if policy in row["results"]
+    }
+    return {**policies, "reveal": row["reveal"], "played_by": row["played_by"], "noise": row["noise"]}
+
+
 def _results_table(summary: dict[str, Any], results: StoredResults) -> Table:
     table = new_table("Success", "success", results.interval_name, "problems", "episodes each")
     rows = {
@@ -120,6 +135,10 @@ def _results_table(summary: dict[str, Any], results: StoredResults) -> Table:
     }
     if "greedy" in summary:
         rows[f"{results.best_snapshot} on test, greedy"] = summary["greedy"]["best"]
+    if "sharded" in summary:
+        told = summary["sharded"]["best"]
+        rows["… some of them at once"] = told["at_once"]
+        rows["… the same in parts"] = told["in_parts"]
     if "frontier" in summary:
         rows[f"{short_name(summary['frontier']['model'])} on test"] = summary["frontier"]
     if "reflexion" in summary:

@@ -56,6 +56,7 @@ def lineage_tags(
         "environment_fingerprint_at_evaluation": str(evaluation["environment"]["fingerprint"]),
         "environment_fields": json.dumps(environment_fields(description)),
         "environment_drift": _cut("; ".join(drift)) or "none",
+        "judge": json.dumps(judge_of(description)),
         **{f"data_hash.{file}": digest for file, digest in sorted(card["hashes"].items())},
         **{f"test.{name}": str(best[name]) for name in ("success_rate", "ci_low", "ci_high", "num_problems")},
         "test.samples_per_problem": str(best["samples_per_problem"]),
@@ -69,6 +70,23 @@ def environment_fields(description: Mapping[str, Any]) -> dict[str, str]:
     fields = {name: json_hash(value)[:8] for name, value in description.items() if name != "tools"}
     fields |= {f"tools.{name}": json_hash(tool)[:8] for name, tool in tools.items()}
     return fields if len(json.dumps(fields)) <= MAX_TAG_LENGTH else _with_tools_as_one(fields)
+
+
+def judge_of(description: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The environment's judge (model, endpoint, hash of the rubric) and its agreement with people; None without one.
+    The members of a mixture share one.
+    """
+    judge = next(
+        (part["judge"] for part in [description, *description.get("members", {}).values()] if "judge" in part), None
+    )
+    if judge is None:
+        return None
+    measured = judge["agreement"]
+    numbers = ("agreement", "ci_low", "ci_high", "confidence", "kappa", "num_labels", "labels")
+    return {
+        **{name: judge[name] for name in ("model", "url", "rubric", "decides", "num_votes", "temperature")},
+        "agreement": measured if isinstance(measured, str) else {name: measured[name] for name in numbers},
+    }
 
 
 def differing_fields(tags: Mapping[str, str], description: Mapping[str, Any]) -> list[str]:

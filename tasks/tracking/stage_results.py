@@ -31,7 +31,7 @@ class StageResults:
 
     def __post_init__(self) -> None:
         keys = {point.key for point in self.points}
-        assert sum(not key.startswith((BY_ENVIRONMENT, "also/")) for key in keys) < MAX_METRICS
+        assert sum(not key.startswith((BY_ENVIRONMENT, "also/", "sharded/")) for key in keys) < MAX_METRICS
 
 
 def read_results(stage: str, paths: Paths) -> StageResults:
@@ -129,6 +129,10 @@ def _test_points(evaluation: Row) -> list[Point]:
     if reflexion := evaluation.get("reflexion"):
         points += numbers({"success_rate": reflexion["result"]["success_rate"]}, "reflexion", 0)
     gain = evaluation.get("gain_over_warm_start") or {}
+    for policy, drop in (evaluation.get("sharded") or {}).get("drop", {}).items():
+        told = evaluation["sharded"]["results"][policy]
+        points += numbers({"success_rate": told["success_rate"]}, f"sharded/{policy}", 0)
+        points += numbers({name: drop[name] for name in DIFFERENCE}, f"sharded/{policy}/drop", 0)
     return points + numbers({name: gain[name] for name in DIFFERENCE if name in gain}, "gain_over_warm_start", 0)
 
 

@@ -121,6 +121,11 @@ def bfcl(folder: Path) -> Case:
     return Case(load_environment(environment_settings("bfcl")), problems, reports=True)
 
 
+def research(folder: Path) -> Case:
+    environment = load_environment(environment_settings("research"))
+    return Case(environment, list(environment.generate(seed=1, num_problems=40, max_level=4) or ()))
+
+
 def tau2(folder: Path) -> Case:
     problems = random.Random(0).sample(list(tau2_problems().values()), 30)
     return Case(load_environment(environment_settings("tau2")), problems)
@@ -137,6 +142,7 @@ MAKERS: dict[str, Callable[[Path], Case]] = {
     "travel_desk": travel_desk,
     "mcp": mcp,
     "bfcl": bfcl,
+    "research": research,
     "tau2": tau2,
     "custom": custom,
     "mixture": mixture,
@@ -146,7 +152,7 @@ MAKERS: dict[str, Callable[[Path], Case]] = {
 }
 
 
-SLOW = {"mcp", "bfcl", "tau2", "mixture"}  # they start servers, or load a package
+SLOW = {"mcp", "bfcl", "tau2", "research", "mixture"}  # they start servers, or load a package
 
 
 @pytest.fixture(

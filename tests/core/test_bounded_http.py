@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,11 +20,11 @@ from tasks.core.background import run
 from tasks.core.bounded_http import BoundedClient, RefusedAnswer
 from tasks.engines.endpoint.client import Endpoint
 from tasks.engines.vllm.client import MAX_ANSWER_BYTES, VLLMClient
-from tasks.environments.mcp.judge import Judge
-from tasks.environments.mcp.settings import JudgeSettings
+from tasks.tools.judge.client import JudgeClient
+from tasks.tools.judge.settings import JudgeSettings
 from tests import tiny
 from tests.engines.endpoint import chat_endpoint
-from tests.environments import mcp_server
+from tests.tools.judge.endpoint import judge_row
 
 pytestmark = pytest.mark.slow
 BOMB = gzip.compress(bytes(1 << 28))  # 256 MB in 260 kB
@@ -91,12 +92,12 @@ def hostile(how: str) -> Iterator[tuple[str, list[str]]]:
 
 
 async def ask_judge(url: str, seconds: float) -> None:
-    said = {"url": f"{url}/v1", "model": "m", "api_key_variable": None, "instructions": "?", "timeout_seconds": seconds}
-    judge = Judge(JudgeSettings.model_validate(said))
+    row = judge_row(f"{url}/v1", Path("unused"), timeout_seconds=seconds)
+    client = JudgeClient(JudgeSettings.model_validate(row))
     try:
-        await judge.verdict(mcp_server.problems(1)[0], [], "done")
+        await client.answer([{"role": "user", "content": "hello"}], seed=1)
     finally:
-        await judge.close()
+        await client.close()
 
 
 async def ask_frontier(url: str, seconds: float) -> None:

@@ -14,15 +14,14 @@ from tasks.core.settings import read_params
 from tasks.pipeline.order import check_params
 from tests.conftest import ROOT
 from tests.profiles import profile_params
+from tests.tools.judge.endpoint import judge_row
 
 SECRET = "hunter2-Zq8"
 MCP: dict[str, Any] = {
     "command": ["serve"], "url": None, "environment": {}, "headers": {}, "allowed_tools": None, "reset": "process",
-    "reset_tool": None, "checker": "tasks.custom.a:b", "judge": None, "max_servers": 1, "start_timeout_seconds": 1.0,
+    "reset_tool": None, "checker": "tasks.custom.a:b", "max_servers": 1, "start_timeout_seconds": 1.0,
 }  # fmt: skip
-JUDGE: dict[str, Any] = {
-    "url": "https://host/v1", "model": "m", "api_key_variable": "KEY", "instructions": "judge", "timeout_seconds": 1.0,
-}  # fmt: skip
+JUDGE = judge_row("https://host/v1", Path("artifacts"), api_key_variable="KEY")
 FRONTIER: dict[str, Any] = {
     "url": "https://host/v1", "model": "m", "api_key_variable": "KEY", "temperature": None, "max_output_tokens": 1,
     "max_concurrent_episodes": 1, "max_retries": 0, "timeout_seconds": 1.0, "price_per_million_input_tokens": None,
@@ -40,7 +39,8 @@ def params_with(place: str, value: Any) -> dict[str, Any]:
     params = profile_params("test")
     judged = "judge" in place
     params["environment"]["name"] = "mcp"
-    params["environment"]["settings"] = {**MCP, **({"checker": None, "judge": dict(JUDGE)} if judged else {})}
+    params["environment"]["settings"] = {**MCP, **({"checker": None} if judged else {})}
+    params["environment"]["judge"] = dict(JUDGE) if judged else None
     params["evaluate"]["frontier"] = dict(FRONTIER)
     params["engine"] |= {"name": "vllm", "settings": dict(VLLM)}
     if place in ("environment.settings.url", "environment.settings.headers"):
@@ -63,7 +63,7 @@ def refused(params: dict[str, Any]) -> str:
 
 
 def test_the_params_the_cases_start_from_are_good() -> None:
-    check_params(params_with("environment.settings.judge.api_key_variable", "KEY"))
+    check_params(params_with("environment.judge.api_key_variable", "KEY"))
     check_params(params_with("environment.settings.url", "https://host:8080/a@b?page=2"))
     check_params(params_with("environment.settings.headers", {"Authorization": "MY_TOKEN"}))
     check_params(params_with("tracking.uri", "postgresql+psycopg://mlflow@127.0.0.1:5432/mlflow"))
@@ -84,7 +84,7 @@ def test_the_params_the_cases_start_from_are_good() -> None:
         ("environment.settings.url", f"https://me:{SECRET}@tools.example.org/mcp"),
         ("environment.settings.url", f"https://tools.example.org/mcp?api_key={SECRET}"),
         ("environment.settings.command", ["npx", "server-postgres", f"postgresql://me:{SECRET}@db/shop"]),
-        ("environment.settings.judge.url", f"https://me:{SECRET}@judge.example.org/v1"),
+        ("environment.judge.url", f"https://me:{SECRET}@judge.example.org/v1"),
         ("evaluate.frontier.url", f"https://me:{SECRET}@frontier.example.org/v1"),
         ("engine.settings.urls", ["http://10.0.0.1:8000", f"http://me:{SECRET}@10.0.0.2:8000"]),
     ],
@@ -96,7 +96,7 @@ def test_a_url_with_a_password_or_a_key_is_refused_by_the_name_of_its_setting(pl
 
 
 @pytest.mark.parametrize("key", [SECRET, f"sk_live_{SECRET}".replace("-", "_"), 20261122, [SECRET], {"key": SECRET}])
-@pytest.mark.parametrize("place", ["environment.settings.judge.api_key_variable", "evaluate.frontier.api_key_variable"])
+@pytest.mark.parametrize("place", ["environment.judge.api_key_variable", "evaluate.frontier.api_key_variable"])
 def test_a_key_where_a_variables_name_belongs_is_refused_and_not_repeated(place: str, key: Any) -> None:
     message = refused(params_with(place, key))
     assert message.startswith(f"params.yaml: {place}: it must be the name of an environment variable")
@@ -117,7 +117,7 @@ def test_a_key_that_could_be_a_variables_name_is_refused_before_any_run_logs_it(
         ("environment.settings.headers", f"Authorization: Bearer {SECRET}"),
         ("environment.settings.headers", [f"Authorization: Bearer {SECRET}"]),
         ("environment.settings.environment", f"KEY={SECRET}"),
-        ("environment.settings.judge", SECRET),
+        ("environment.judge", SECRET),
         ("evaluate.frontier", [SECRET]),
         ("evaluate.frontier.url", {"key": SECRET}),
         ("engine.settings.urls", SECRET),

@@ -216,6 +216,7 @@ def environment_settings(folder: Path | None = None, *, trouble: bool = False, *
     from tests import worlds
 
     tools = {key: changed.pop(key) for key in list(changed) if key in ToolSettings.model_fields}
+    judge = changed.pop("judge", None)
     section: dict[str, Any] = {
         "command": [sys.executable, str(FILE), *(["--trouble"] if trouble else [])],
         "url": None,
@@ -225,12 +226,11 @@ def environment_settings(folder: Path | None = None, *, trouble: bool = False, *
         "reset": "tool",
         "reset_tool": "reset",
         "checker": f"{worlds.as_custom('tests.environments.mcp_server')}:check",
-        "judge": None,
         "max_servers": 8,
         "start_timeout_seconds": 120.0,
     }
     limits = worlds.QUICK.model_copy(update=tools)
-    return worlds.environment_settings("mcp", settings=section | changed, tools=limits.model_dump())
+    return worlds.environment_settings("mcp", settings=section | changed, tools=limits.model_dump(), judge=judge)
 
 
 def make_environment(**changed: Any) -> MCPEnvironment:

@@ -15,6 +15,7 @@ OPTIMIZER: dict[str, Any] = {
 GRPO: dict[str, Any] = {
     **OPTIMIZER, "num_iterations": 4, "snapshot_interval": 1, "problems_per_iteration": 2, "group_size": 4,
     "problem_sampler": "adaptive", "adaptive_floor": 0.1, "adaptive_update_rate": 0.2, "max_replacement_rounds": 0,
+    "band": {"low": 0.1, "high": 0.9, "uniform_share": 0.1, "prior_strength": 4.0, "half_life": 10.0, "levels": None},
     "zero_variance_groups": "drop", "filter_overlong": True, "updates_per_batch": 2, "steps_per_batch": 1,
     "advantage": "std", "loss": "ppo", "clip_low": 0.2, "clip_high": 0.28,
     "aggregation": "token", "constant_length": None, "kl_weight": 0.001,

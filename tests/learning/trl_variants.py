@@ -20,6 +20,7 @@ TOKEN_CAP, SEQUENCE_CAP = 1.3, 3.0  # of importance weights
 OURS: dict[str, Any] = {
     "num_iterations": 1, "snapshot_interval": 1, "checkpoint_interval": 1, "problems_per_iteration": NUM_GROUPS,
     "group_size": GROUP_SIZE, "problem_sampler": "uniform", "adaptive_floor": 0.2, "adaptive_update_rate": 0.2,
+    "band": {"low": 0.1, "high": 0.9, "uniform_share": 0.1, "prior_strength": 4.0, "half_life": 10.0, "levels": None},
     "max_replacement_rounds": 0, "zero_variance_groups": "keep", "filter_overlong": True, "updates_per_batch": 2,
     "steps_per_batch": 1,
     "advantage": "std", "loss": "ppo", "clip_low": 0.2, "clip_high": 0.28, "aggregation": "token",

@@ -330,7 +330,7 @@ def test_each_mcp_server_has_a_recording_of_its_own():
     server = MCPSettings.model_validate(
         {
             "command": ["shop"], "url": None, "environment": {}, "headers": {}, "allowed_tools": None,
-            "reset": "process", "reset_tool": None, "checker": "tasks.custom.a:b", "judge": None, "max_servers": 4,
+            "reset": "process", "reset_tool": None, "checker": "tasks.custom.a:b", "max_servers": 4,
             "start_timeout_seconds": 5.0,
         }
     )  # fmt: skip

@@ -52,6 +52,17 @@ def profile(
     return apply_profiles(names)
 
 
+@command(checks, "judge-check")
+def judge_check() -> Any:
+    """Does the judge agree with people? Writes environment.judge.agreement.evidence.
+
+    Status 1: too little to train with.
+    """
+    from tasks.commands import judge_check as verb
+
+    return verb.judge_check()
+
+
 @command(checks, "drift-check")
 def drift_check() -> str:
     """Has the environment changed, or the champion fallen?"""

@@ -21,6 +21,7 @@ from tasks.commands.doctor.environment import lost_episodes, same_seed, separate
 from tasks.commands.doctor.findings import Finding, NotCheckable, Skipped, of_error, skipped
 from tasks.commands.doctor.machine import disk, duration, memory, threads
 from tasks.commands.doctor.scoring import doing_nothing, references_score
+from tasks.commands.doctor.signal import expected_signal
 from tasks.commands.doctor.storage import storage
 from tasks.core.files import json_hash, read_json, read_yaml, write_json
 from tasks.core.provenance import LOCK_FILE
@@ -50,6 +51,7 @@ CHECKS: dict[str, Check] = {
     "separate episodes": separate_episodes,
     "references score 1": references_score,
     "doing nothing": doing_nothing,
+    "signal": expected_signal,
     "threads": threads,
     "memory": memory,
     "disk": disk,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tasks.commands.plan.plan import Plan, is_tight
+from tasks.commands.plan.plan import Plan, is_tight, train_seconds
 from tasks.core.progress import spell
 from tasks.planning.hardware import amount
 from tasks.planning.memory import Memory, share_fault
@@ -13,6 +13,7 @@ from tasks.planning.seconds import Seconds
 
 if TYPE_CHECKING:
     from tasks.core.console import SafeConsole
+    from tasks.stages.train.outlook import Outlook
 
 
 def print_plan(plan: Plan, console: SafeConsole | None = None) -> bool:
@@ -27,6 +28,8 @@ def print_plan(plan: Plan, console: SafeConsole | None = None) -> bool:
         console.print(_seconds_table(plan, plan.seconds))
     elif plan.does_fit:
         console.print("time and dollars: unknown for this card")
+    if plan.outlook is not None:
+        console.print(_signal_table(plan, plan.outlook))
     if plan.setup.machine.is_gpu or not plan.does_fit:
         console.print(_fits_table(plan))
     return plan.does_fit
@@ -76,6 +79,24 @@ def _seconds_table(plan: Plan, seconds: Seconds) -> Any:
     per_hour = plan.setup.machine.dollars_per_hour
     price = "" if plan.is_own_price else ", an assumed price"
     table.add_row("dollars", dollars(seconds.dollars(per_hour)), f"at {per_hour:.2f} an hour{price}")
+    return table
+
+
+def _signal_table(plan: Plan, outlook: Outlook) -> Any:
+    """The same problems with groups of several sizes, from episodes of the model that training starts from."""
+    columns = ("groups without", "episodes per useful one", "episodes", "sampled tokens", "train")
+    table = _table("Signal", *columns)
+    for row in outlook.rows:
+        told = f"G = {row.group_size}" + ", recommended" * (row.group_size == outlook.recommended)
+        seconds = train_seconds(plan, group_size=row.group_size, episodes=row.episodes)
+        table.add_row(
+            told + ", as set" * (row.group_size == plan.setup.settings.train.group_size),
+            f"{row.without_signal:.0%}",
+            f"{row.episodes_per_useful_group:,.0f}",
+            count(row.episodes),
+            count(row.sampled_tokens),
+            "" if seconds is None else _time(seconds),
+        )
     return table
 
 

@@ -14,18 +14,20 @@ from typing import Any
 from tasks.commands.doctor.estimates import evaluated_episodes
 from tasks.commands.profile import read_profiles
 from tasks.core.machine import total_memory
-from tasks.core.settings import PARAMS_FILE, Settings, load, parse_params, read_params
+from tasks.core.settings import PARAMS_FILE, Paths, Settings, load, load_paths, parse_params, read_params
+from tasks.core.splits import read_split
 from tasks.core.urls import local_path
 from tasks.models.settings import ModelSettings
 from tasks.planning.hardware import GPUS, Machine, amount, find_gpu, measured, this_machine
 from tasks.planning.memory import Memory, plan_memory, warm_start_memory
 from tasks.planning.nearest import TIGHT, describe, fits, nearest_that_fits
-from tasks.planning.seconds import Lengths, Seconds, assumed_lengths, plan_seconds
+from tasks.planning.seconds import Lengths, Seconds, assumed_lengths, plan_seconds, rollout_seconds
 from tasks.planning.setup import PlanSections, Setup
 from tasks.planning.shapes import KNOWN, Shape, find_shape, shape_of
 from tasks.stages.assess.settings import AssessSettings
 from tasks.stages.curate.settings import CurateSettings
 from tasks.stages.evaluate.settings import EvaluateSettings
+from tasks.stages.train.outlook import Outlook, expect, read_baseline
 
 ESTIMATE = {
     True: "An estimate: no GPU figure was measured; published peaks × assumed shares.",
@@ -53,6 +55,7 @@ class Plan:
     warm_start: float | None  # bytes of a warm start, where there may be one
     head: tuple[str, ...]  # what was planned, in lines for people
     is_own_price: bool
+    outlook: Outlook | None  # of the signal, where the model that training starts from was played
 
     @property
     def is_warm_start_too_large(self) -> bool:
@@ -77,6 +80,7 @@ class Plan:
             "seconds": seconds and {**asdict(seconds), "iteration": seconds.iteration, "total": seconds.total},
             "tokens_per_day": seconds and seconds.tokens_per_day,
             "dollars": seconds and seconds.dollars(machine.dollars_per_hour),
+            "signal": self.outlook and self.outlook.as_row(),
         }
 
 
@@ -116,7 +120,25 @@ def make_plan(
         warm_start=warm_start_memory(setup).peak if has_warm_start else None,
         head=_head(setup, model or sections.model.path, profiles, None if tokens is None else lengths),
         is_own_price=dollars_per_hour is not None,
+        outlook=None if profiles or model else _outlook(settings, load_paths(params)),
     )
+
+
+def train_seconds(plan: Plan, *, group_size: int, episodes: float) -> float | None:
+    """Of training alone with this group size; replaced groups cost their rollout."""
+    if plan.seconds is None:
+        return None
+    setup = replace(plan.setup, settings=plan.setup.settings.changed("train.group_size", group_size))
+    seconds = plan_seconds(setup, plan.lengths, evaluated_episodes=0)
+    replaced = episodes - seconds.num_iterations * setup.episodes
+    return seconds.train + (rollout_seconds(setup, plan.lengths, replaced) if replaced > 0 else 0.0)
+
+
+def _outlook(settings: PlanSections, paths: Paths) -> Outlook | None:
+    """None until the model that training starts from was played."""
+    if not paths.split("train").exists() or (baseline := read_baseline(paths)) is None:
+        return None
+    return expect(settings.train, read_split(paths, "train"), baseline)
 
 
 def _machine(gpu: str | None, settings: PlanSections, shape: Shape) -> Machine:

@@ -1,10 +1,10 @@
 """mcp: any server of the Model Context Protocol as an environment, so that an agent trains on its real tools.
 
 The server is a command or a URL. Its tools are listed once, at the start; a session with other tools is a fault.
-`MCPSettings.reset` says how an episode starts; a user's function or a judge decides on success (`checker.py`,
-`judge.py`). A failing server is an environment fault (`sessions.py`); an error that it reports to the model is a reply
-(`messages.py`). Secrets come from environment variables and are removed from everything the server says. Left out:
-prompts, resources, sampling and elicitation.
+`MCPSettings.reset` says how an episode starts; a user's function decides on success (`checker.py`), or without one
+`environment.judge`. A failing server is an environment fault (`sessions.py`); an error that it reports to the model is
+a reply (`messages.py`). Secrets come from environment variables and are removed from everything the server says. Left
+out: prompts, resources, sampling and elicitation.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from tasks.core import background
 from tasks.core.files import json_hash
 from tasks.core.records import Problem
 from tasks.core.secrets import Secrets, read_secret
-from tasks.environments.mcp.checker import describe_checker, load_checker, run_checker
+from tasks.environments.mcp.checker import Checker, describe_checker, load_checker, run_checker
 from tasks.environments.mcp.connector import Connector
 from tasks.environments.mcp.http import HttpConnector
-from tasks.environments.mcp.judge import Judge
 from tasks.environments.mcp.messages import Listing
 from tasks.environments.mcp.pools import LeasedSessions, Sessions, SharedSessions
 from tasks.environments.mcp.scratch import ScratchRoot, empty, with_path, without_path
@@ -50,7 +49,6 @@ class MCPEnvironment(Environment):
         _require_sdk()
         self.settings, self.limits = settings, limits
         self.checker = load_checker(settings.checker) if settings.checker else None
-        self.judge = Judge(settings.judge) if settings.judge else None
         self.workers = background.Workers(limits.max_workers)
         self.scratch = ScratchRoot()
         self.sessions = _sessions(settings, limits, self.scratch)
@@ -68,7 +66,7 @@ class MCPEnvironment(Environment):
 
     @classmethod
     def from_settings(cls, settings: MCPSettings | None, tools: ToolSettings) -> Self:
-        """ValueError if the server, the checker or the judge is not usable."""
+        """ValueError if the server or the checker is not usable."""
         if settings is None:
             raise ValueError(
                 "environment.settings is null, so mcp does not know which server to use. Fill it in; "
@@ -94,9 +92,8 @@ class MCPEnvironment(Environment):
         }
 
     def _describe_success(self) -> dict[str, Any]:
-        if self.judge is not None:
-            return {"judge": self.judge.describe()}
-        assert self.checker is not None
+        if self.checker is None:
+            return {"checker": None}
         return describe_checker(self.settings.checker or "", self.checker)
 
     def fingerprint(self) -> str:
@@ -112,13 +109,8 @@ class MCPEnvironment(Environment):
         """End all servers within CLOSE_SECONDS. Also called at exit."""
         atexit.unregister(self.close)
         with suppress(Exception):
-            background.run(self._close()).result(timeout=CLOSE_SECONDS + 2)
+            background.run(self.sessions.close()).result(timeout=CLOSE_SECONDS + 2)
         self.scratch.close()
-
-    async def _close(self) -> None:
-        await self.sessions.close()
-        if self.judge is not None:
-            await self.judge.close()
 
     def _first_listing(self) -> Listing:
         try:
@@ -187,8 +179,10 @@ class MCPEpisode:
         """The server keeps its state; only the last message is judged."""
 
     def verdict(self, final_message: str | None) -> Verdict | Future[Verdict]:
+        if self.environment.checker is None:
+            return Verdict(final_message is not None)
         self._may_hold_a_session = True
-        return background.run(self._verdict(final_message))
+        return background.run(self._verdict(self.environment.checker, final_message))
 
     def close(self) -> None:
         if self._may_hold_a_session:
@@ -245,13 +239,10 @@ class MCPEpisode:
         self.calls.append({"name": name, "arguments": dict(arguments), "reply": reply.text})
         return reply
 
-    async def _verdict(self, final_message: str | None) -> Verdict:
+    async def _verdict(self, checker: Checker, final_message: str | None) -> Verdict:
         environment = self.environment
-        if environment.judge is not None:
-            return await environment.judge.verdict(self.problem, self.calls, final_message)
-        assert environment.checker is not None
         await self._ready_session()  # so that waiting for a session does not count as the checker's time
-        work = partial(run_checker, environment.checker, self.problem, self.calls, final_message, self._call_tool)
+        work = partial(run_checker, checker, self.problem, self.calls, final_message, self._call_tool)
         seconds = CHECKER_CALLS * environment.limits.timeout_seconds
         try:
             return await environment.workers.run(work, timeout_seconds=seconds)

@@ -7,20 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from tasks.core.load_object import check_object_path
-from tasks.core.settings import Settings, VariableName, is_variable_name
-
-
-class JudgeSettings(Settings):
-    """A model that judges success, at any OpenAI-compatible endpoint. `api_key_variable`: the environment variable with
-    the key; null if the endpoint needs none.
-    """
-
-    url: str = Field(pattern=r"^https?://")
-    model: str = Field(min_length=1)
-    api_key_variable: VariableName | None
-    instructions: str = Field(min_length=1)
-    timeout_seconds: float = Field(gt=0)
-
+from tasks.core.settings import Settings, is_variable_name
 
 SCRATCH = "{scratch}"
 
@@ -32,7 +19,8 @@ class LiteralValue(Settings):
 
 
 class MCPSettings(Settings):
-    """An MCP server. Exactly one of `command` and `url`; exactly one of `checker` and `judge`.
+    """An MCP server. Exactly one of `command` and `url`. Without a `checker`, `environment.judge` decides on
+    success.
 
     `environment` and `headers` map a name that the server reads to a variable of ours that contains the secret;
     `environment` also takes public values: {value: …}. {scratch} in such a value or in `command` is the path of an
@@ -51,7 +39,6 @@ class MCPSettings(Settings):
     reset: Literal["process", "scratch", "tool", "none"]
     reset_tool: str | None
     checker: str | None
-    judge: JudgeSettings | None
     max_servers: int = Field(ge=1)
     start_timeout_seconds: float = Field(gt=0)
 
@@ -116,11 +103,9 @@ class MCPSettings(Settings):
         values = [given.value for given in self.environment.values() if isinstance(given, LiteralValue)]
         return any(SCRATCH in text for text in (*(self.command or []), *values))
 
-    @model_validator(mode="after")
-    def _one_way_to_judge(self) -> MCPSettings:
-        if (self.checker is None) == (self.judge is None):
-            raise ValueError("set exactly one of checker (a function of yours) and judge; the other is null")
-        return self
+    @property
+    def needs_judge(self) -> bool:
+        return self.checker is None
 
 
 SETTINGS = MCPSettings

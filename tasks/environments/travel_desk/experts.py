@@ -31,7 +31,7 @@ THOUGHTS = {
     "book_flight": ("booking", "book with {card_id}"),
     "cancel_booking": ("cancel", "cancel {booking_id}"),
 }
-LAST_THOUGHT = "answer"
+WAITING_THOUGHT, LAST_THOUGHT = "ask", "answer"
 
 Move = ToolCall | str  # what an expert does next: a call, or the closing message
 Expert = Generator[Move, dict[str, Any], None]
@@ -144,7 +144,7 @@ def record(episode: ToolEpisode, expert: Expert) -> Demonstration:
 
 def think(demonstration: Demonstration) -> list[str]:
     """A thought before each message: the step it takes, and at first the plan. A function of its calls alone."""
-    calls = [call for text in demonstration.assistant_texts[:-1] for call in parse_calls(text) if call is not None]
-    plan = ", ".join(dict.fromkeys(THOUGHTS[call.name][0] for call in calls))
-    steps = [THOUGHTS[call.name][1].format(**call.arguments) for call in calls]
+    told = [next((call for call in parse_calls(text) if call), None) for text in demonstration.assistant_texts[:-1]]
+    plan = ", ".join(dict.fromkeys(THOUGHTS[call.name][0] for call in told if call))
+    steps = [THOUGHTS[call.name][1].format(**call.arguments) if call else WAITING_THOUGHT for call in told]
     return [f"{plan}: {steps[0]}", *steps[1:], LAST_THOUGHT]

@@ -10,6 +10,7 @@ from tasks.core.settings import Settings
 
 LARGEST_SEQUENCE_CLIP = 0.1  # beyond this, hardly any trajectory's ratio is clipped
 Beta = Annotated[float, Field(ge=0, lt=1)]
+Difficulty = Literal["level", "calls", "tools"]
 
 
 class OptimizerSettings(Settings):
@@ -95,6 +96,38 @@ class ExplorationSettings(Settings):
         return self
 
 
+class LevelsSettings(Settings):
+    """Levels that open one after the other: by a problem's own `level`, or by the `calls` or the different `tools` of
+    its reference.
+    """
+
+    by: Difficulty
+    open_at: float = Field(gt=0, lt=1)
+    confidence: float = Field(gt=0.5, lt=1)
+
+
+class BandSettings(Settings):
+    """Problems solved sometimes: `low` to `high` is their solve rate. `prior_strength` is in episodes, `half_life` in
+    iterations (null: nothing is forgotten). The outlook reads the prior with any sampler.
+    """
+
+    low: float = Field(ge=0, lt=1)
+    high: float = Field(gt=0, le=1)
+    uniform_share: float = Field(gt=0, le=1)
+    prior_strength: float = Field(gt=0)
+    half_life: float | None = Field(gt=0)
+    levels: LevelsSettings | None
+
+    @model_validator(mode="after")
+    def _has_a_width(self) -> BandSettings:
+        if self.low >= self.high:
+            raise ValueError(
+                f"low is {self.low:g} and high {self.high:g}, so no solve rate is between them. "
+                f"Set train.band.low below train.band.high, such as 0.1 and 0.9"
+            )
+        return self
+
+
 class GRPOSettings(OptimizerSettings):
     """Group-relative policy optimisation. One iteration: one batch of rollouts, over which the trainer passes
     `updates_per_batch` times with `steps_per_batch` optimizer steps each.
@@ -104,9 +137,10 @@ class GRPOSettings(OptimizerSettings):
     snapshot_interval: int = Field(ge=1)
     problems_per_iteration: int = Field(ge=1)
     group_size: int = Field(ge=1)
-    problem_sampler: Literal["uniform", "adaptive"]
+    problem_sampler: Literal["uniform", "adaptive", "band"]
     adaptive_floor: float = Field(gt=0, le=1)
     adaptive_update_rate: float = Field(gt=0, le=1)
+    band: BandSettings
     max_replacement_rounds: int = Field(ge=0)
     zero_variance_groups: Literal["drop", "keep"]
     filter_overlong: bool

@@ -10,9 +10,11 @@ from typing import Any
 from tasks.core.records import Demonstration, Problem
 from tasks.core.tool_calls import parse_calls
 from tasks.stages.curate.references import Replays, Splits
+from tasks.stages.curate.settings import ShardedDemonstrationSettings
 from tasks.stages.curate.splitting import SPLITS, in_turn
-from tasks.tools.base import Expert
+from tasks.tools.base import Environment, Expert
 from tasks.tools.replay import Played, Script, demonstration_of
+from tasks.tools.user.hidden import shards_of
 
 LABEL = "demonstrations"
 
@@ -73,14 +75,44 @@ def replay_demonstrations(replays: Replays, demonstrations: Sequence[tuple[Probl
     return [_demonstration_fault(item, got) for (_, item), got in zip(demonstrations, played, strict=True)]
 
 
+def tell_in_parts(
+    environment: Environment,
+    demonstrations: Sequence[tuple[Problem, Demonstration]],
+    settings: ShardedDemonstrationSettings,
+    *,
+    seed: int,
+) -> list[tuple[Problem, Demonstration]]:
+    """About `share` of those whose problem has parts are told in them; which ones depends on the seed alone."""
+    told = []
+    for number, (problem, demonstration) in enumerate(demonstrations):
+        is_chosen = random.Random(f"{seed}/curate/parts/{number}").random() < settings.share
+        parts = shards_of(environment, problem) if is_chosen else ()
+        told.append((problem, _wait_for(parts, demonstration, settings.question) if len(parts) > 1 else demonstration))
+    return told
+
+
+def _wait_for(parts: Sequence[str], demonstration: Demonstration, question: str) -> Demonstration:
+    """The expert answers every part but the last with `question`, and then does as before."""
+    waits = len(parts) - 1
+    return demonstration.model_copy(
+        update={
+            "request": parts[0],
+            "assistant_texts": [question] * waits + demonstration.assistant_texts,
+            "replies": [[]] * waits + demonstration.replies,
+            "follow_ups": list(parts[1:]),
+        }
+    )
+
+
 def _script(problem: Problem, demonstration: Demonstration) -> Script:
-    *acting, closing = demonstration.assistant_texts
-    return Script(problem, [([call for text in acting for call in parse_calls(text)], closing)])
+    *acting, closing = demonstration.assistant_texts[len(demonstration.follow_ups) :]
+    waits = [((), text) for text in demonstration.assistant_texts[: len(demonstration.follow_ups)]]
+    return Script(problem, [*waits, ([call for text in acting for call in parse_calls(text)], closing)])
 
 
 def _demonstration_fault(demonstration: Demonstration, played: Played) -> str:
-    replies = iter(played.replies)
-    for text, recorded in zip(demonstration.assistant_texts[:-1], demonstration.replies, strict=False):
+    replies, first = iter(played.replies), len(demonstration.follow_ups)
+    for text, recorded in zip(demonstration.assistant_texts[first:-1], demonstration.replies[first:], strict=False):
         answers = list(islice(replies, len(parse_calls(text))))
         if [reply.text for reply in answers] != recorded:
             return f"{text}: replies differ from the recorded ones"

@@ -37,13 +37,25 @@ class SplitSettings(Settings):
         return self
 
 
+class ShardedDemonstrationSettings(Settings):
+    """The share of demonstrations whose request is told in parts; the expert answers each but the last with `question`
+    and waits. A problem without parts is always told at once.
+    """
+
+    share: float = Field(gt=0, le=1)
+    question: str = Field(min_length=1)
+
+
 class CurateSettings(SplitSettings):
-    """`num_probe_problems` are played again before each later stage, to see whether the tools still answer the same."""
+    """`num_probe_problems` are played again before each later stage, to see whether the tools still answer the same.
+    `sharded` null: every demonstration has its whole request at once.
+    """
 
     source: str = Field(min_length=1)
     num_generated: int = Field(ge=1)
     max_level: int = Field(ge=1)
     num_demonstrations: int = Field(ge=0)
+    sharded: ShardedDemonstrationSettings | None
     num_probe_problems: int = Field(ge=0)
 
 

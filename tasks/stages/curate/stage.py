@@ -23,7 +23,7 @@ from tasks.drift.probes import choose_probes
 from tasks.environments.catalog import load_bare_environment
 from tasks.environments.settings import EnvironmentSettings
 from tasks.stages.curate.data_card import describe_splits, list_left_out, render_card
-from tasks.stages.curate.demonstrations import demonstration_table, expert_episodes
+from tasks.stages.curate.demonstrations import demonstration_table, expert_episodes, tell_in_parts
 from tasks.stages.curate.expectations import load_suite
 from tasks.stages.curate.references import (
     Replays,
@@ -59,6 +59,8 @@ def curate(settings: CurateSections, paths: Paths, environment: Environment) -> 
     splits = split_and_cap(unique, options, halves=halves)
     experts = [row.problem for row in splits["train"] if row.replay.score]
     demonstrations = expert_episodes(replays, experts, num=options.num_demonstrations, seed=settings.seed)
+    if options.sharded is not None:
+        demonstrations = tell_in_parts(environment, demonstrations, options.sharded, seed=settings.seed)
     source_count = count_source(settings, environment)
 
     tables = {
@@ -166,7 +168,9 @@ def write_outs(
     with atomic_folder(folder) as temporary:
         for name in SPLITS:
             write_jsonl(temporary / f"{name}.jsonl", (row.problem.model_dump() for row in splits[name]))
-        write_jsonl(temporary / "demonstrations.jsonl", (item.model_dump() for item in demonstrations))
+        write_jsonl(
+            temporary / "demonstrations.jsonl", (item.model_dump(exclude_defaults=True) for item in demonstrations)
+        )
         solved = [row for name in ("train", "select") for row in splits[name] if row.replay.score]
         write_jsonl(temporary / "references.jsonl", sample_of_references(solved))
         hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(temporary.iterdir())}

@@ -40,9 +40,18 @@ class EpisodeRunner:
         self._finished: dict[tuple[str, str], FinishedEpisodes] = {}
 
     def play(
-        self, model: Path, problems: Sequence[Problem], split: str, name: str, *, bar: Bar | None = None
+        self,
+        model: Path,
+        problems: Sequence[Problem],
+        split: str,
+        name: str,
+        *,
+        bar: Bar | None = None,
+        stage: str | None = None,
     ) -> list[Trajectory]:
-        """Episodes of the model called `name`; several models may share a `bar`."""
+        """Episodes of the model called `name`; several models may share a `bar`. `stage` names the random streams,
+        None: as the split does.
+        """
         from tasks.rollouts.collect import sample_episodes
 
         finished = self.finished(split, name)
@@ -52,7 +61,7 @@ class EpisodeRunner:
             self.environment,
             problems,
             self.plays[split],
-            stage=split,
+            stage=stage or split,
             label=f"{split}: {name.replace('_', ' ')}",
             engines=self._engines(split),
             finished=finished,

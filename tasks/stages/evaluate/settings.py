@@ -44,12 +44,23 @@ class ReflexionSettings(Settings):
     max_memory_tokens: int = Field(ge=1)
 
 
+class ShardedSettings(Settings):
+    """The first `num_problems` of test that have parts (null: all), told in parts. `num_replays` counts the plays of
+    the best snapshot's episodes with the same random numbers, by which the user's own noise is measured.
+    """
+
+    reveal: Literal["sharded", "on_request"]
+    num_problems: int | None = Field(ge=1)
+    samples_per_problem: int = Field(ge=1)
+    num_replays: int = Field(ge=1)
+
+
 class EvaluateSettings(Settings):
     """Episodes per problem, racing (null: none), the confidence of every interval, the power of the smallest detectable
     difference, and the endpoint to compare with (frontier null: none). `sampling` is the distribution used here and
     where promote measures a champion; null: as in training. `greedy` plays base, warm start and best once more, each
     turn the likeliest one. `also` plays them in environments that training never saw; `reflexion` is a baseline
-    without training (null: none).
+    without training (null: none). `sharded` plays them on test told in parts (null: not).
     """
 
     sampling: DistributionSettings | None
@@ -62,6 +73,7 @@ class EvaluateSettings(Settings):
     frontier: FrontierSettings | None
     also: list[AlsoSettings]
     reflexion: ReflexionSettings | None
+    sharded: ShardedSettings | None
 
 
 class EvaluateSections(PlaySections):

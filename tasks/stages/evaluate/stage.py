@@ -39,6 +39,7 @@ from tasks.stages.evaluate.printout import describe_plan, print_race
 from tasks.stages.evaluate.racing import Race, Round, race
 from tasks.stages.evaluate.runner import EpisodeRunner
 from tasks.stages.evaluate.settings import EvaluateSections
+from tasks.stages.evaluate.sharded import measure_sharded
 from tasks.stages.evaluate.transfer import measure_transfer
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def run(settings: EvaluateSections, paths: Paths) -> None:
         keep = partial(store, folder)
         transfer = measure_transfer(settings, models, resume=resume, store=keep)
         reflexion = play_reflexion(settings, environment, test, models, on_test, paths, resume=resume, store=keep)
+        sharded = measure_sharded(settings, environment, test, models, on_test, resume=resume, store=keep)
         refuse_altered(models, hashes)
         store_test(folder, {**on_test, **({"frontier": of_endpoint} if options.frontier else {})})
 
@@ -107,6 +109,7 @@ def run(settings: EvaluateSections, paths: Paths) -> None:
         if options.frontier is not None:
             evaluation["frontier"] = frontier_row(options.frontier, of_endpoint, on_test["best"], confidence=confidence)
         evaluation |= {**({"also": transfer} if transfer else {}), **({"reflexion": reflexion} if reflexion else {})}
+        evaluation |= {"sharded": sharded} if sharded else {}
         write_json(folder / "metrics.json", headline_metrics(evaluation))
         write_json(folder / "evaluation.json", evaluation)
 

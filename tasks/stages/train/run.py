@@ -14,6 +14,7 @@ from tasks.core.records import BY_ENVIRONMENT, Group, Problem
 from tasks.environments.catalog import load_environment
 from tasks.learning.grpo.curriculum import ProblemSampler
 from tasks.learning.grpo.exploration import samples_at, temperature_at
+from tasks.learning.grpo.solve_rates import Played
 from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.checkpoints import Checkpoints, seed_generators
 from tasks.learning.shared.lora import Adapter
@@ -41,8 +42,17 @@ Metrics = dict[str, Any]
 class TrainingRun:
     """A run in the folder `resume`; it continues from the newest whole checkpoint there."""
 
-    def __init__(self, settings: TrainSections, *, start: Path, problems: Sequence[Problem], resume: Path):
+    def __init__(
+        self,
+        settings: TrainSections,
+        *,
+        start: Path,
+        problems: Sequence[Problem],
+        resume: Path,
+        baseline: Sequence[Played] = (),
+    ):
         self.settings, self.params, self.start, self.problems = settings, settings.train, start, problems
+        self.baseline = baseline
         self.sentinel = Sentinel(settings.sentinel)
         self.num_rollbacks = 0
         self.last_counts: dict[str, float] = {}
@@ -80,7 +90,7 @@ class TrainingRun:
             seed=settings.seed,
             stage="train",
         )
-        self.sampler = ProblemSampler(self.problems, params, seed=settings.seed)
+        self.sampler = ProblemSampler(self.problems, params, seed=settings.seed, baseline=self.baseline)
         collect = group_collector(self.collector, self.sampler, rewards=settings.reward, explore=self._explore)
         self.collect = refuse_stale(collect, params.max_staleness)
         self.trainer = GRPOTrainer(
@@ -230,7 +240,7 @@ class TrainingRun:
         before = self.last_counts
         self.last_counts = self.collector.counts() | self.serving.counts()
         counts = add_hit_rate({name: count - before.get(name, 0) for name, count in self.last_counts.items()})
-        return counts | self.serving.metrics()
+        return counts | self.serving.metrics() | self.sampler.metrics()
 
     def _curriculum(self, ahead: Sequence[Batch]) -> dict[str, Any]:
         """The sampler's state after the batches of this iteration and those `ahead` of it."""

@@ -22,8 +22,10 @@ from tasks.core.splits import read_split
 from tasks.core.terminal import tell, warn
 from tasks.core.text import one_line
 from tasks.drift.pin import check_pin
+from tasks.learning.grpo.solve_rates import Played
 from tasks.measurement.learnt import LEARNT_FILE, learnt_row, skipped_row, untrained_sentence, what_to_do
 from tasks.stages.train.alarms import Alarm
+from tasks.stages.train.outlook import Baseline, expect, read_baseline
 from tasks.stages.train.settings import TrainSections
 
 if TYPE_CHECKING:
@@ -54,10 +56,13 @@ def run(settings: TrainSections, paths: Paths) -> None:
         if read_json(paths.stage("assess") / "baseline.json")["gate"] == "skip_rl":
             skip_training(start, folder)
             return
+        problems, baseline = read_split(paths, "train"), read_baseline(paths)
+        tell_outlook(settings, problems, baseline)
         rows = train_policy(
             settings,
             start=start,
-            problems=read_split(paths, "train"),
+            problems=problems,
+            baseline=[] if baseline is None else baseline.played,
             output=folder,
             resume=resume_folder("train", settings, paths),
             alarms=paths.artifacts / "alarms" / "train",
@@ -79,6 +84,16 @@ def skip_training(model: Path, output: Path) -> None:
     tell("train: the baseline gate said skip_rl, so the model is passed on untrained")
 
 
+def tell_outlook(settings: TrainSections, problems: Sequence[Problem], baseline: Baseline | None) -> None:
+    """What to expect, where the model that training starts from was played."""
+    if baseline is None:
+        return
+    outlook = expect(settings.train, problems, baseline)
+    planned = outlook.row(settings.train.group_size)
+    tell(f"train: {outlook.sentence}")
+    tell(f"train: about {planned.episodes:,.0f} episodes and {planned.sampled_tokens:,.0f} sampled tokens")
+
+
 def train_policy(
     settings: TrainSections,
     *,
@@ -88,14 +103,16 @@ def train_policy(
     resume: Path,
     alarms: Path,
     log: Callable[[Metrics], None] | None = None,
+    baseline: Sequence[Played] = (),
 ) -> list[Metrics]:
-    """Train from the model folder `start` into `output`; returns the metrics. Where the sentinel stops the run, output
-    has the snapshots so far, `alarms` the alarm with its trajectories, and CollapseAlarm is raised.
+    """Train from the model folder `start`, of which `baseline` has episodes, into `output`; returns the metrics. Where
+    the sentinel stops the run, output has the snapshots so far, `alarms` the alarm with its trajectories, and
+    CollapseAlarm is raised.
     """
     from tasks.core.progress import progress_bar
     from tasks.stages.train.run import TrainingRun
 
-    training = TrainingRun(settings, start=start, problems=problems, resume=resume)
+    training = TrainingRun(settings, start=start, problems=problems, resume=resume, baseline=baseline)
     try:
         for sentence in training.refused:
             warn(f"warning: {sentence}")

@@ -62,11 +62,12 @@ def demonstration_row(
     """
     token_ids = chat.prompt_ids(demonstration.request, tools)
     sampled_mask = [False] * len(token_ids)
-    texts = demonstration.assistant_texts
+    texts, follow_ups = demonstration.assistant_texts, iter(demonstration.follow_ups)
     for text, replies, thought in zip(texts, demonstration.replies, thoughts or [""] * len(texts), strict=True):
         given, written = chat.written_ids(chat.call_format.rewrite(text), thought)
         written = [*written, chat.end_of_calls if replies else chat.end_of_turn]
-        answered = chat.reply_ids(tuple(replies)) if replies else []
+        follow_up = None if replies else next(follow_ups, None)
+        answered = chat.reply_ids(tuple(replies)) if replies else chat.request_ids(follow_up) if follow_up else []
         token_ids += given + written + answered
         sampled_mask += [False] * len(given) + [True] * len(written) + [False] * len(answered)
     return Row(token_ids, sampled_mask, [0.0] * len(token_ids), advantage=1.0)

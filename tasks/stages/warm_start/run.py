@@ -18,6 +18,7 @@ from torch import Tensor
 from tasks.chat.format import load_chat
 from tasks.core.files import link_or_copy, read_json, write_json
 from tasks.core.progress import progress_bar
+from tasks.core.records import Trajectory
 from tasks.core.settings import Paths
 from tasks.core.terminal import tell, warn
 from tasks.learning.sft.trainer import NotFinite, SupervisedTrainer
@@ -38,7 +39,7 @@ from tasks.stages.warm_start.attempts import (
 )
 from tasks.stages.warm_start.rows import demonstration_rows
 from tasks.stages.warm_start.settings import WarmStartSections
-from tasks.stages.warm_start.success import measure_success
+from tasks.stages.warm_start.success import measure_success, read_played
 
 Metrics = dict[str, Any]
 ATTEMPTS, MODELS, PLAYED = "attempts.json", "attempts", "played"
@@ -162,9 +163,8 @@ class WarmStartRun:
     def _measure(self, attempt: Attempt, folder: Path) -> float | None:
         if self.params.stop is None:
             return None
-        played = self.resume / PLAYED / f"{attempt.number}.jsonl"
         return measure_success(folder, self.settings, self.paths, num_problems=self.params.stop.num_problems,
-                               finished=played)  # fmt: skip
+                               finished=self._played_of(attempt.number))  # fmt: skip
 
     def _announce(self) -> None:
         """One line where an attempt was not good enough: what it reached, and what follows."""
@@ -185,10 +185,21 @@ class WarmStartRun:
         else:
             tell(f"{found}. Another {self.params.num_steps} steps go on from it.")
 
+    def played(self) -> list[Trajectory]:
+        """The episodes of the model that is kept; none without `stop`."""
+        stop = self.params.stop
+        if stop is None:
+            return []
+        return read_played(self.paths, num_problems=stop.num_problems, finished=self._played_of(self._best.number))
+
     def _keep_best(self, output: Path) -> None:
+        shutil.copytree(self._model_of(self._best.number), output, copy_function=link_or_copy)
+
+    @property
+    def _best(self) -> EndedAttempt:
         best = self.ended[-1] if self.params.stop is None else best_attempt(self.ended)
         assert best is not None, "an attempt without weights ends the run"
-        shutil.copytree(self._model_of(best.number), output, copy_function=link_or_copy)
+        return best
 
     def _read_ended(self) -> None:
         """The attempts that ended before a kill, and the metrics up to their end."""
@@ -198,6 +209,9 @@ class WarmStartRun:
 
     def _model_of(self, number: int) -> Path:
         return self.resume / MODELS / str(number)
+
+    def _played_of(self, number: int) -> Path:
+        return self.resume / PLAYED / f"{number}.jsonl"
 
     @property
     def _has_check(self) -> bool:

@@ -2,7 +2,7 @@
 
 Reads the demonstrations and the base model. Writes `warm_start/model` (where the gate asks for none, a pointer to the
 base, so that the graph keeps one shape), metrics, one line per optimizer step, and attempts.json: what each attempt
-came to (`attempts.py`).
+came to (`attempts.py`). trajectories.jsonl has the episodes by which `warm_start.stop` judged the model that is kept.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def run(settings: WarmStartSections, paths: Paths) -> None:
         if gate == "warm_start":
             done = fine_tune(settings, paths, base, folder / "model")
             metrics, attempts = done.metrics, [asdict(attempt) for attempt in done.ended]
+            write_jsonl(folder / "trajectories.jsonl", (trajectory.to_row() for trajectory in done.played()))
             note_training_data(paths, base, folder / "model")
         else:
             write_pointer(folder / "model", str(base))

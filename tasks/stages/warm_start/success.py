@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
+from tasks.core.records import Trajectory
 from tasks.core.settings import Paths
 from tasks.core.splits import read_split
 from tasks.environments.catalog import load_environment
@@ -37,3 +38,10 @@ def measure_success(
             "environment, or set warm_start.stop to null."
         )
     return sum(trajectory.is_success for trajectory in counted) / len(counted)
+
+
+def read_played(paths: Paths, *, num_problems: int, finished: Path) -> list[Trajectory]:
+    """The episodes that `measure_success` counted, in the order of the problems."""
+    kept = FinishedEpisodes(finished)
+    episodes = [(problem.id, 0) for problem in read_split(paths, "select")[:num_problems]]
+    return kept.read(episode for episode in episodes if episode in kept)

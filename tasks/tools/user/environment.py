@@ -42,6 +42,17 @@ class UserEnvironment(EnvironmentWrapper):
         self.inner.close()
 
 
+class ReplayedUser(EnvironmentWrapper):
+    """The same environment whose user draws anew: replay 0 is the first play."""
+
+    def __init__(self, inner: Environment, replay: int):
+        super().__init__(inner)
+        self.replay = replay
+
+    def start_user(self, problem: Problem, *, stream: str = "") -> User:
+        return self.inner.start_user(problem, stream=f"{stream}/replay {self.replay}" if self.replay else stream)
+
+
 def script_user(environment: Environment, problem: Problem, settings: UserSettings, *, stream: str) -> User:
     """The environment's own user where the problem has no parts, or all are told at once."""
     shards = shards_of(environment, problem)

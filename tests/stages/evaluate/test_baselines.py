@@ -137,7 +137,7 @@ def evaluated(
         "evaluate": {
             "greedy": False, "select_samples_per_problem": 1, "test_samples_per_problem": 1, "confidence": 0.95,
             "power": 0.8,
-            "racing": None, "frontier": None, "sampling": None, "also": [], "reflexion": None,
+            "racing": None, "frontier": None, "sampling": None, "also": [], "reflexion": None, "sharded": None,
         },
     }  # fmt: skip
     evaluate.run(evaluate.EvaluateSections.model_validate(whole), paths)

@@ -52,6 +52,7 @@ EVALUATE: dict[str, Any] = {
     "frontier": None,
     "also": [],
     "reflexion": None,
+    "sharded": None,
 }  # fmt: skip
 FORCE = ManualOverride("force", "incident 4711")
 PARAMS: dict[str, Any] = {

@@ -109,7 +109,7 @@ def test_delays_on_either_side_change_no_bit(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("max_staleness", "changed"),
-    [(1, {}), (2, {"lora": LORA}), (2, {"checkpoint_interval": 2, "problem_sampler": "uniform"})],
+    [(1, {}), (2, {"lora": LORA}), (2, {"checkpoint_interval": 2, "problem_sampler": "band"})],
 )
 def test_a_pipelined_run_that_is_killed_goes_on_and_ends_bitwise_the_same(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_staleness: int, changed: dict[str, Any]

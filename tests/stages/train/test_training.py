@@ -143,7 +143,10 @@ def test_a_schedule_of_temperature_needs_an_engine_that_can_change_it() -> None:
         load(TrainSections, params)
 
 
-@pytest.mark.parametrize("changed", [{}, {"lora": LORA}, {"checkpoint_interval": 2}, {"exploration": EXPLORING}])
+@pytest.mark.parametrize(
+    "changed",
+    [{}, {"lora": LORA}, {"checkpoint_interval": 2, "problem_sampler": "band"}, {"exploration": EXPLORING}],
+)
 def test_a_killed_run_goes_on_and_ends_bitwise_the_same(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any]
 ) -> None:

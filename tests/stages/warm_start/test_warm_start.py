@@ -111,6 +111,7 @@ def test_a_run_killed_in_any_attempt_ends_with_the_same_bits(
 
 def test_a_run_killed_in_its_check_ends_with_the_same_bits(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(paths, stop=UNREACHABLE)
+    episodes = content_hash(paths.stage("warm_start") / "trajectories.jsonl")
 
     def die(*args: Any, **kwargs: Any) -> float:
         raise Killed
@@ -120,6 +121,15 @@ def test_a_run_killed_in_its_check_ends_with_the_same_bits(paths: Paths, monkeyp
         with pytest.raises(Killed):
             run(paths, stop=UNREACHABLE)
     assert run(paths, stop=UNREACHABLE) == whole
+    assert content_hash(paths.stage("warm_start") / "trajectories.jsonl") == episodes
+
+
+def test_the_episodes_that_judged_the_kept_model_are_its_baseline(paths: Paths) -> None:
+    _, _, attempts = run(paths, stop=UNREACHABLE)
+    rows = [row for _, row in read_jsonl(paths.stage("warm_start") / "trajectories.jsonl")]
+    assert [row["problem_id"] for row in rows] == [problem.id for problem in PROBLEMS][: UNREACHABLE["num_problems"]]
+    solved = sum(row["outcome"] == "success" for row in rows) / len(rows)
+    assert solved == max(attempt["success"] for attempt in attempts)
 
 
 def test_a_held_out_loss_that_rises_ends_an_attempt_with_the_weights_of_the_lowest(

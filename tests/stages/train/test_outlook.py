@@ -1,0 +1,130 @@
+"""What a baseline says of a run to come: by hand from its arithmetic, in the doctor, in plan, and at the stage."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.commands.doctor.context import DoctorContext, DoctorSections
+from tasks.commands.doctor.signal import expected_signal
+from tasks.commands.plan.output import print_plan
+from tasks.commands.plan.plan import as_json, make_plan
+from tasks.core.console import SafeConsole
+from tasks.core.files import write_json, write_jsonl
+from tasks.core.records import Trajectory
+from tasks.core.settings import Paths, load
+from tasks.learning.grpo.signal import share_without_signal
+from tasks.learning.grpo.solve_rates import Beta
+from tasks.stages.train.outlook import Baseline, baseline_of, expect, read_baseline
+from tasks.stages.train.settings import TrainSections
+from tasks.stages.train.stage import tell_outlook
+from tests import tiny
+from tests.learning.options import grpo
+from tests.measurement.synthetic import BASELINE
+from tests.profiles import profile_params
+
+SELECT = tiny.problems(22, seed=8)
+TRAIN = tiny.problems(33)
+
+
+def an_episode(problem: Any, outcome: str, num_sampled: int = 50) -> Trajectory:
+    return Trajectory(
+        problem_id=problem.id, category=problem.category, request="", draw=0, sample_index=0, policy_version=0,
+        environment_fingerprint="", token_ids=[1] * num_sampled, sampled_mask=[True] * num_sampled,
+        sampler_logp=[0.0] * num_sampled, turns=[], outcome=outcome,  # type: ignore[arg-type]
+        limit=None, checks={}, num_calls=0, num_invalid_calls=0,
+    )  # fmt: skip
+
+
+def assessed(folder: Path, *, solved: int, gate: str = "rl") -> Paths:
+    """A project after assess, whose model solved the first `solved` of 22 problems."""
+    paths = Paths(folder)
+    for name, problems in (("train", TRAIN), ("select", SELECT), ("test", SELECT)):
+        write_jsonl(paths.split(name), (problem.model_dump() for problem in problems))
+    outcomes = ["success"] * solved + ["failure"] * (len(SELECT) - solved)
+    episodes = [an_episode(problem, outcome) for problem, outcome in zip(SELECT, outcomes, strict=True)]
+    write_jsonl(paths.stage("assess") / "trajectories.jsonl", (item.to_row() for item in episodes))
+    write_json(paths.stage("assess") / "baseline.json", {**BASELINE, "gate": gate})
+    return paths
+
+
+def test_a_baseline_that_solved_nothing_expects_hardly_any_signal_of_small_groups() -> None:
+    """No success in 22: all (0 + 4·½)/26 = 1/13, a level of n problems 4/13/(n + 4), and so on down."""
+    baseline = baseline_of([an_episode(problem, "failure", 50) for problem in SELECT], SELECT)
+    assert baseline is not None
+    outlook = expect(grpo(num_iterations=10, problems_per_iteration=16, group_size=8), TRAIN, baseline)
+    assert [row.group_size for row in outlook.rows] == [4, 8, 16, 32]
+    shares = [row.without_signal for row in outlook.rows]
+    assert shares == sorted(shares, reverse=True)
+    assert min(shares) > 0.8
+    assert outlook.row(8).episodes == 10 * 16 * 8
+    assert outlook.row(8).sampled_tokens == 10 * 16 * 8 * 50
+    assert outlook.recommended == 32
+
+
+def test_without_an_episode_of_a_category_its_rate_is_the_prior() -> None:
+    """k = 4: every problem is Beta(2, 2)."""
+    outlook = expect(grpo(problem_sampler="uniform"), TRAIN, Baseline([], 0.0))
+    assert outlook.row(4).without_signal == pytest.approx(share_without_signal(Beta(2, 2), 4))
+
+
+def test_the_band_expects_more_signal_than_uniform_from_the_same_baseline() -> None:
+    baseline = baseline_of([an_episode(item, "success" if item.level == 2 else "failure") for item in SELECT], SELECT)
+    assert baseline is not None
+    uniform, band = (
+        expect(grpo(problem_sampler=name, group_size=8), TRAIN, baseline).row(8) for name in ("uniform", "band")
+    )
+    assert band.without_signal < uniform.without_signal - 0.03
+
+
+def test_an_episode_that_our_fault_ended_is_no_evidence() -> None:
+    assert baseline_of([an_episode(SELECT[0], "environment_error")], SELECT) is None
+
+
+def test_after_a_warm_start_the_episodes_that_judged_it_are_the_baseline(tmp_path: Path) -> None:
+    paths = assessed(tmp_path, solved=0, gate="warm_start")
+    judged = [an_episode(problem, "success") for problem in SELECT]
+    write_jsonl(paths.stage("warm_start") / "trajectories.jsonl", (item.to_row() for item in judged))
+    baseline = read_baseline(paths)
+    assert baseline is not None
+    assert sum(played.solved for played in baseline.played) == len(SELECT)
+
+
+def test_before_assess_and_after_a_warm_start_that_nobody_looked_at_nothing_is_known(tmp_path: Path) -> None:
+    assert read_baseline(assessed(tmp_path / "warm", solved=0, gate="warm_start")) is None
+    assert read_baseline(Paths(tmp_path / "fresh")) is None
+
+
+def test_the_stage_the_doctor_and_plan_tell_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = assessed(tmp_path / "artifacts", solved=11)
+    params = profile_params("test")
+    params["paths"]["artifacts"] = str(paths.artifacts)
+    monkeypatch.setattr("tasks.commands.plan.plan.read_params", lambda: params)
+    outlook = expect(load(TrainSections, params).train, TRAIN, read_baseline(paths) or Baseline([], 0.0))
+    tell_outlook(load(TrainSections, params), TRAIN, read_baseline(paths))
+    told = capsys.readouterr()
+    assert outlook.sentence in told.out + told.err
+    finding = expected_signal(DoctorContext(load(DoctorSections, params), paths))
+    assert finding.result == "pass"
+    assert outlook.sentence in finding.text
+    plan = make_plan(gpu="cpu")
+    assert json.loads(as_json(plan))["signal"] == json.loads(json.dumps(outlook.as_row()))
+    output = io.StringIO()
+    print_plan(plan, SafeConsole(file=output, width=120))
+    size = params["train"]["group_size"]
+    assert f"G = {size}" in output.getvalue()
+    assert "as set" in output.getvalue()
+    assert "recommended" in output.getvalue()
+
+
+def test_the_doctor_warns_where_most_groups_would_teach_nothing_and_says_what_to_set(tmp_path: Path) -> None:
+    paths = assessed(tmp_path, solved=0)
+    finding = expected_signal(DoctorContext(load(DoctorSections, profile_params("test")), paths))
+    assert finding.result == "warn"
+    assert "train.problem_sampler to band" in finding.remedy
