@@ -62,6 +62,7 @@ def describe(registry: Registry, version: Version) -> dict[str, Any]:
         "version": version.version,
         "aliases": registry.aliases(version),
         "snapshot": version.tags.get("snapshot"),
+        "reward": version.tags.get("reward"),
         "weights": version.weights or None,
         "data": data,
         "judge": json.loads(version.tags.get("judge", "null")),
@@ -150,7 +151,7 @@ def _facts(row: Mapping[str, Any]) -> RenderableType:
     from rich.text import Text
 
     table = Table.grid(padding=(0, 2))
-    facts = {"snapshot": row["snapshot"], "weights": row["weights"]}
+    facts = {"snapshot": row["snapshot"], "reward": row["reward"], "weights": row["weights"]}
     facts |= {f"data {name}": value for name, value in sorted(row["data"].items())}
     for part in TAGS:
         facts |= {name.replace("_", " "): value for name, value in row[part].items()}

@@ -99,7 +99,8 @@ class Trajectory:
     loss. `sampler_logp`: the engine's log-prob (nats) under its sampling distribution, 0.0 elsewhere. `request`: the
     first user message. `policy_version`: the oldest of its turns. `limit`: the budget that ended the episode, or None.
     `checks` and `details` (JSON): the environment's verdict. `fault`: what failed, if the outcome is
-    `environment_error`. Statistics cluster by the problem's `split_group`.
+    `environment_error`. Statistics cluster by the problem's `split_group`. `score`: of the reward it was trained or
+    rescored with; rows without one leave it out.
     """
 
     problem_id: str
@@ -121,6 +122,7 @@ class Trajectory:
     fault: str | None = None
     details: dict[str, Any] = field(default_factory=dict)
     split_group: str = ""
+    score: Score | None = None
 
     @property
     def num_sampled_tokens(self) -> int:
@@ -136,11 +138,16 @@ class Trajectory:
 
     def to_row(self) -> dict[str, Any]:
         """Without copying: a deep copy would visit every call."""
-        return _row(self) | {"turns": [_turn_row(turn) for turn in self.turns]}
+        row = _row(self) | {"turns": [_turn_row(turn) for turn in self.turns]}
+        return (
+            {**row, "score": _row(self.score)} if self.score else {name: row[name] for name in row if name != "score"}
+        )
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Trajectory:
-        return cls(**{**row, "turns": [Turn(**turn) for turn in row["turns"]]})
+        score = row.get("score")
+        turns = [Turn(**turn) for turn in row["turns"]]
+        return cls(**{**row, "turns": turns, "score": score and Score(**score)})
 
 
 def _turn_row(turn: Turn) -> dict[str, Any]:
@@ -148,7 +155,7 @@ def _turn_row(turn: Turn) -> dict[str, Any]:
     return row if turn.thought is not None else {name: row[name] for name in row if name not in OF_A_THOUGHT}
 
 
-def _row(record: Turn | Trajectory) -> dict[str, Any]:
+def _row(record: Turn | Trajectory | Score) -> dict[str, Any]:
     return {item.name: getattr(record, item.name) for item in fields(record)}
 
 

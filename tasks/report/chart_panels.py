@@ -31,9 +31,11 @@ class Panel:
     name: str
     unit: str
     is_share: bool = False
+    beside: str = ""  # the key of a second, dashed line; the panel is left out where the two are the same
 
 
 PANELS = (
+    Panel("mean_reward", "reward", "per episode; success dashed", beside="success_rate"),
     Panel("mean_sampled_tokens", "completion length", "tokens per episode"),
     Panel("entropy", "entropy", "nats per token"),
     Panel("kl", "KL from reference", "nats per token"),
@@ -44,7 +46,7 @@ PANELS = (
 def measured_panels(training: Rows) -> list[Panel]:
     """Those with values, and one per environment of a mixture."""
     members = sorted({name for row in training for name in row.get(BY_ENVIRONMENT, ())})
-    shown = [panel for panel in PANELS if any(row.get(panel.key) is not None for row in training)]
+    shown = [panel for panel in PANELS if any(_has_value(panel, row) for row in training)]
     return shown + [Panel(name, short_name(name), "success in training", is_share=True) for name in members]
 
 
@@ -52,6 +54,11 @@ def value_of(row: dict[str, Any], panel: Panel) -> float:
     """NaN where it was not measured, such as an environment that an iteration did not draw."""
     found = row.get(panel.key, row.get(BY_ENVIRONMENT, {}).get(panel.key))
     return math.nan if found is None else float(found)
+
+
+def _has_value(panel: Panel, row: dict[str, Any]) -> bool:
+    value = row.get(panel.key)
+    return value is not None and not (panel.beside and value == row.get(panel.beside))
 
 
 def window_of(training: Rows) -> int:
@@ -87,6 +94,11 @@ def draw_panel(axes: Axes, panel: Panel, xs: Sequence[float], training: Rows, st
     top = 1.0 if panel.is_share else round_up(highest_shown(known))
     axes.plot(xs, values, **batch_line(training, style))
     axes.plot(xs, rolling_median(values, window_of(training)), color=style.curve, linewidth=1.7, zorder=4)
+    if panel.beside:
+        second = [math.nan if row.get(panel.beside) is None else float(row[panel.beside]) for row in training]
+        smooth = rolling_median(second, window_of(training))
+        axes.plot(xs, smooth, color=style.ink, linewidth=1.2, linestyle="--", zorder=3)
+        top = max(top, *(value for value in second if not math.isnan(value)))
     _mark_cut(axes, [(value, x) for x, value in zip(xs, values, strict=True) if value > top], style)
     _scale(axes, min(0.0, *known), top, panel)
     _name(axes, panel.name, panel.unit if any(known) else "0 throughout", style)

@@ -39,6 +39,7 @@ def lineage_tags(
     best = evaluation["test"]["best"]
     return {
         "reason": reason,
+        **reward_tags(origin.params.get("reward") or {}),
         "weights_hash": weights,
         "snapshot": evaluation["best_snapshot"],
         "git_commit": trained["git_commit"],
@@ -62,6 +63,15 @@ def lineage_tags(
         "test.samples_per_problem": str(best["samples_per_problem"]),
         "select.success_rate": str(evaluation["select"][evaluation["best_snapshot"]]["success_rate"]),
     }
+
+
+def reward_tags(reward: Mapping[str, Any]) -> dict[str, str]:
+    """The parts beside success, and whether somebody insisted on parts that may outweigh it; empty without parts."""
+    parts = [f"{part['weight']:g} {part['name']}" for part in reward.get("parts") or []]
+    if not parts:
+        return {}
+    insisted = "; allow_undominated: a failure could outscore a success" if reward.get("allow_undominated") else ""
+    return {"reward": _cut(f"outcome + {' + '.join(parts)}{insisted}")}
 
 
 def environment_fields(description: Mapping[str, Any]) -> dict[str, str]:

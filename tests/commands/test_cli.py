@@ -86,8 +86,20 @@ def test_help_loads_no_heavy_library():
 
 def test_help_lists_the_stages_in_the_order_they_run():
     listed = re.findall(r"^  ([\w-]+) ", tasks("--help").stdout.split("Commands:")[1], flags=re.MULTILINE)
-    verbs = ["rollback", "prune", "lineage", "fetch", "doctor", "plan", "profile", "drift-check", "report", "ablate"]
-    verbs += ["score", "export", "evaluate-snapshot", "backup", "restore", "cache", "registry", "workspace"]
+    verbs = [
+        "rollback",
+        "prune",
+        "lineage",
+        "fetch",
+        "doctor",
+        "plan",
+        "profile",
+        "judge-check",
+        "drift-check",
+        "report",
+        "ablate",
+    ]
+    verbs += ["score", "rescore", "export", "evaluate-snapshot", "backup", "restore", "cache", "registry", "workspace"]
     assert listed == [*STAGES, *verbs]
 
 

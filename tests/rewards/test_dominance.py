@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-import pytest
+from itertools import product
+from typing import Any
 
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from tasks.core.records import Trajectory, Turn
 from tasks.core.settings import load, read_params
 from tasks.rewards.dominance import check_dominance, is_dominated
 from tasks.rewards.limits import EpisodeLimits
+from tasks.rewards.parts import reward
 from tasks.rewards.settings import RewardSettings
 from tasks.stages.train.settings import TrainSections
 from tests.conftest import ROOT
 from tests.rewards.shaped import LIMITS, shaped
+from tests.rewards.test_rewards import PROBLEM, episode
 
 
 def test_a_step_penalty_of_0_05_totals_a_half_in_ten_turns_and_of_0_1_the_whole_outcome():
@@ -62,3 +71,80 @@ def test_params_are_refused_by_the_limits_they_have():
         load(TrainSections, params)
     params["sampling"]["max_turns"] = 9
     load(TrainSections, params)
+
+
+# Each accepted configuration against every short episode
+
+SHORT = EpisodeLimits(max_turns=2, max_calls=4, max_sampled_tokens=40)
+WEIGHT = st.floats(0.01, 2.0)
+
+
+def short_episodes(outcome: str) -> list[Trajectory]:
+    """Every mix of 0 to 2 turns, good or malformed, 0 to 4 calls, tokens, checks, rankings and judgements."""
+    found = []
+    for num_turns, well_formed in ((0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)):
+        for num_calls, num_invalid in ((0, 0), (1, 0), (4, 0), (1, 1), (4, 1), (4, 4)):
+            for num_tokens, share in product((0, 40), (0.0, 1.0)):
+                turns = [Turn("ok") for _ in range(well_formed)]
+                turns += [Turn("no", calls=[{"malformed": True}]) for _ in range(num_turns - well_formed)]
+                played = episode(outcome, *turns, num_calls=num_calls, num_invalid_calls=num_invalid)
+                played.token_ids, played.sampled_mask = (
+                    [1] * 41,
+                    [False] + [True] * num_tokens + [False] * (40 - num_tokens),
+                )
+                played.checks = {"a": share == 1.0, "b": outcome == "success"}
+                played.details = {
+                    "judge": {"score": share, "soundness": 1 - share},
+                    "retrieval": {"ranked": ["d", "d", "x"], "relevant": ["d"] if share else ["y"]},
+                }
+                found.append(played)
+    return found
+
+
+FAILURES, SUCCESSES = short_episodes("failure"), short_episodes("success")
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(
+    weights=st.dictionaries(
+        st.sampled_from(
+            [
+                "step_penalty",
+                "invalid_call_penalty",
+                "token_cost",
+                "call_validity",
+                "format",
+                "progress",
+                "judge",
+                "soundness",
+            ]
+        ),
+        WEIGHT,
+        max_size=4,
+    ),
+    ranked=st.dictionaries(st.sampled_from(["ndcg", "recall"]), st.tuples(WEIGHT, st.integers(1, 3)), max_size=2),
+    shrink=st.sampled_from([1.0, 0.3, 0.1]),
+)
+def test_in_what_is_accepted_no_failure_outscores_a_success(
+    weights: dict[str, float], ranked: dict[str, tuple[float, int]], shrink: float
+):
+    parts: list[dict[str, Any]] = [
+        {"name": name, "weight": weight * shrink, "k": k} for name, (weight, k) in ranked.items()
+    ]
+    parts += [{"name": name, "weight": weight * shrink} for name, weight in weights.items()]
+    chosen = shaped(*parts)
+    if not is_dominated(chosen, SHORT):
+        with pytest.raises(ValueError, match="the best failure can earn"):
+            check_dominance(chosen, SHORT)
+        return
+    best_failure = max(reward(PROBLEM, played, chosen).reward for played in FAILURES)
+    worst_success = min(reward(PROBLEM, played, chosen).reward for played in SUCCESSES)
+    assert best_failure < worst_success
+
+
+def test_a_refusal_of_one_part_alone_is_never_for_nothing():
+    """Two turns at 0.5 each: the worst success earns what the best failure does."""
+    chosen = shaped(step_penalty=0.5)
+    assert not is_dominated(chosen, SHORT)
+    assert min(reward(PROBLEM, played, chosen).reward for played in SUCCESSES) == 0.0
+    assert max(reward(PROBLEM, played, chosen).reward for played in FAILURES) == 0.0

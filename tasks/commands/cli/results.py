@@ -56,6 +56,21 @@ def score(
 
 
 @command(results)
+def rescore(
+    file: Annotated[str, Argument(metavar="FILE", help="Stored trajectories (JSONL).")],
+    out: Annotated[
+        Path | None, Option("--out", metavar="FILE", help="A new file; default: artifacts/rescore/.")
+    ] = None,
+) -> None:
+    """Score stored trajectories with today's reward."""
+    from tasks.commands import rescore as verb
+    from tasks.core.terminal import tell
+    from tasks.storage.inputs import copy_argument
+
+    tell("\n".join(verb.rescore(copy_argument(file), out)))
+
+
+@command(results)
 def export(
     trajectories: Annotated[
         str | None,

@@ -57,7 +57,8 @@ def doing_nothing(context: DoctorContext) -> Finding:
         if not idle.is_success and not _is_within(score, bounds.failure_least, bounds.failure_most):
             return failed(
                 f"a failure earns {score.reward:g} on {problem.id!r}",
-                f"Correct the reward: a failure must earn {bounds.failure_least:g} to {bounds.failure_most:g}.",
+                f"Correct the reward: by the bounds of its parts a failure earns {bounds.failure_least:g} to "
+                f"{bounds.failure_most:g}, and a success {bounds.success_least:g} or more.",
             )
     solved = sorted(problem.category for problem, idle in pairs if idle.is_success)
     if solved:

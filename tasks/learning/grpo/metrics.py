@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tasks.core.records import Group, Trajectory
+from tasks.core.records import Group, Score, Trajectory
 from tasks.learning.grpo.exploration import samples_at
 from tasks.learning.shared.settings import GRPOSettings
 from tasks.models.differences import Differences
@@ -37,6 +37,7 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         "entropy": -sum(sum(trajectory.sampler_logp) for trajectory in trajectories) / max(1, num_sampled),
         "repetition": sum(map(repetition, trajectories)) / count,
         **thinking_metrics(trajectories),
+        **part_metrics([score for group in groups for score in group.scores]),
     }
 
 
@@ -45,6 +46,14 @@ def exploration_metrics(settings: GRPOSettings, iteration: int, temperature: flo
     if settings.exploration is None:
         return {}
     return {"temperature": temperature, "samples_per_problem": samples_at(settings, iteration)}
+
+
+def part_metrics(scores: Sequence[Score]) -> Metrics:
+    """What each part of the reward added per trajectory; empty where the outcome is the only one."""
+    names = list(dict.fromkeys(name for score in scores for name in score.parts))
+    if len(names) < 2:
+        return {}
+    return {"mean_parts": {name: sum(score.parts[name] for score in scores) / len(scores) for name in names}}
 
 
 def thinking_metrics(trajectories: Sequence[Trajectory]) -> Metrics:

@@ -15,6 +15,9 @@ ADVICE: dict[str, str] = {
     "completion_length": "Text that grows without solving more is how a collapse begins: random characters follow, "
     "then success falls. Read the kept trajectories; if they fill up with noise, lower train.learning_rate or raise "
     "train.kl_weight, and if the longer text is wanted, raise sentinel.max_length_growth.",
+    "unearned_reward": "The policy then earns its reward by the parts instead of by solving problems: reward hacking. "
+    "Read the trajectories that earned most without success, then lower the weight in reward.parts that they farm, or "
+    "take that part out.",
     "overlong": "Such a trajectory solves nothing, and with train.filter_overlong it costs nothing either, so nothing "
     "limits completions. Read the kept trajectories; if they fill up with noise, lower train.learning_rate or set "
     "train.filter_overlong to false, and if they are sound, raise sampling.max_tokens_per_episode.",

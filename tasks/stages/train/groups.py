@@ -43,10 +43,12 @@ def group_collector(
 def score_group(
     problem: Problem, trajectories: Sequence[Trajectory], rewards: RewardSettings, round_number: int
 ) -> Group:
-    """Drops episodes lost to a fault of the environment: they are never rewarded."""
+    """Each trajectory keeps its score. Drops episodes lost to a fault of the environment: they are never rewarded."""
     kept = [trajectory for trajectory in trajectories if trajectory.outcome != "environment_error"]
     scores = [
         check_score(reward(problem, trajectory, rewards), reward_name="reward", problem=problem, trajectory=trajectory)
         for trajectory in kept
     ]
+    for trajectory, score in zip(kept, scores, strict=True):
+        trajectory.score = score
     return Group(problem.id, problem.category, kept, scores, round_number)

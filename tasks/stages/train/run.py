@@ -30,6 +30,7 @@ from tasks.stages.train.groups import group_collector
 from tasks.stages.train.sentinel import Sentinel
 from tasks.stages.train.serving import Serving
 from tasks.stages.train.snapshots import Snapshots, policy_weights
+from tasks.stages.train.unearned import most_unearned, name_unearned
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -153,7 +154,7 @@ class TrainingRun:
         """One iteration and the sentinel's alarm about it; saves where that is due and there is no alarm."""
         row = self._train_on_policy() if self.pipeline is None else self._train_pipelined(self.pipeline)
         self.metrics.append(row)
-        alarm = self.sentinel.observe(row)
+        alarm = name_unearned(self.sentinel.observe(row), self.trainer.last_groups)
         if alarm is None:
             self._finish_iteration()
         return self.metrics[-1], alarm
@@ -187,7 +188,8 @@ class TrainingRun:
         place = folder / f"iteration-{alarm.iteration:04d}"
         groups = self.trainer.last_groups
         write_jsonl(place / "trajectories.jsonl", (item.to_row() for group in groups for item in group.trajectories))
-        write_json(place / "alarm.json", asdict(alarm) | {"metrics": self.metrics})
+        unearned = [asdict(episode) for episode in most_unearned(groups)]
+        write_json(place / "alarm.json", asdict(alarm) | {"most_unearned": unearned, "metrics": self.metrics})
         return place
 
     def _train_on_policy(self) -> Metrics:

@@ -9,6 +9,9 @@ what comes before the fall, while the last snapshots are still good. Numbers are
 An agent that learns to recover from errors writes more, so completions may grow by the factor that success grows by. A
 policy that has mastered its problems has little entropy and groups of equal rewards, so these count only while success
 is low. A fall of success alone is no signal: the draw of problems can cause it.
+
+Reward beyond success is what the parts add. Where it rises and success does not, both with evidence over the window
+(by the interval of the slope, Student's t), the policy is farming a part. That shows before success falls.
 """
 
 from __future__ import annotations
@@ -16,14 +19,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from statistics import linear_regression, median
+from statistics import fmean, linear_regression, median
 from typing import Any
 
 from tasks.stages.train.alarms import Alarm, Finding, Numbers, gravest_alarm
 from tasks.stages.train.settings import SentinelSettings
 
 WATCHED = (
-    "iteration", "success_rate", "mean_sampled_tokens", "overlong_share", "entropy", "repetition",
+    "iteration", "success_rate", "mean_reward", "mean_sampled_tokens", "overlong_share", "entropy", "repetition",
     "informative_group_share", "mismatch_mean", "mismatch_weight_max", "ratio_max", "kl", "clip_share",
 )  # fmt: skip
 NULL_IF_NOT_FINITE = (
@@ -112,6 +115,7 @@ class Sentinel:
             **{signal: self._rise(*row) for signal, row in RISES.items()},
             **{signal: self._excess(*row) for signal, row in EXCESSES.items()},
             "entropy_collapse": self._entropy_collapse(self.settings.min_entropy),
+            "unearned_reward": self._unearned_rise(self.settings.max_unearned_rise),
             "zero_variance": self._zero_variance(self.settings.max_zero_variance_share),
         }
 
@@ -129,6 +133,26 @@ class Sentinel:
             f"while success went from {success_before:.0%} to {success_now:.0%} (which explains ×{explained:.2f}); "
             f"sentinel.max_length_growth is ×{limit:g}",
             {"length_growth": growth, "success_growth": explained, "mean_sampled_tokens": now, "limit": limit},
+            self._since(self.settings.window),
+        )
+
+    def _unearned_rise(self, limit: float | None) -> Finding | None:
+        rows = [row for row in self.rows if "mean_reward" in row and "success_rate" in row]
+        if limit is None or len(rows) < self.half:
+            return None
+        iterations = [row["iteration"] for row in rows]
+        unearned = [row["mean_reward"] - row["success_rate"] for row in rows]
+        low, rise, high = fitted_rise(iterations, unearned, confidence=self.settings.confidence)
+        if low <= limit:
+            return None
+        success = fitted_rise(iterations, [row["success_rate"] for row in rows], confidence=self.settings.confidence)
+        if success[0] > 0:
+            return None
+        return Finding(
+            f"reward beyond success rose by {rise:.2f} ({low:.2f} to {high:.2f}) per episode in {len(rows)} "
+            f"iterations, while success did not rise with evidence ({success[0]:+.0%} to {success[2]:+.0%}); "
+            f"sentinel.max_unearned_rise is {limit:g}",
+            {"unearned_rise": rise, "low": low, "success_rise": success[1], "limit": limit},
             self._since(self.settings.window),
         )
 
@@ -192,6 +216,19 @@ def fitted_ends(rows: Sequence[Numbers], key: str, *, least: float) -> tuple[flo
     points = [(row["iteration"], math.log(max(row[key], least))) for row in rows]
     slope, intercept = linear_regression(*zip(*points, strict=True))
     return math.exp(intercept + slope * points[0][0]), math.exp(intercept + slope * points[-1][0])
+
+
+def fitted_rise(xs: Sequence[float], ys: Sequence[float], *, confidence: float) -> tuple[float, float, float]:
+    """(low, rise, high): the rise of the least-squares line from the first x to the last, with its interval."""
+    from scipy.special import stdtrit
+
+    slope, intercept = linear_regression(xs, ys)
+    left_over = math.fsum((y - intercept - slope * x) ** 2 for x, y in zip(xs, ys, strict=True))
+    spread = math.fsum((x - fmean(xs)) ** 2 for x in xs)
+    freedom = len(xs) - 2
+    half_width = float(stdtrit(freedom, (1 + confidence) / 2)) * math.sqrt(left_over / freedom / spread)
+    span = xs[-1] - xs[0]
+    return (slope - half_width) * span, slope * span, (slope + half_width) * span
 
 
 def non_finite_numbers(row: Mapping[str, Any]) -> list[str]:

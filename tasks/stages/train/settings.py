@@ -20,7 +20,8 @@ class SentinelSettings(Settings):
     """What to do on an alarm, and one limit per signal; null leaves a signal unwatched (tasks/learning/README.md).
 
     `window` is in iterations; entropy, KL and the mean mismatch are in nats per token. `max_zero_variance_share` is
-    also the limit above which a run counts as untrained (`measurement/learnt.py`).
+    also the limit above which a run counts as untrained (`measurement/learnt.py`). `max_unearned_rise` is in reward per
+    episode; `confidence` is of the two intervals it is judged by.
     """
 
     action: Literal["stop", "roll_back"]
@@ -39,6 +40,8 @@ class SentinelSettings(Settings):
     max_clip_share: float | None = Field(gt=0, le=1)
     min_entropy: float | None = Field(gt=0)
     max_zero_variance_share: float | None = Field(gt=0, le=1)
+    max_unearned_rise: float | None = Field(gt=0)
+    confidence: float = Field(gt=0.5, lt=1)
 
     @model_validator(mode="after")
     def _a_roll_back_can_happen(self) -> SentinelSettings:

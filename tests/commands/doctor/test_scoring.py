@@ -41,4 +41,4 @@ def test_a_reward_out_of_its_range_fails(
 
 def test_a_failure_that_earns_as_much_as_a_success_fails(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoring, "reward", lambda *_: Score(1.0, {}))
-    found(look("doing nothing", artifacts), "fail", "a failure earns 1", "less than 1")
+    found(look("doing nothing", artifacts), "fail", "a failure earns 1", "a success 1 or more")

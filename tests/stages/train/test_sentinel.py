@@ -27,10 +27,10 @@ THRESHOLDS: dict[str, Any] = {
     "action": "stop", "step_factor": 0.5, "max_rollbacks": 2, "window": 12, "low_success": 0.3,
     "max_length_growth": 2.0, "max_overlong_rise": 0.2, "max_entropy_rise": 0.75, "max_repetition_rise": 0.3,
     "max_mean_mismatch": 0.3, "max_mismatch_weight": 100.0, "max_ratio": 100.0, "max_kl": 1.0, "max_clip_share": 0.25,
-    "min_entropy": 0.01, "max_zero_variance_share": 0.9,
+    "min_entropy": 0.01, "max_zero_variance_share": 0.9, "max_unearned_rise": 0.1, "confidence": 0.99,
 }  # fmt: skip
 HEALTHY: Row = {
-    "success_rate": 0.5, "mean_reward": 0.5, "mean_sampled_tokens": 100.0, "overlong_share": 0.0, "entropy": 0.3,
+    "success_rate": 0.5, "mean_sampled_tokens": 100.0, "overlong_share": 0.0, "entropy": 0.3,
     "repetition": 0.1, "informative_group_share": 0.6, "loss": 0.01, "kl": 0.02, "clip_share": 0.01, "ratio_max": 2.0,
     "grad_norm": 0.1, "mismatch_mean": 0.02, "mismatch_weight_max": 1.0, "non_finite": False,
     "success_by_category": {"book": 0.5},
@@ -47,8 +47,15 @@ def limits(**changed: Any) -> SentinelSettings:
 def rows(**columns: Sequence[Any]) -> list[Row]:
     """One healthy row for each value of the columns, which replace what is healthy."""
     (length,) = {len(values) for values in columns.values()}
+    success = columns.get("success_rate", [HEALTHY["success_rate"]] * length)  # the reward is success alone
     return [
-        {"iteration": i + 1, **HEALTHY, **{key: values[i] for key, values in columns.items()}} for i in range(length)
+        {
+            "iteration": i + 1,
+            **HEALTHY,
+            "mean_reward": success[i],
+            **{key: values[i] for key, values in columns.items()},
+        }
+        for i in range(length)
     ]
 
 

@@ -1,0 +1,86 @@
+"""A planted exploit: refused by the dominance check; when insisted upon, the tripwire fires before success falls."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from tasks.core.records import Group, Score
+from tasks.rewards.dominance import check_dominance
+from tasks.stages.train.sentinel import Sentinel, fitted_rise
+from tasks.stages.train.unearned import most_unearned, name_unearned
+from tests.measurement.synthetic import trajectory
+from tests.rewards.shaped import LIMITS, shaped
+from tests.stages.train.test_sentinel import HEALTHY, limits
+
+WEIGHT, EPISODES, ONSET, FALL = 2.0, 128, 30, 60
+
+
+def hacked_run(seed: int) -> list[dict[str, Any]]:
+    """From ONSET the policy farms a part of weight 2, by 1.5 points more per iteration; from FALL it solves less."""
+    rng = random.Random(seed)
+    rows = []
+    for iteration in range(1, 91):
+        farmed = min(1.0, max(0, iteration - ONSET) * 0.015)
+        success = 0.6 - min(0.5, max(0, iteration - FALL) * 0.03)
+        solved = sum(rng.random() < success for _ in range(EPISODES)) / EPISODES
+        part = sum(rng.random() < farmed for _ in range(EPISODES)) / EPISODES
+        rows.append({"iteration": iteration, **HEALTHY, "success_rate": solved, "mean_reward": solved + WEIGHT * part})
+    return rows
+
+
+def honest_run(seed: int) -> list[dict[str, Any]]:
+    """Success rises from 30% to 80%, and a part of weight 0.2 with it."""
+    rng = random.Random(seed)
+    rows = []
+    for iteration in range(1, 91):
+        share = 0.3 + 0.5 * min(1.0, iteration / 60)
+        solved = sum(rng.random() < share for _ in range(EPISODES)) / EPISODES
+        part = sum(rng.random() < share for _ in range(EPISODES)) / EPISODES
+        rows.append({"iteration": iteration, **HEALTHY, "success_rate": solved, "mean_reward": solved + 0.2 * part})
+    return rows
+
+
+def first_alarm(rows: list[dict[str, Any]]) -> Any:
+    sentinel = Sentinel(limits(window=20))
+    return next((alarm for row in rows if (alarm := sentinel.observe(row)) is not None), None)
+
+
+def test_the_exploit_is_refused():
+    with pytest.raises(ValueError, match=r"the best failure can earn 2 = 0 \+ 2 × 1 \(format\)"):
+        check_dominance(shaped(format=WEIGHT), LIMITS)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_when_it_is_insisted_upon_the_tripwire_fires_before_success_falls(seed: int):
+    alarm = first_alarm(hacked_run(seed))
+    assert alarm is not None and alarm.signal == "unearned_reward"
+    assert ONSET < alarm.iteration < FALL
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_reward_that_rises_with_success_is_no_alarm(seed: int):
+    assert first_alarm(honest_run(seed)) is None
+
+
+def test_the_rise_of_a_line_is_its_slope_times_its_span_and_noise_widens_it():
+    xs = [1.0, 2.0, 3.0, 4.0]
+    assert fitted_rise(xs, [0.0, 0.1, 0.2, 0.3], confidence=0.99) == pytest.approx((0.3, 0.3, 0.3))
+    assert fitted_rise(xs, [0.5] * 4, confidence=0.99) == (0.0, 0.0, 0.0)
+    # Slope 0.1, residuals ±0.1 as −, +, +, −: stderr √(0.04/2/5) = 0.0632, times t(0.975, 2) = 4.303, times 3.
+    low, rise, high = fitted_rise(xs, [-0.1, 0.2, 0.3, 0.2], confidence=0.95)
+    assert (low, rise, high) == pytest.approx((0.3 - 0.8164, 0.3, 0.3 + 0.8164), abs=1e-3)
+
+
+def test_the_alarm_names_the_failures_that_earned_most():
+    played = [trajectory("p7", sample == 0, sample_index=sample) for sample in range(3)]
+    for item in played:
+        item.draw = 4
+    scores = [Score(1.5, {"outcome": 1.0, "format": 0.5}), Score(0.4, {"format": 0.4}), Score(1.9, {"format": 1.9})]
+    groups = [Group("p7", "book", played, scores)]
+    assert [(item.sample_index, item.reward) for item in most_unearned(groups)] == [(2, 1.9), (1, 0.4)]
+    alarm = name_unearned(first_alarm(hacked_run(0)), groups)
+    assert alarm is not None
+    assert alarm.message.endswith("They are p7 (draw 4, sample 2: 1.90), p7 (draw 4, sample 1: 0.40).")
