@@ -92,3 +92,9 @@ class Engine(Protocol):
     def counts(self) -> dict[str, float]: ...
 
     def close(self) -> None: ...
+
+
+class AdjustableEngine(Engine, Protocol):
+    """One in the trainer's memory, whose temperature may change between batches."""
+
+    def set_temperature(self, temperature: float) -> None: ...

@@ -198,7 +198,7 @@ def our_batches(
         stage="bench",
     )
     rewards = RewardSettings(**params["reward"])
-    collect = group_collector(collector, sampler, group_size=settings.group_size, rewards=rewards)
+    collect = group_collector(collector, sampler, rewards=rewards, explore=lambda _: settings.group_size)
     trainer = GRPOTrainer(
         model,
         settings,

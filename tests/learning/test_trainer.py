@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.core.records import Group
+from tasks.learning.grpo.credit import carries_loss
 from tasks.learning.grpo.trainer import Collect, GRPOTrainer
 from tasks.learning.shared.batching import Row, micro_batches
 from tasks.learning.shared.checkpoints import seed_generators
@@ -25,7 +28,7 @@ from tasks.models.settings import on_cpu
 from tests import tiny
 from tests.contracts.test_families import FAMILIES, LENGTH
 from tests.learning.options import grpo
-from tests.learning.rows import a_group, weights
+from tests.learning.rows import a_group, random_rows, weights
 
 pytestmark = pytest.mark.slow
 LORA = LoRASettings(rank=4, alpha=8, target_modules="all-linear")
@@ -602,3 +605,37 @@ def test_a_roll_back_of_16_bit_weights_takes_the_masters_along(folder: Path, mon
     masters, parameters = trainer.optimizer.masters, trainer.optimizer.parameters
     assert all(torch.equal(m, p.float()) for p, m in zip(parameters, masters, strict=True))
     assert all(torch.equal(tensor, good[name]) for name, tensor in trainer.tensors()["policy"].items())
+
+
+def test_what_is_left_out_carries_no_loss_and_is_not_in_the_denominator(folder: Path) -> None:
+    """Of rewards 0, 1, 0, 0 the pair that differs is kept, and the step is the one of that pair alone."""
+    group = a_group(1, [0.0, 1.0, 0.0, 0.0])
+    trainer = a_trainer(folder, exploration={"temperature": None, "samples_per_problem": None, "keep": 2})
+    kept = [number for number, is_kept in enumerate(carries_loss(group, trainer.settings)) if is_kept]
+    assert len(kept) == 2 and 1 in kept
+    pair = dataclasses.replace(
+        group,
+        trajectories=[group.trajectories[number] for number in kept],
+        scores=[group.scores[number] for number in kept],
+    )
+    assert torch.equal(gradient(trainer, [group]), gradient(a_trainer(folder), [pair]))
+
+
+def test_a_credit_per_turn_reaches_its_own_tokens(folder: Path) -> None:
+    """Two trajectories part after their first turn: at it they are alike but for the reward."""
+    group = a_group(1, [1.0, 0.0])
+    trainer = a_trainer(folder, advantage="turn_leave_one_out")
+    (rows,), _ = trainer._divide([group])
+    assert [np.unique(row.advantage).tolist() for row in rows] == [[1.0], [-1.0]]
+    assert torch.allclose(
+        gradient(trainer, [group]), gradient(a_trainer(folder, advantage="leave_one_out"), [group]), atol=1e-6
+    )
+
+
+def test_an_advantage_of_each_token_is_read_in_the_order_of_the_tokens(folder: Path) -> None:
+    row = random_rows(3, 1)[0]
+    count = sum(row.sampled_mask)
+    each = dataclasses.replace(row, advantage=[float(number) for number in range(count)])
+    for packing in ("tree", "none"):
+        (batch,) = micro_batches([[each]], packing=packing, max_tokens=400, device=torch.device("cpu"))
+        assert batch.advantage_M.tolist() == each.advantage

@@ -87,15 +87,21 @@ def packed_forward(
 
 class Decoder:
     def __init__(self, model: PreTrainedModel, *, temperature: float, top_p: float):
-        self.model, self.temperature, self.top_p = model, temperature, top_p
+        self.model, self.top_p = model, top_p
         self.places = _find_tensors(model)
         self.take_weights()
         self.traced: dict[bool, Traced] = {}  # by whether the step has appends
         self.traced_prefill: Traced | None = None
+        self.set_temperature(temperature)
         if is_traceable(model):
-            for has_appends in (False, True):
-                self.traced[has_appends] = self._trace_step(*_example(model, has_appends=has_appends))
             self.traced_prefill = self._trace(run_prefill, [torch.zeros(2, 3, dtype=torch.long), torch.arange(3)])
+
+    def set_temperature(self, temperature: float) -> None:
+        """Of the steps from now on; a trace has its temperature as a constant."""
+        self.temperature = temperature
+        if is_traceable(self.model):
+            for has_appends in (False, True):
+                self.traced[has_appends] = self._trace_step(*_example(self.model, has_appends=has_appends))
 
     def take_weights(self) -> None:
         """Look up the model's tensors again: needed after tensors were replaced, not after in-place changes."""

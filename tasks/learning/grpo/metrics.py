@@ -10,6 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from tasks.core.records import Group, Score, Trajectory
+from tasks.learning.grpo.exploration import samples_at
+from tasks.learning.shared.settings import GRPOSettings
 from tasks.models.differences import Differences
 
 Metrics = dict[str, Any]
@@ -37,6 +39,13 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         **thinking_metrics(trajectories),
         **part_metrics([score for group in groups for score in group.scores]),
     }
+
+
+def exploration_metrics(settings: GRPOSettings, iteration: int, temperature: float) -> Metrics:
+    """What the schedules say of this iteration; nothing where there are none."""
+    if settings.exploration is None:
+        return {}
+    return {"temperature": temperature, "samples_per_problem": samples_at(settings, iteration)}
 
 
 def part_metrics(scores: Sequence[Score]) -> Metrics:

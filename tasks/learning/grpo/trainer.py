@@ -12,12 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from tasks.core.records import Group
-from tasks.learning.grpo.advantages import group_advantages
+from tasks.learning.grpo.credit import carries_loss, group_credit, has_signal
+from tasks.learning.grpo.exploration import temperature_at
 from tasks.learning.grpo.losses import (
     aggregation_weights,
     cispo_loss,
@@ -28,7 +30,14 @@ from tasks.learning.grpo.losses import (
     ppo_loss,
     sequence_means,
 )
-from tasks.learning.grpo.metrics import Metrics, StepSums, mismatch_metrics, pass_metrics, rollout_metrics
+from tasks.learning.grpo.metrics import (
+    Metrics,
+    StepSums,
+    exploration_metrics,
+    mismatch_metrics,
+    pass_metrics,
+    rollout_metrics,
+)
 from tasks.learning.grpo.mini_batches import MiniBatch, mini_batches
 from tasks.learning.shared.agreement import prepare_model
 from tasks.learning.shared.batching import MicroBatch, Row, check_tokens, micro_batches
@@ -73,7 +82,8 @@ class GRPOTrainer:
         max_tokens: int,
         adapter: Adapter | None = None,
     ):
-        self.model, self.settings, self.temperature, self.adapter = model, settings, temperature, adapter
+        self.model, self.settings, self.adapter = model, settings, adapter
+        self.temperature = self.usual_temperature = temperature
         self.reference = Reference(model, adapter, frozen=compute.frozen) if settings.kl_weight else None
         self.steps_per_iteration = settings.updates_per_batch * settings.steps_per_batch
         self.optimizer = Optimizer(
@@ -93,6 +103,7 @@ class GRPOTrainer:
         `before_update` is called when the batch is complete: an engine on the same device can then free memory.
         """
         self.iteration += 1
+        self.temperature = temperature_at(self.settings, self.iteration, otherwise=self.usual_temperature)
         self.model.eval()
         groups, num_replaced = self.collect_with_signal(self.iteration, collect)
         check_tokens(groups, vocabulary_size=self.model.get_input_embeddings().num_embeddings)
@@ -107,6 +118,7 @@ class GRPOTrainer:
             "optimizer_steps": self.optimizer.steps_done,
             **rollout_metrics([group for group in groups if group.round_number == 0]),
             "num_replaced_groups": num_replaced,
+            **exploration_metrics(self.settings, self.iteration, self.temperature),
             **(self._step_metrics(passes, [batch for part in parts for batch in part]) if parts else {}),
         }
 
@@ -149,22 +161,12 @@ class GRPOTrainer:
         groups = list(collect(iteration, 0, wanted))
         num_replaced = 0
         for round_number in range(1, self.settings.max_replacement_rounds + 1):
-            missing = wanted - sum(any(self._advantages(group)) for group in groups)
+            missing = wanted - sum(has_signal(group, self.settings) for group in groups)
             if missing <= 0:
                 break
             groups += collect(iteration, round_number, missing)
             num_replaced += missing
         return groups, num_replaced
-
-    def _advantages(self, group: Group) -> list[float]:
-        reward_1G = torch.tensor([[score.reward for score in group.scores]])
-        counted_1G = torch.tensor([[self._is_counted(trajectory) for trajectory in group.trajectories]])
-        return group_advantages(reward_1G, counted_1G, baseline=self.settings.advantage)[0].tolist()
-
-    def _is_counted(self, trajectory: Any) -> bool:
-        """A trajectory that a token limit cut, or that the environment lost, is no evidence about the policy."""
-        is_overlong = trajectory.outcome == "overlong" and self.settings.filter_overlong
-        return not is_overlong and trajectory.outcome != "environment_error" and trajectory.num_sampled_tokens > 0
 
     def _mini_batches(self, groups: Sequence[Group]) -> list[MiniBatch]:
         rows, dropped_lengths = self._divide(groups)
@@ -202,10 +204,10 @@ class GRPOTrainer:
         rows: list[list[Row]] = []
         dropped_lengths: list[list[int]] = []
         for group in groups:
-            advantages = self._advantages(group)
-            pairs = zip(group.trajectories, advantages, strict=True)
-            counted = [Row.of(item, advantage) for item, advantage in pairs if self._is_counted(item)]
-            if counted and (any(advantages) or self.settings.zero_variance_groups == "keep"):
+            advantages = group_credit(group, self.settings)
+            triples = zip(group.trajectories, advantages, carries_loss(group, self.settings), strict=True)
+            counted = [Row.of(item, advantage) for item, advantage, is_counted in triples if is_counted]
+            if counted and (any(map(np.any, advantages)) or self.settings.zero_variance_groups == "keep"):
                 rows.append(counted)
             elif group.round_number == last_round:
                 dropped_lengths.append([sum(row.sampled_mask) for row in counted])

@@ -35,10 +35,10 @@ class Row:
     token_ids: list[int]
     sampled_mask: list[bool]
     sampler_logp: list[float]
-    advantage: float
+    advantage: float | list[float]  # of all sampled tokens, or of each
 
     @classmethod
-    def of(cls, trajectory: Trajectory, advantage: float) -> Row:
+    def of(cls, trajectory: Trajectory, advantage: float | list[float]) -> Row:
         return cls(trajectory.token_ids, trajectory.sampled_mask, trajectory.sampler_logp, advantage)
 
 
@@ -181,10 +181,16 @@ def _tree(rows: Sequence[Row]) -> _Tree:
         predictor=np.concatenate(predictor),
         target=np.concatenate(target),
         sampler_logp=np.concatenate(sampler_logp),
-        advantage=np.repeat(np.asarray([row.advantage for row in ordered], dtype=np.float32), length),
+        advantage=np.concatenate(
+            [_per_token(row.advantage, count) for row, count in zip(ordered, length, strict=True)]
+        ),
         trajectory=np.repeat(np.arange(len(ordered)), length),
         length=np.asarray(length),
     )
+
+
+def _per_token(advantage: float | list[float], num_tokens: int) -> np.ndarray:
+    return np.broadcast_to(np.asarray(advantage, dtype=np.float32), (num_tokens,))
 
 
 def _inputs(row: Row) -> list[int]:

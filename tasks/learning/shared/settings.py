@@ -64,6 +64,38 @@ class LoRASettings(Settings):
     target_modules: Literal["all-linear"] | list[str]
 
 
+class TemperaturePoint(Settings):
+    iteration: int = Field(ge=1)
+    value: float = Field(gt=0)
+
+
+class SamplesPoint(Settings):
+    iteration: int = Field(ge=1)
+    value: int = Field(ge=2)
+
+
+class ExplorationSettings(Settings):
+    """Schedules over the iterations, and which rollouts carry loss (infra/decisions/0059). A temperature goes in a
+    straight line from point to point; a number of samples holds from its point on. `keep` rollouts of each group carry
+    loss, those with the largest variance of reward; null: all.
+    """
+
+    temperature: Annotated[list[TemperaturePoint], Field(min_length=1)] | None
+    samples_per_problem: Annotated[list[SamplesPoint], Field(min_length=1)] | None
+    keep: int | None = Field(ge=2)
+
+    @model_validator(mode="after")
+    def _schedules_begin_at_the_first_iteration(self) -> ExplorationSettings:
+        for name in ("temperature", "samples_per_problem"):
+            at = [point.iteration for point in getattr(self, name) or ()]
+            if at and (at[0] != 1 or at != sorted(set(at))):
+                raise ValueError(
+                    f"exploration.{name} has points at iterations {', '.join(map(str, at))}, so what holds at some "
+                    f"iteration is not said. Begin at iteration 1, and let each point be later than the one before it"
+                )
+        return self
+
+
 class LevelsSettings(Settings):
     """Levels that open one after the other: by a problem's own `level`, or by the `calls` or the different `tools` of
     its reference.
@@ -114,7 +146,7 @@ class GRPOSettings(OptimizerSettings):
     filter_overlong: bool
     updates_per_batch: int = Field(ge=1)
     steps_per_batch: int = Field(ge=1)
-    advantage: Literal["std", "mean", "leave_one_out"]
+    advantage: Literal["std", "mean", "leave_one_out", "turn_leave_one_out"]
     loss: Literal["ppo", "gspo", "cispo"]
     clip_low: float = Field(ge=0, le=1)
     clip_high: float = Field(ge=0)
@@ -127,6 +159,7 @@ class GRPOSettings(OptimizerSettings):
     importance_correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
     importance_cap: float = Field(gt=1)
     max_staleness: int = Field(ge=0)
+    exploration: ExplorationSettings | None
     lora: LoRASettings | None
 
     @model_validator(mode="after")
@@ -160,4 +193,22 @@ class GRPOSettings(OptimizerSettings):
         ):  # fmt: skip
             if is_wrong:
                 raise ValueError(message)
+        return self
+
+    @model_validator(mode="after")
+    def _exploration_fits_the_groups(self) -> GRPOSettings:
+        """`group_size` is the most: memory and time are planned by it."""
+        if self.exploration is None:
+            return self
+        samples = [point.value for point in self.exploration.samples_per_problem or ()] or [self.group_size]
+        if max(samples) > self.group_size:
+            raise ValueError(
+                f"exploration.samples_per_problem goes up to {max(samples)} with group_size {self.group_size}, by "
+                f"which memory and time are planned. Set train.group_size to {max(samples)}, or the samples lower"
+            )
+        if self.exploration.keep is not None and self.exploration.keep >= min(samples):
+            raise ValueError(
+                f"exploration.keep is {self.exploration.keep} and a group has {min(samples)} trajectories, so nothing "
+                f"would be left out. Set train.exploration.keep lower, or to null"
+            )
         return self

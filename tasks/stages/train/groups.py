@@ -5,7 +5,7 @@ It connects the rollouts, which never see a reward, with the trainer, which neve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tasks.core.records import Group, Problem, Trajectory
 from tasks.learning.grpo.curriculum import ProblemSampler
@@ -19,11 +19,12 @@ REPLACEMENT_DRAW = 1_000_000  # added to the draw number per round of dynamic sa
 
 
 def group_collector(
-    collector: Collector, sampler: ProblemSampler, *, group_size: int, rewards: RewardSettings
+    collector: Collector, sampler: ProblemSampler, *, rewards: RewardSettings, explore: Callable[[int], int]
 ) -> Collect:
-    """Plays each problem `group_size` times; the sampler learns from the groups."""
+    """Plays each problem as often as `explore` says of the iteration; the sampler learns from the groups."""
 
     def collect(iteration: int, round_number: int, num_problems: int) -> list[Group]:
+        group_size = explore(iteration)
         problems = sampler.draw(iteration, round_number, num_problems)
         draw = iteration + REPLACEMENT_DRAW * round_number
         keys = [EpisodeKey(problem, draw, sample) for problem in problems for sample in range(group_size)]

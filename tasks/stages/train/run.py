@@ -7,18 +7,20 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tasks.core.files import number_of, write_json, write_jsonl
 from tasks.core.records import BY_ENVIRONMENT, Group, Problem
 from tasks.environments.catalog import load_environment
 from tasks.learning.grpo.curriculum import ProblemSampler
+from tasks.learning.grpo.exploration import samples_at, temperature_at
 from tasks.learning.grpo.solve_rates import Played
 from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.checkpoints import Checkpoints, seed_generators
 from tasks.learning.shared.lora import Adapter
 from tasks.models.folders import load_model
 from tasks.rollouts.collect import Collector
+from tasks.rollouts.engine import AdjustableEngine
 from tasks.rollouts.episode import EngineEpisodes
 from tasks.rollouts.load import load_checked_chat, load_engine
 from tasks.rollouts.probe import probe_sequences
@@ -90,7 +92,7 @@ class TrainingRun:
             stage="train",
         )
         self.sampler = ProblemSampler(self.problems, params, seed=settings.seed, baseline=self.baseline)
-        collect = group_collector(self.collector, self.sampler, group_size=params.group_size, rewards=settings.reward)
+        collect = group_collector(self.collector, self.sampler, rewards=settings.reward, explore=self._explore)
         self.collect = refuse_stale(collect, params.max_staleness)
         self.trainer = GRPOTrainer(
             model,
@@ -121,6 +123,14 @@ class TrainingRun:
     def _probe(self) -> list[list[int]]:
         max_tokens = self.settings.sampling.max_tokens_per_episode
         return probe_sequences(self.chat, self.environment, self.problems, max_tokens=max_tokens)
+
+    def _explore(self, iteration: int) -> int:
+        """Before a batch is collected: set the engine's temperature, and return the samples per problem."""
+        exploration = self.params.exploration
+        if exploration is not None and exploration.temperature is not None:
+            usual = self.settings.sampling.temperature
+            cast(AdjustableEngine, self.engine).set_temperature(temperature_at(self.params, iteration, otherwise=usual))
+        return samples_at(self.params, iteration)
 
     def _build_pipeline(self) -> Pipeline:
         return Pipeline(
@@ -220,7 +230,8 @@ class TrainingRun:
         self._compare_engine()
 
     def _compare_engine(self) -> None:
-        self.serving.compare(self.trainer.last_groups, version=self.iteration - 1)
+        temperature = self.trainer.temperature
+        self.serving.compare(self.trainer.last_groups, version=self.iteration - 1, temperature=temperature)
 
     def _collect_batch(self, iteration: int) -> Batch:
         """In the collector's thread, the only one that uses sampler, collector and environment."""

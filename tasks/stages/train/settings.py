@@ -80,6 +80,13 @@ class TrainSections(PlaySections):
                 "sampling.temperature is 0, so the episodes of a group are all the same and nothing can be learnt from "
                 "comparing them. Set sampling.temperature to 1; to measure greedily, set evaluate.greedy"
             )
+        explores = self.train.exploration is not None and self.train.exploration.temperature is not None
+        if explores and self.engine.own.has_own_memory:
+            raise ValueError(
+                f"train.exploration.temperature is a schedule, and engine.name is {self.engine.name}, which keeps "
+                f"the temperature it started with. Set train.exploration.temperature to null, or engine.name to "
+                f"transformers"
+            )
         if self.sampling.top_p < 1:
             raise ValueError(
                 f"sampling.top_p is {self.sampling.top_p:g}, but training assumes samples from the whole "

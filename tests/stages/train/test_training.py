@@ -118,7 +118,35 @@ def run_killed_after(count: int, options: TrainSections, start: Path, place: Pat
             run(options, start, place)
 
 
-@pytest.mark.parametrize("changed", [{}, {"lora": LORA}, {"checkpoint_interval": 2, "problem_sampler": "band"}])
+EXPLORING = {
+    "temperature": [{"iteration": 1, "value": 1.5}, {"iteration": 5, "value": 0.7}],
+    "samples_per_problem": [{"iteration": 1, "value": 4}, {"iteration": 4, "value": 3}],
+    "keep": 2,
+}
+
+
+def test_each_iteration_is_drawn_and_trained_at_its_temperature_and_samples(start: Path, tmp_path: Path) -> None:
+    """The engine's log-probs are the trainer's at every point of the schedule; at another temperature they are not."""
+    rows = run(settings(exploration=EXPLORING), start, tmp_path)
+    assert [row["temperature"] for row in rows] == pytest.approx([1.5, 1.3, 1.1, 0.9, 0.7, 0.7])
+    assert [row["samples_per_problem"] for row in rows] == [4, 4, 4, 3, 3, 3]
+    assert [row["num_episodes"] for row in rows] == [16, 16, 16, 12, 12, 12]
+    assert max(row["mismatch_max"] for row in rows) < 1e-3
+
+
+def test_a_schedule_of_temperature_needs_an_engine_that_can_change_it() -> None:
+    params = profile_params("test")
+    params["engine"]["name"] = "vllm"
+    params["engine"]["settings"] = {**profile_params("qwen2.5_7b_lora_80gb")["engine"]["settings"]}
+    params["train"]["exploration"] = {**EXPLORING, "samples_per_problem": None}
+    with pytest.raises(ValueError, match=r"keeps the temperature it started with. Set train.exploration.temperature"):
+        load(TrainSections, params)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{}, {"lora": LORA}, {"checkpoint_interval": 2, "problem_sampler": "band"}, {"exploration": EXPLORING}],
+)
 def test_a_killed_run_goes_on_and_ends_bitwise_the_same(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any]
 ) -> None:

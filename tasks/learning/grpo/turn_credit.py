@@ -1,0 +1,53 @@
+"""Credit per turn: each turn is compared with the others of its group that stood at the same place.
+
+The natural estimator, each turn's reward normalised over the turns with the same number, subtracts a baseline with as
+many terms as the trajectory has turns; the policy chooses that number, so the gradient is biased (verl issue 7244).
+Here the baseline of a turn depends on what came before the turn, and on other trajectories, alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tasks.core.records import Trajectory
+
+
+def turn_advantages(
+    trajectories: Sequence[Trajectory], rewards: Sequence[float], is_counted: Sequence[bool]
+) -> list[list[float]]:
+    """For each sampled token of each trajectory: A = r − mean of r over the others that share all tokens before its
+    turn.
+
+    Where no other has come the same way, the others at the last turn for which one had. With the mean over all others
+    of the group at every turn this is RLOO (arXiv:2402.14740), which it is at the first turn. Unbiased: the mean does
+    not depend on what the turn itself wrote. A trajectory that is not counted, or is alone, gets zeros.
+    """
+    ids = [np.asarray(trajectory.token_ids) for trajectory in trajectories]
+    found: list[list[float]] = []
+    for number, trajectory in enumerate(trajectories):
+        others = [other for other in range(len(trajectories)) if other != number and is_counted[other]]
+        shared = {other: _num_shared(ids[number], ids[other]) for other in others}
+        credit: list[float] = []
+        peers = others
+        for start, length in _turns(trajectory.sampled_mask):
+            peers = [other for other in peers if shared[other] >= start] or peers
+            has_credit = is_counted[number] and len(peers) > 0
+            baseline = sum(rewards[other] for other in peers) / max(1, len(peers))
+            credit += [rewards[number] - baseline if has_credit else 0.0] * length
+        found.append(credit)
+    return found
+
+
+def _turns(sampled_mask: Sequence[bool]) -> list[tuple[int, int]]:
+    """(start, length) of each unbroken run of sampled tokens."""
+    edges = np.flatnonzero(np.diff(np.asarray([False, *sampled_mask, False], dtype=np.int8)))
+    return [(int(start), int(end - start)) for start, end in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def _num_shared(one: np.ndarray, other: np.ndarray) -> int:
+    """How many tokens at the start are equal."""
+    shorter = min(len(one), len(other))
+    differs = np.flatnonzero(one[:shorter] != other[:shorter])
+    return int(differs[0]) if len(differs) else shorter

@@ -1,0 +1,95 @@
+"""What the options of exploration and credit do to a short training: the test profile, each seed from one warm start.
+
+`python -m tests.benchmarks.exploration FOLDER SEED…` prints one line of JSON per variant and seed. A folder that has a
+seed's warm start is used again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from tasks.core.settings import Paths, load
+from tasks.core.splits import read_split
+from tasks.environments.catalog import load_environment
+from tests.benchmarks.warm_starts import prepare, train_one
+from tests.profiles import profile_params
+
+NUM_ITERATIONS, NUM_SAMPLES = 16, 4
+OFF = {"temperature": None, "samples_per_problem": None, "keep": None}
+
+
+def points(first: float, last: float) -> list[dict[str, Any]]:
+    return [{"iteration": 1, "value": first}, {"iteration": NUM_ITERATIONS // 2, "value": last}]
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "as usual": {},
+    "leave_one_out": {"advantage": "leave_one_out"},
+    "turn_leave_one_out": {"advantage": "turn_leave_one_out"},
+    "keep 4 of 8": {"exploration": {**OFF, "keep": 4}},
+    "keep 8 of 16": {"group_size": 16, "exploration": {**OFF, "keep": 8}},
+    "temperature 1.9 to 1.3": {"exploration": {**OFF, "temperature": points(1.9, 1.3)}},
+    "8 samples, then 4": {"exploration": {**OFF, "samples_per_problem": points(8, 4)}},
+}
+
+
+def params_of(seed: int) -> dict[str, Any]:
+    params = profile_params("test")
+    params["seed"] = seed
+    params["sentinel"] |= {"max_zero_variance_share": None}
+    return params
+
+
+def measure(folder: Path, seed: int) -> Iterator[dict[str, Any]]:
+    """One row per variant: success in the last quarter of training and on select, episodes and CPU seconds."""
+    from tasks.rollouts.collect import sample_episodes
+    from tasks.stages.train.settings import TrainSections
+    from tasks.stages.train.stage import train_policy
+
+    paths = Paths(folder / str(seed))
+    if not (paths.stage("warm_start") / "model").exists():
+        prepare(params_of(seed), paths)
+        train_one(params_of(seed), paths)
+    for name, changed in VARIANTS.items():
+        params = params_of(seed)
+        params["train"] |= {"num_iterations": NUM_ITERATIONS, "snapshot_interval": NUM_ITERATIONS, **changed}
+        settings = load(TrainSections, params)
+        place, began = paths.artifacts / "variants" / name, time.process_time()
+        rows = train_policy(
+            settings, start=paths.stage("warm_start") / "model", problems=read_split(paths, "train"),
+            output=place / "output", resume=place / "resume", alarms=place / "alarms",
+        )  # fmt: skip
+        seconds = time.process_time() - began
+        (snapshot,) = (place / "output" / "snapshots").iterdir()
+        with closing(load_environment(settings.environment)) as environment:
+            select = read_split(paths, "select")
+            played = sample_episodes(
+                snapshot, environment, select, settings.play(NUM_SAMPLES), stage="evaluate", label=name
+            )
+        last = rows[-NUM_ITERATIONS // 4 :]
+        yield {
+            "variant": name,
+            "seed": seed,
+            "first": rows[0]["success_rate"],
+            "last_quarter": sum(row["success_rate"] for row in last) / len(last),
+            "select": sum(item.is_success for item in played) / len(played),
+            "episodes": sum(row["num_episodes"] for row in rows),
+            "cpu_seconds": round(seconds, 1),
+        }
+
+
+def main(arguments: Sequence[str]) -> None:
+    folder, *seeds = arguments
+    for seed in seeds:
+        for row in measure(Path(folder), int(seed)):
+            print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
