@@ -25,6 +25,7 @@ ErrorType = Literal[
 ]  # fmt: skip
 FaultType = Literal["rate_limited", "timeout", "unavailable"]
 Waited = TypeVar("Waited")
+REPLAY = "/replay "  # after it a user's stream has the number of its replay; before it, the episode's own stream
 
 
 @dataclass(frozen=True, slots=True)

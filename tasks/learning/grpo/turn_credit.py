@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tasks.core.records import Trajectory
+from tasks.learning.grpo.advantages import EQUAL_REWARDS
 
 
 def turn_advantages(
@@ -34,8 +35,8 @@ def turn_advantages(
         for start, length in _turns(trajectory.sampled_mask):
             peers = [other for other in peers if shared[other] >= start] or peers
             has_credit = is_counted[number] and len(peers) > 0
-            baseline = sum(rewards[other] for other in peers) / max(1, len(peers))
-            credit += [rewards[number] - baseline if has_credit else 0.0] * length
+            gain = rewards[number] - sum(rewards[other] for other in peers) / max(1, len(peers))
+            credit += [gain if has_credit and abs(gain) >= EQUAL_REWARDS else 0.0] * length
         found.append(credit)
     return found
 

@@ -82,7 +82,7 @@ def attempts_for(options: ReflexionSettings, num_rl_episodes: int, num_problems:
 
 
 def count_rl_episodes(metrics: Path) -> int:
-    """Episodes that training drew; those of replaced groups are not counted."""
+    """Episodes that training drew first; those that dynamic sampling drew in the place of others are not counted."""
     return sum(row["num_episodes"] for _, row in read_jsonl(metrics)) if metrics.exists() else 0
 
 
@@ -186,8 +186,17 @@ class _Arms:
             finished = FinishedEpisodes(self.resume / f"{name}_{number:03d}.jsonl")
             for played in collect_missing(collector, keys, finished, label=f"{name}: attempt {number}"):
                 attempts[played.problem_id].append(played)
-        self.engines.confirm(self.model)
+        self._confirm(name)
         return attempts, num_note_tokens
+
+    def _confirm(self, name: str) -> None:
+        """ValueError if the weights were not those of the snapshot; then no attempt is kept."""
+        try:
+            self.engines.confirm(self.model)
+        except ValueError:
+            for file in [*self.resume.glob(f"{name}_*.jsonl"), *self.resume.glob("notes_*.jsonl")]:
+                file.unlink()
+            raise
 
     def close(self) -> None:
         self.engines.close()

@@ -143,7 +143,7 @@ class Sentinel:
         iterations = [row["iteration"] for row in rows]
         unearned = [row["mean_reward"] - row["success_rate"] for row in rows]
         low, rise, high = fitted_rise(iterations, unearned, confidence=self.settings.confidence)
-        if low <= limit:
+        if low <= limit or median(unearned[-self.quarter :]) <= 0:  # a penalty that shrinks adds nothing to success
             return None
         success = fitted_rise(iterations, [row["success_rate"] for row in rows], confidence=self.settings.confidence)
         if success[0] > 0:

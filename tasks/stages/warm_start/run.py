@@ -6,6 +6,7 @@ All state is in the folder `resume`: checkpoints of the attempt under way, the w
 
 from __future__ import annotations
 
+import gc
 import shutil
 from contextlib import closing
 from dataclasses import asdict
@@ -27,6 +28,7 @@ from tasks.learning.shared.host_memory import host_copies
 from tasks.learning.shared.reference import copy_tensors, unique_tensors
 from tasks.models.folders import load_config, load_model, save_snapshot, stored_dtype
 from tasks.models.limits import check_trainable
+from tasks.models.torch_setup import free_unused
 from tasks.rollouts.seeds import stream_seed
 from tasks.stages.warm_start.attempts import (
     Attempt,
@@ -86,7 +88,10 @@ class WarmStartRun:
         if end != "not_finite":
             save_snapshot(folder, trainer.model, self.chat.tokenizer, dtype=stored_dtype(self.base))
         num_steps = trainer.optimizer.steps_done
-        del trainer  # its memory is the engine's now
+        device = trainer.model.device
+        del trainer
+        gc.collect()
+        free_unused(device)  # it is the engine's now, which may be another process
         success = None if end == "not_finite" else self._measure(attempt, folder)
         self.ended.append(EndedAttempt(**asdict(attempt), num_steps=num_steps, end=end, success=success,
                                        held_out_loss=patience.lowest))  # fmt: skip
@@ -171,9 +176,9 @@ class WarmStartRun:
         stop, last = self.params.stop, self.ended[-1]
         if stop is None or is_good_enough(best_attempt(self.ended), self.params):
             return
-        reached = "its gradient was not finite" if last.success is None else f"it solves {last.success:.1%}"
-        found = f"warm start, attempt {last.number + 1} of {stop.max_attempts}: {reached}, less than " \
-                f"warm_start.stop.minimum_success ({stop.minimum_success:.0%})"  # fmt: skip
+        least = f"less than warm_start.stop.minimum_success ({stop.minimum_success:.0%})"
+        reached = "its gradient was not finite" if last.success is None else f"it solves {last.success:.1%}, {least}"
+        found = f"warm start, attempt {last.number + 1} of {stop.max_attempts}: {reached}"
         following = next_attempt(self.ended, self.params)
         if following is None:
             warn(

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 from tasks.core import background
 from tasks.core.files import json_hash
 from tasks.core.records import Problem
-from tasks.tools.base import Answer, Environment, Episode, ToolReply, User, Verdict, block_until
+from tasks.tools.base import REPLAY, Answer, Environment, Episode, ToolReply, User, Verdict, block_until
 from tasks.tools.judge.evidence import measured_agreement
 from tasks.tools.judge.judge import UNASKED, Judge, Judgement
 from tasks.tools.judge.prompt import Judged
@@ -44,7 +44,8 @@ class JudgedEnvironment(EnvironmentWrapper):
         return episode
 
     def start_user(self, problem: Problem, *, stream: str = "") -> User:
-        user, episode = self.inner.start_user(problem, stream=stream), self._open.get((problem.id, stream))
+        user = self.inner.start_user(problem, stream=stream)
+        episode = self._open.get((problem.id, stream.partition(REPLAY)[0]))
         return user if episode is None else HeardUser(user, episode)
 
     def describe(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tasks.core.files import json_hash
 from tasks.core.records import Problem
-from tasks.tools.base import Environment, ToldRequests, User
+from tasks.tools.base import REPLAY, Environment, ToldRequests, User
 from tasks.tools.user.hidden import shards_of
 from tasks.tools.user.played import PlayedUser, Speaker
 from tasks.tools.user.settings import UserModelSettings, UserSettings
@@ -50,7 +50,7 @@ class ReplayedUser(EnvironmentWrapper):
         self.replay = replay
 
     def start_user(self, problem: Problem, *, stream: str = "") -> User:
-        return self.inner.start_user(problem, stream=f"{stream}/replay {self.replay}" if self.replay else stream)
+        return self.inner.start_user(problem, stream=f"{stream}{REPLAY}{self.replay}" if self.replay else stream)
 
 
 def script_user(environment: Environment, problem: Problem, settings: UserSettings, *, stream: str) -> User:

@@ -65,6 +65,13 @@ def test_reward_that_rises_with_success_is_no_alarm(seed: int):
     assert first_alarm(honest_run(seed)) is None
 
 
+def test_a_penalty_that_shrinks_is_no_alarm():
+    """Success stays at 95% while a penalty of 0.05 per turn goes from ten turns to two."""
+    turns = [10 - 8 * min(1.0, iteration / 60) for iteration in range(1, 91)]
+    rewards = [{"success_rate": 0.95, "mean_reward": 0.95 - 0.05 * count} for count in turns]
+    assert first_alarm([{"iteration": i, **HEALTHY, **row} for i, row in enumerate(rewards, 1)]) is None
+
+
 def test_the_rise_of_a_line_is_its_slope_times_its_span_and_noise_widens_it():
     xs = [1.0, 2.0, 3.0, 4.0]
     assert fitted_rise(xs, [0.0, 0.1, 0.2, 0.3], confidence=0.99) == pytest.approx((0.3, 0.3, 0.3))
