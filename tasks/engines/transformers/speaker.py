@@ -7,12 +7,14 @@ endpoint, which batches. The folder is read when the first user speaks, since `a
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.chat.format import break_up, every_added_token
 from tasks.models.folders import load_model, load_tokenizer, stored_dtype
 from tasks.models.settings import on_cpu
 from tasks.rollouts.seeds import stream_seed
@@ -49,13 +51,22 @@ class FrozenSpeaker:
     def _tokenizer(self) -> Any:
         return load_tokenizer(self.folder)
 
+    @cached_property
+    def _control(self) -> re.Pattern[str]:
+        return every_added_token(self._tokenizer)
+
+    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        """Contents are data: a control token spelt out in one is broken up, or the agent could forge a message."""
+        safe = [{**message, "content": break_up(message["content"], self._control)} for message in messages]
+        rendered = self._tokenizer.apply_chat_template(safe, tokenize=False, add_generation_prompt=True)
+        return list(self._tokenizer(rendered, add_special_tokens=False)["input_ids"])
+
     def _write(self, messages: list[Message], seed: str) -> str:
         """Plain sampling with a generator of its own: no other stream of random numbers moves."""
         import torch
 
         tokenizer, settings = self._tokenizer, self.settings
-        rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        ids = tokenizer(rendered, add_special_tokens=False)["input_ids"]
+        ids = self.prompt_ids(messages)
         room = self._model.config.max_position_embeddings - len(ids)
         if room < 1:
             raise ValueError(
