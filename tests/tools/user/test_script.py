@@ -46,6 +46,22 @@ def play(chat: ChatFormat, environment: Environment, texts: list[str], problem: 
     return collector.collect([EpisodeKey(problem, 0, 0)])[0]
 
 
+class Rambler(ToldRequests):
+    """Its first message alone fills an episode's tokens."""
+
+    def open(self) -> str:
+        return "I need a note, " * 400
+
+
+def test_a_user_whose_opening_leaves_no_room_is_an_environment_error(
+    chat: ChatFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Notebook, "start_user", lambda self, problem, stream="": Rambler(problem.requests))
+    played = play(chat, Notebook(QUICK), ["Noted."])
+    assert (played.outcome, played.turns, played.token_ids) == ("environment_error", [], [])
+    assert played.fault == "user: unavailable: its first message leaves no room for the agent"
+
+
 def told(played: Trajectory) -> list[str]:
     return [played.request, *(turn.follow_up for turn in played.turns if turn.follow_up is not None)]
 
