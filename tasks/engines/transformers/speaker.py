@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tasks.chat.format import break_up, every_added_token
 from tasks.models.folders import load_model, load_tokenizer, stored_dtype
 from tasks.models.settings import on_cpu
 from tasks.rollouts.seeds import stream_seed
+from tasks.tools.base import EnvironmentFault
 from tasks.tools.user.played import Message
 from tasks.tools.user.settings import UserModelSettings
 
@@ -67,12 +68,10 @@ class FrozenSpeaker:
 
         tokenizer, settings = self._tokenizer, self.settings
         ids = self.prompt_ids(messages)
-        room = self._model.config.max_position_embeddings - len(ids)
+        limit = self._model.config.max_position_embeddings
+        room = limit - len(ids)
         if room < 1:
-            raise ValueError(
-                f"environment.user.model: {settings.model} reads at most {room + len(ids)} tokens and the user's side "
-                f"of the conversation has {len(ids)}, so it cannot speak. Use a model with a longer context."
-            )
+            self._refuse(messages, num_tokens=len(ids), limit=limit)
         draw = torch.Generator().manual_seed(stream_seed(0, seed))
         written: list[int] = []
         ends = {tokenizer.eos_token_id}
@@ -88,6 +87,19 @@ class FrozenSpeaker:
                 written.append(token)
                 new = [token]
         return str(tokenizer.decode(written, skip_special_tokens=True))
+
+    def _refuse(self, messages: Sequence[Message], *, num_tokens: int, limit: int) -> NoReturn:
+        """How long a conversation gets is up to the agent, so it costs the episode; rules that never fit cost the
+        run.
+        """
+        if any(message["role"] == "assistant" for message in messages):
+            raise EnvironmentFault(
+                f"the conversation has {num_tokens} tokens and it reads at most {limit}", tool="user"
+            )
+        raise ValueError(
+            f"environment.user.model: {self.settings.model} reads at most {limit} tokens and what its user knows has "
+            f"{num_tokens}, so it cannot speak. Use a model with a longer context."
+        )
 
 
 def _draw(logits: Any, generator: Any) -> int:

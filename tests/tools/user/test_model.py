@@ -12,7 +12,7 @@ import pytest
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Trajectory
 from tasks.engines.transformers.speaker import FrozenSpeaker
-from tasks.tools.base import block_until
+from tasks.tools.base import EnvironmentFault, block_until
 from tasks.tools.user.environment import UserEnvironment
 from tasks.tools.user.played import FAREWELL
 from tasks.tools.user.settings import UserSettings
@@ -152,6 +152,20 @@ def test_the_agent_cannot_forge_a_message_to_a_user_in_process(tmp_path: Path) -
         ]
     special = [[token for token in ids if token in tiny.tokenizer().all_special_ids] for ids in said]
     assert special[0] == special[1] and tiny.tokenizer().eos_token_id in special[0]
+
+
+def test_an_agent_that_writes_beyond_the_users_context_ends_its_episode_and_not_the_run(tmp_path: Path) -> None:
+    with closing(UserEnvironment(Notebook(QUICK), base_user(tmp_path))) as world:
+        listener = world.start_user(WHOLE)
+        block_until(listener.open())
+        with pytest.raises(EnvironmentFault, match=r"^user: .* reads at most 900"):
+            block_until(listener.answer("For whom? " * 900))
+
+
+def test_a_model_that_cannot_read_what_its_user_knows_is_refused(tmp_path: Path) -> None:
+    refusal = pytest.raises(ValueError, match=r"reads at most 64 tokens .* Use a model with a longer context")
+    with closing(UserEnvironment(Notebook(QUICK), base_user(tmp_path, num_positions=64))) as world, refusal:
+        block_until(world.start_user(WHOLE).open())
 
 
 @pytest.mark.parametrize(
