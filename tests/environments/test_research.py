@@ -183,6 +183,21 @@ def test_each_request_has_its_own_budget_answer_and_judgement() -> None:
     assert episode.verdict("Done.").success
 
 
+def test_of_one_question_the_last_answer_counts_whatever_the_user_said_in_between() -> None:
+    """The agent asks back, hears more, answers, and is thanked."""
+    problem = CAPITAL.model_copy(update={"world": {**CAPITAL.world, "user": {"shards": ["A capital.", "Norway's."]}}})
+    episode = world_over(ROWS).start(problem)
+    episode.end_turn("Of which country?")
+    ask(episode, "search", query="capital Norway")
+    episode.call(*answer("Bergen", "d1"))
+    episode.call(*answer("Oslo", "d1"))
+    assert episode.verdict("Done.").success
+    episode.end_turn("Done.")
+    assert episode.verdict("You are welcome.").success
+    episode.call(*answer("Bergen", "d1"))
+    assert not episode.verdict("Bergen, then.").success
+
+
 @settings(max_examples=50, deadline=None)
 @given(budget=st.integers(1, 60), moves=st.lists(st.sampled_from(["search", "open", "find"]), max_size=8))
 def test_no_more_characters_are_read_than_the_budget_has(budget: int, moves: list[str]) -> None:
