@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tasks.chat.format import break_up, every_added_token
 from tasks.models.folders import load_model, load_tokenizer, stored_dtype
 from tasks.models.settings import on_cpu
+from tasks.models.torch_setup import prepared_for
 from tasks.rollouts.seeds import stream_seed
 from tasks.tools.base import EnvironmentFault
 from tasks.tools.user.played import Message
@@ -42,9 +43,10 @@ class FrozenSpeaker:
 
     @cached_property
     def _model(self) -> PreTrainedModel:
+        """Computed as the run computes; on any device where the run has no model of its own."""
         import torch
 
-        compute = on_cpu(torch.get_num_threads()).model_copy(update={"device": "auto"})
+        compute = prepared_for() or on_cpu(torch.get_num_threads()).model_copy(update={"device": "auto"})
         dtype = "bfloat16" if stored_dtype(self.folder) == torch.bfloat16 else "float32"
         return load_model(self.folder, compute=compute, dtype=dtype).eval()  # type: ignore[arg-type]
 
