@@ -110,6 +110,12 @@ def test_equal_scores_keep_the_order_of_the_corpus() -> None:
     assert [found.id for found in corpus.search("same", num_results=4)] == ["d0", "d1", "d2", "d3"]
 
 
+def test_a_corpus_without_a_word_is_refused() -> None:
+    with pytest.raises(ValueError, match="no document has a word of two letters or more") as refusal:
+        make_corpus([Document(id="d1", title="", text="a b ?")])
+    assert "\n" not in str(refusal.value)
+
+
 def test_a_document_is_read_in_pages_and_searched_for_passages() -> None:
     episode = world_over(ROWS, page_characters=10).start(CAPITAL)
     assert ask(episode, "open", document="d1") == {"title": "Oslo", "text": "Oslo is th", "next": 10}
