@@ -192,7 +192,7 @@ class ChatFormat:
 
     def as_data(self, text: str) -> str:
         """The text with a space after the first character of every control token."""
-        return self._control.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
+        return break_up(text, self._control)
 
     def _as_data_throughout(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -217,6 +217,17 @@ def _control_tokens(tokenizer: PreTrainedTokenizerBase, scaffold: str) -> set[st
     """The special tokens, and added ones that occur in the template's text around messages."""
     added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special or str(token) in scaffold)
     return {token for token in (*tokenizer.all_special_tokens, *added) if token.strip()}
+
+
+def every_added_token(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
+    """Matches what `break_up` breaks where nobody has looked which of them the template writes."""
+    tokens = {*tokenizer.all_special_tokens, *map(str, tokenizer.added_tokens_decoder.values())}
+    return _any_of({token for token in tokens if token.strip()})
+
+
+def break_up(text: str, control: re.Pattern[str]) -> str:
+    """The text with a space after the first character of each token that `control` matches."""
+    return control.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
 
 
 def _any_of(tokens: set[str]) -> re.Pattern[str]:

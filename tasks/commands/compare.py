@@ -134,15 +134,15 @@ def compare_each(sides: Mapping[str, Sides], *, confidence: float) -> tuple[dict
 
 
 def shared_problems(first: list[Trajectory], second: list[Trajectory], files: Sequence[Path]) -> set[str]:
-    """Ids of the problems that both met; ValueError where one id has different requests, since the data then differ."""
-    requests = [{item.problem_id: item.request for item in side} for side in (first, second)]
-    shared = requests[0].keys() & requests[1].keys()
+    """Ids of the problems that both met; ValueError where one id is of two problems, since the data then differ."""
+    ours, theirs = ({item.problem_id: item for item in side} for side in (first, second))
+    shared = ours.keys() & theirs.keys()
     where = " and ".join(str(file) for file in files)
     if not shared:
         raise ValueError(
             f"{where}: share no problem, so nothing can be compared. Name two policies that played the same problems."
         )
-    different = [problem for problem in sorted(shared) if requests[0][problem] != requests[1][problem]]
+    different = [problem for problem in sorted(shared) if not _is_one_problem(ours[problem], theirs[problem])]
     if different:
         raise ValueError(
             f"{where}: {len(different)} of their problems (such as {different[0]!r}) have the same id but another "
@@ -150,6 +150,10 @@ def shared_problems(first: list[Trajectory], second: list[Trajectory], files: Se
             f"problems."
         )
     return shared
+
+
+def _is_one_problem(ours: Trajectory, theirs: Trajectory) -> bool:
+    return ours.is_of(request=theirs.request, category=theirs.category, split_group=theirs.split_group)
 
 
 def print_comparison(compared: Comparison, labels: Sequence[str], confidence: float, console: SafeConsole) -> None:

@@ -136,6 +136,11 @@ class Trajectory:
     def is_success(self) -> bool:
         return self.outcome == "success"
 
+    def is_of(self, *, request: str, category: str, split_group: str) -> bool:
+        """Whether it plays a problem with its id. A simulated user opens with other words, so equal facts suffice."""
+        facts = self.category, self.split_group
+        return self.request == request or (bool(self.split_group) and facts == (category, split_group))
+
     def to_row(self) -> dict[str, Any]:
         """Without copying: a deep copy would visit every call."""
         row = _row(self) | {"turns": [_turn_row(turn) for turn in self.turns]}

@@ -47,6 +47,16 @@ class EnvironmentSettings(Settings):
         self.refuse_no_verdict()
         return self
 
+    @model_validator(mode="after")
+    def _judges_what_the_user_asks(self) -> EnvironmentSettings:
+        """A part of a request has no reference of its own. In a mixture only problems that state parts are told so."""
+        if getattr(self.settings, "judges_each_turn", False) and self.user and self.user.reveal != "at_once":
+            raise ValueError(
+                f"user.reveal: {self.user.reveal} tells a request in several messages, and {self.name} judges what was "
+                f"done after each, so such an episode would fail. Set user.reveal to at_once, or user to null"
+            )
+        return self
+
     def refuse_no_verdict(self) -> None:
         """ValueError where nothing decides on success; also for one that took the place of another."""
         if getattr(self.settings, "needs_judge", False) and not (self.judge and self.judge.decides):

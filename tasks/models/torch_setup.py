@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 HEAP_GROWTH = 512 << 20  # bytes; page faults cost 0.5 s per GiB (2 cores of an AMD EPYC)
 WATCH_SECONDS = 0.05  # in which a core can touch 100 MB
+_PREPARED_FOR: list[ComputeSettings] = []  # none, or the last
 
 
 def find_device(compute: ComputeSettings) -> torch.device:
@@ -75,6 +76,7 @@ def prepare_torch(compute: ComputeSettings) -> torch.device:
     import torch
 
     device = find_device(compute)
+    _PREPARED_FOR[:] = [compute]
     torch.set_num_threads(compute.num_threads)
     torch.use_deterministic_algorithms(mode=device.type == "cpu", warn_only=True)
     leave_out_sklearn()
@@ -84,6 +86,11 @@ def prepare_torch(compute: ComputeSettings) -> torch.device:
     if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
         _keep_heap_small()
     return device
+
+
+def prepared_for() -> ComputeSettings | None:
+    """What the process was last prepared for; None before. Whoever comes later must not change it for the others."""
+    return _PREPARED_FOR[0] if _PREPARED_FOR else None
 
 
 @cache

@@ -71,7 +71,8 @@ class Rescorer:
     def score(self, trajectory: Trajectory) -> Score | None:
         """None if this project has no such problem, or the episode was lost to an environment fault."""
         row = self._rows.get(trajectory.problem_id)
-        is_ours = row is not None and row["requests"][0] == trajectory.request
-        if not is_ours or trajectory.outcome == "environment_error":
+        if row is None or trajectory.outcome == "environment_error":
+            return None
+        if not trajectory.is_of(request=row["requests"][0], category=row["category"], split_group=row["split_group"]):
             return None
         return reward(Problem.model_validate(row), trajectory, self.settings)

@@ -62,9 +62,9 @@ class EpisodeRun(Conversation):
         yield from self._hear_opening()
         prompt_ids, self.sampling = prompt(self.request)
         self.token_limit = self.sampling.token_limit(len(prompt_ids))
-        self._append(prompt_ids)
         if len(prompt_ids) >= self.token_limit:
-            yield from self._end(None, "overlong", self._token_budget)
+            raise EnvironmentFault("its first message leaves no room for the agent", tool="user")
+        self._append(prompt_ids)
 
     def next_request(self) -> TurnRequest:
         """The second request of a turn has a stream of its own; the first has the one it always had."""

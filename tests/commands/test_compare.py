@@ -87,6 +87,19 @@ def test_where_no_problem_is_shared_it_is_refused(tmp_path: Path):
     assert "\n" not in str(caught.value)
 
 
+def test_a_user_who_words_a_request_otherwise_asks_for_the_same(tmp_path: Path):
+    """p1 is of the same facts in both, p2 of others, which is another problem."""
+    ours, theirs = played("+-"), played("+-")
+    for item in (ours[1], theirs[1]):
+        item.split_group = "booking 1"
+    theirs[1].request = "I want to cancel."
+    a, b = source(tmp_path, "a", ours), source(tmp_path, "b", theirs)
+    assert compare_trajectories([a, b], LABELS, confidence=0.95).difference["num_problems"] == 2
+    theirs[1].split_group = "booking 2"
+    with pytest.raises(ValueError, match="the same id but another request"):
+        compare_trajectories([a, source(tmp_path, "b", theirs)], LABELS, confidence=0.95)
+
+
 def test_an_id_that_means_another_request_is_refused(tmp_path: Path):
     other = played("++")
     other[1].request = "Cancel everything."

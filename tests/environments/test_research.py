@@ -110,6 +110,12 @@ def test_equal_scores_keep_the_order_of_the_corpus() -> None:
     assert [found.id for found in corpus.search("same", num_results=4)] == ["d0", "d1", "d2", "d3"]
 
 
+def test_a_corpus_without_a_word_is_refused() -> None:
+    with pytest.raises(ValueError, match="no document has a word of two letters or more") as refusal:
+        make_corpus([Document(id="d1", title="", text="a b ?")])
+    assert "\n" not in str(refusal.value)
+
+
 def test_a_document_is_read_in_pages_and_searched_for_passages() -> None:
     episode = world_over(ROWS, page_characters=10).start(CAPITAL)
     assert ask(episode, "open", document="d1") == {"title": "Oslo", "text": "Oslo is th", "next": 10}
@@ -181,6 +187,21 @@ def test_each_request_has_its_own_budget_answer_and_judgement() -> None:
     assert not episode.verdict("Done.").success  # the second question has no answer
     episode.call(*answer("Bergen", "d2"))
     assert episode.verdict("Done.").success
+
+
+def test_of_one_question_the_last_answer_counts_whatever_the_user_said_in_between() -> None:
+    """The agent asks back, hears more, answers, and is thanked."""
+    problem = CAPITAL.model_copy(update={"world": {**CAPITAL.world, "user": {"shards": ["A capital.", "Norway's."]}}})
+    episode = world_over(ROWS).start(problem)
+    episode.end_turn("Of which country?")
+    ask(episode, "search", query="capital Norway")
+    episode.call(*answer("Bergen", "d1"))
+    episode.call(*answer("Oslo", "d1"))
+    assert episode.verdict("Done.").success
+    episode.end_turn("Done.")
+    assert episode.verdict("You are welcome.").success
+    episode.call(*answer("Bergen", "d1"))
+    assert not episode.verdict("Bergen, then.").success
 
 
 @settings(max_examples=50, deadline=None)

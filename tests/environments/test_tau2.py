@@ -229,6 +229,12 @@ def test_experts_look_before_they_act_and_succeed() -> None:
         assert "get_customer_by_phone" in demonstration.assistant_texts[0]
 
 
+def test_a_row_with_a_category_of_its_own_is_demonstrated_by_its_reference() -> None:
+    own = LOCKED.model_copy(update={"category": "mine"})
+    demonstration = experts.demonstrate(WORLD, own, random.Random(3))
+    assert demonstration is not None and len(demonstration.assistant_texts) == len(solution(own)) + 1
+
+
 # The package
 
 

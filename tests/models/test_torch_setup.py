@@ -13,12 +13,14 @@ import pytest
 import torch
 
 from tasks.core.settings import read_params
+from tasks.engines.transformers import speaker
 from tasks.models import folders
 from tasks.models.differences import tolerance_of
 from tasks.models.folders import load_model
 from tasks.models.settings import ComputeSettings, on_cpu
-from tasks.models.torch_setup import HEAP_GROWTH, device_name, find_device, prepare_torch, product_dtype
+from tasks.models.torch_setup import HEAP_GROWTH, device_name, find_device, prepare_torch, prepared_for, product_dtype
 from tasks.pipeline.order import check_sources
+from tasks.tools.user.settings import UserModelSettings
 
 CARD = "NVIDIA T4"
 ROOT = Path(__file__).parents[2]
@@ -94,6 +96,25 @@ def test_tf32_is_as_told_on_cuda_and_nothing_is_set_on_a_cpu(precisions: list[st
     assert not torch.are_deterministic_algorithms_enabled()
     prepare_torch(compute(tf32=True))
     assert precisions == ["high", "highest"]
+
+
+@pytest.mark.usefixtures("old_card")
+def test_a_user_in_process_computes_as_the_run_does(
+    monkeypatch: pytest.MonkeyPatch, precisions: list[str], tmp_path: Path
+) -> None:
+    """TensorFloat-32 stays on, and a run on the CPU of a machine with a GPU stays there."""
+
+    def load(folder: Path, *, compute: ComputeSettings, dtype: str) -> torch.nn.Module:
+        prepare_torch(compute)
+        return torch.nn.Linear(1, 1)
+
+    monkeypatch.setattr(speaker, "stored_dtype", lambda folder: torch.float32)
+    monkeypatch.setattr(speaker, "load_model", load)
+    for settings in (compute(device="cuda", tf32=True), compute(device="cpu")):
+        prepare_torch(settings)
+        found = speaker.FrozenSpeaker(UserModelSettings.model_construct(model=str(tmp_path)))
+        assert found._model is not None and prepared_for() == settings
+    assert torch.are_deterministic_algorithms_enabled() and precisions == ["high", "high"]
 
 
 @pytest.mark.usefixtures("old_card")

@@ -6,7 +6,7 @@ import importlib
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,11 @@ def test_a_stored_trajectory_of_ours_is_scored_again_and_shown_with_each_parts_w
     shown = shown_episode(played, line=1, score=rescorer.score(played))
     assert (shown["reward"], shown["parts"][-1]) == (1.1, ("mine", "0.1 = 0.2 × 0.5"))
     assert rescorer.score(episode("environment_error")) is None
+    told_in_parts = replace(
+        played, request="I need a note.", category=problem.category, split_group=problem.split_group
+    )
+    assert rescorer.score(told_in_parts) == rescorer.score(played)
+    assert rescorer.score(replace(told_in_parts, split_group="others")) is None
 
 
 @pytest.mark.parametrize(("value", "part"), [("0", 0.0), ("1", 0.2), ("0.25", 0.05)])

@@ -7,15 +7,19 @@ endpoint, which batches. The folder is read when the first user speaks, since `a
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from tasks.chat.format import break_up, every_added_token
 from tasks.models.folders import load_model, load_tokenizer, stored_dtype
 from tasks.models.settings import on_cpu
+from tasks.models.torch_setup import prepared_for
 from tasks.rollouts.seeds import stream_seed
+from tasks.tools.base import EnvironmentFault
 from tasks.tools.user.played import Message
 from tasks.tools.user.settings import UserModelSettings
 
@@ -39,9 +43,10 @@ class FrozenSpeaker:
 
     @cached_property
     def _model(self) -> PreTrainedModel:
+        """Computed as the run computes; on any device where the run has no model of its own."""
         import torch
 
-        compute = on_cpu(torch.get_num_threads()).model_copy(update={"device": "auto"})
+        compute = prepared_for() or on_cpu(torch.get_num_threads()).model_copy(update={"device": "auto"})
         dtype = "bfloat16" if stored_dtype(self.folder) == torch.bfloat16 else "float32"
         return load_model(self.folder, compute=compute, dtype=dtype).eval()  # type: ignore[arg-type]
 
@@ -49,19 +54,26 @@ class FrozenSpeaker:
     def _tokenizer(self) -> Any:
         return load_tokenizer(self.folder)
 
+    @cached_property
+    def _control(self) -> re.Pattern[str]:
+        return every_added_token(self._tokenizer)
+
+    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        """Contents are data: a control token spelt out in one is broken up, or the agent could forge a message."""
+        safe = [{**message, "content": break_up(message["content"], self._control)} for message in messages]
+        rendered = self._tokenizer.apply_chat_template(safe, tokenize=False, add_generation_prompt=True)
+        return list(self._tokenizer(rendered, add_special_tokens=False)["input_ids"])
+
     def _write(self, messages: list[Message], seed: str) -> str:
         """Plain sampling with a generator of its own: no other stream of random numbers moves."""
         import torch
 
         tokenizer, settings = self._tokenizer, self.settings
-        rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        ids = tokenizer(rendered, add_special_tokens=False)["input_ids"]
-        room = self._model.config.max_position_embeddings - len(ids)
+        ids = self.prompt_ids(messages)
+        limit = self._model.config.max_position_embeddings
+        room = limit - len(ids)
         if room < 1:
-            raise ValueError(
-                f"environment.user.model: {settings.model} reads at most {room + len(ids)} tokens and the user's side "
-                f"of the conversation has {len(ids)}, so it cannot speak. Use a model with a longer context."
-            )
+            self._refuse(messages, num_tokens=len(ids), limit=limit)
         draw = torch.Generator().manual_seed(stream_seed(0, seed))
         written: list[int] = []
         ends = {tokenizer.eos_token_id}
@@ -77,6 +89,19 @@ class FrozenSpeaker:
                 written.append(token)
                 new = [token]
         return str(tokenizer.decode(written, skip_special_tokens=True))
+
+    def _refuse(self, messages: Sequence[Message], *, num_tokens: int, limit: int) -> NoReturn:
+        """How long a conversation gets is up to the agent, so it costs the episode; rules that never fit cost the
+        run.
+        """
+        if any(message["role"] == "assistant" for message in messages):
+            raise EnvironmentFault(
+                f"the conversation has {num_tokens} tokens and it reads at most {limit}", tool="user"
+            )
+        raise ValueError(
+            f"environment.user.model: {self.settings.model} reads at most {limit} tokens and what its user knows has "
+            f"{num_tokens}, so it cannot speak. Use a model with a longer context."
+        )
 
 
 def _draw(logits: Any, generator: Any) -> int:

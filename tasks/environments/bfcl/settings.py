@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,8 @@ BFCL_CATEGORIES = get_args(BFCLCategory)
 
 class BFCLSettings(Settings):
     """`turns`: the `first` user request of each conversation, or `all`."""
+
+    judges_each_turn: ClassVar[bool] = True
 
     categories: list[BFCLCategory] = Field(min_length=1)
     turns: Literal["first", "all"]

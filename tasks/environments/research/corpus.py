@@ -68,8 +68,14 @@ def make_corpus(documents: Sequence[Document]) -> Corpus:
     import bm25s
 
     logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG when it is imported
+    words = _words([f"{document.title} {document.text}" for document in documents])
+    if not any(words):
+        raise ValueError(
+            "environment.settings.corpus: no document has a word of two letters or more, so no search could find one. "
+            "Give a corpus whose texts have words."
+        )
     index = bm25s.BM25(backend="numpy")
-    index.index(_words([f"{document.title} {document.text}" for document in documents]), show_progress=False)
+    index.index(words, show_progress=False)
     rows = json.dumps([document.model_dump() for document in documents], ensure_ascii=False)
     return Corpus(
         documents={document.id: document for document in documents},
@@ -120,7 +126,7 @@ def _document(raw: Any, *, where: str) -> Document:
 
 
 def _words(texts: Sequence[str]) -> list[list[str]]:
-    """Lower case; every word counts, since a question may ask for "The Who"."""
+    """Lower case, of two letters or more (bm25s' own pattern); "the" counts, as a question may ask for The Who."""
     import bm25s
 
     words: list[list[str]] = bm25s.tokenize(texts, stopwords=None, return_ids=False, show_progress=False)

@@ -95,6 +95,8 @@ class ResearchEpisode(ToolEpisode):
 
     def verdict(self, final_message: str | None) -> Verdict:
         given = [*self.answers, *[None] * len(self.questions)]
+        if len(self.questions) == 1:  # a user may have said more than the question: its last answer counts
+            given = [next((answer for answer in reversed(self.answers) if answer), None)]
         judged = [self._judge(question, answer) for question, answer in zip(self.questions, given, strict=False)]
         checks = {name: all(check[name] for check in judged) for name in ("answer", "evidence")}
         relevant = dict.fromkeys(id for question in self.questions for id in question.supporting)

@@ -1,4 +1,6 @@
-"""What `world` says of a problem of research: per user request, the accepted answers and the supporting documents."""
+"""What `world` says of a problem of research: per user request, the accepted answers and the supporting documents.
+What `world["user"]` says is the simulated user's.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from pydantic import Field, ValidationError
 from tasks.core.records import Problem, Record
 from tasks.core.text import one_line
 from tasks.environments.research.corpus import Corpus
+from tasks.tools.user.hidden import KEY
 
 
 class Question(Record):
@@ -23,7 +26,7 @@ class World(Record):
 def read_questions(problem: Problem, corpus: Corpus) -> Sequence[Question]:
     """The questions of a problem; ValueError if they do not fit its requests or name unknown documents."""
     try:
-        questions = World.model_validate(problem.world).questions
+        questions = World.model_validate({key: value for key, value in problem.world.items() if key != KEY}).questions
     except ValidationError as error:
         fault = error.errors()[0]
         raise ValueError(

@@ -29,7 +29,11 @@ PHONE = "555-123-2002"
 
 
 def looks(problem: Problem) -> list[ToolCall]:
-    """What an expert reads first: the customer, the line, and what of the phone the issue is about."""
+    """What an expert reads first: the customer, the line, and what of the phone the issue is about. Nothing where the
+    category is a row's own: the reference alone shows what to do.
+    """
+    if problem.category not in LOOKS:
+        return []
     calls = [ToolCall(name="get_customer_by_phone", arguments={"phone_number": PHONE}), LOOKS_AT_LINE]
     calls += [ToolCall(name=name, arguments={}) for name in LOOKS[problem.category]]
     if problem.category == "service_issue":
@@ -39,8 +43,9 @@ def looks(problem: Problem) -> list[ToolCall]:
 
 def demonstrate(environment: ToolEnvironment, problem: Problem, rng: random.Random) -> Demonstration | None:
     """The looks in an order of its own, then the expert's actions; None where a call fails."""
-    identify, *others = looks(problem)
-    calls = [identify, *rng.sample(others, len(others)), *problem.reference[0].calls]
+    found = looks(problem)
+    identify, others = found[:1], found[1:]
+    calls = [*identify, *rng.sample(others, len(others)), *problem.reference[0].calls]
     episode = environment.start(problem)
     replies = [block_until(episode.call(call.name, call.arguments)) for call in calls]
     is_success = all(reply.valid for reply in replies) and episode.verdict(ANSWER).success

@@ -17,7 +17,7 @@ from tasks.tools.user.environment import UserEnvironment
 from tasks.tools.user.settings import Reveal, UserSettings
 from tests import tiny
 from tests.rollouts.test_requests import NOTE, PROBLEM, Notebook
-from tests.worlds import QUICK
+from tests.worlds import QUICK, environment_settings
 
 PARTS = ["I need a note", "for Ada", "today."]
 WHOLE = PROBLEM.model_copy(
@@ -44,6 +44,22 @@ def play(chat: ChatFormat, environment: Environment, texts: list[str], problem: 
     kind = EngineEpisodes(engine, chat, sampling)
     collector = Collector(kind, environment, max_concurrent_episodes=1, seed=0, stage="test")
     return collector.collect([EpisodeKey(problem, 0, 0)])[0]
+
+
+class Rambler(ToldRequests):
+    """Its first message alone fills an episode's tokens."""
+
+    def open(self) -> str:
+        return "I need a note, " * 400
+
+
+def test_a_user_whose_opening_leaves_no_room_is_an_environment_error(
+    chat: ChatFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Notebook, "start_user", lambda self, problem, stream="": Rambler(problem.requests))
+    played = play(chat, Notebook(QUICK), ["Noted."])
+    assert (played.outcome, played.turns, played.token_ids) == ("environment_error", [], [])
+    assert played.fault == "user: unavailable: its first message leaves no room for the agent"
 
 
 def told(played: Trajectory) -> list[str]:
@@ -103,6 +119,13 @@ def test_the_parts_of_travel_desk_are_its_request() -> None:
         assert " ".join(parts) == problem.requests[0]
         seen.add((problem.world["kind"], len(parts)))
     assert seen == {("cancel", 2), ("quote", 3), ("book", 3), ("change", 4)}
+
+
+@pytest.mark.parametrize("reveal", ["sharded", "on_request"])
+def test_bfcl_that_judges_after_each_message_takes_no_request_in_parts(reveal: Reveal) -> None:
+    assert environment_settings("bfcl", user=script("at_once")).user == script("at_once")
+    with pytest.raises(ValueError, match=rf"user\.reveal: {reveal} .*bfcl.* Set user\.reveal to at_once"):
+        environment_settings("bfcl", user=script(reveal))
 
 
 def test_a_goal_of_another_form_names_its_row() -> None:
