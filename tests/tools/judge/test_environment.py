@@ -19,6 +19,7 @@ from tasks.tools.base import Environment, EnvironmentFault, Verdict, block_until
 from tasks.tools.judge.evidence import Agreement, Evidence, Table, measured_agreement
 from tasks.tools.judge.judge import describe_judge
 from tasks.tools.judge.settings import JudgeSettings
+from tasks.tools.user.environment import ReplayedUser
 from tasks.tracking.lineage import judge_of
 from tests import tiny
 from tests.tools.judge.endpoint import Endpoint, judge_row, opinion, serve
@@ -91,6 +92,19 @@ def test_what_the_user_says_in_between_is_read_too(endpoint: Endpoint, tmp_path:
         assert (block_until(user.open()), block_until(user.answer("Done."))) == tuple(asked.requests)
         episode.end_turn("Done.")
         assert block_until(user.answer("Done again.")) is None
+        block_until(episode.verdict("Done again."))
+    assert '"user": "And a second one."' in endpoint.asked[0]["messages"][1]["content"]
+
+
+def test_what_the_user_of_a_replay_says_is_read_too(endpoint: Endpoint, tmp_path: Path) -> None:
+    """A replay draws another user for the same episode, which keeps its own stream."""
+    asked = PROBLEM.model_copy(update={"requests": ["Book a flight.", "And a second one."]})
+    with closing(load_environment(settings_with(endpoint, tmp_path))) as environment:
+        replayed = ReplayedUser(environment, 2)
+        episode, user = replayed.start(asked, stream="1/eval"), replayed.start_user(asked, stream="1/eval")
+        block_until(user.open())
+        block_until(user.answer("Done."))
+        episode.end_turn("Done.")
         block_until(episode.verdict("Done again."))
     assert '"user": "And a second one."' in endpoint.asked[0]["messages"][1]["content"]
 
