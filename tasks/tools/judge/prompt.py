@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -24,6 +24,7 @@ from tasks.core.records import Problem, Trajectory
 from tasks.tools.judge.opinion import answer_schema
 
 SHORTEST_TEXT = 100  # characters that a cut text keeps
+ITEM_CHARACTERS = 5  # an item of a list in the document has at least as many, so no list that fits is cut
 ESCAPED = re.compile(r"[<>]|\[(?=/?[A-Z_ ]{2,}\])|[^\x20-\x7e\n]")
 UNSEEN = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
 FORM = """
@@ -87,13 +88,16 @@ def messages_for(judged: Judged, *, rubric: str, max_characters: int) -> list[di
 
 
 def fit(row: dict[str, Any], max_characters: int) -> str:
-    """The document within `max_characters`: first the longest texts lose their middle, then the events do. Else an
-    agent could lose its failures by writing more than the judge can read.
+    """The document within `max_characters`: first the longest texts and lists lose their middle, then what is nested
+    becomes one short text, then the middle events are left out. Else an agent could lose its failures by writing more
+    than the judge can read.
     """
-    limit, num_events = max_characters, len(row["events"])
-    while len(document := encode(_shorten(row, limit, num_events))) > max_characters:
+    limit, num_events, is_flat = max_characters, len(row["events"]), False
+    while len(document := encode(_shorten(row, limit, num_events, is_flat=is_flat))) > max_characters:
         if limit > SHORTEST_TEXT:
             limit = max(SHORTEST_TEXT, limit // 2)
+        elif not is_flat:
+            is_flat = True
         elif num_events:
             num_events //= 2
         else:
@@ -126,19 +130,40 @@ def _in_ascii(letter: str) -> str:
     return json.dumps(letter)[1:-1] if ord(letter) > 127 else f"\\u{ord(letter):04x}"
 
 
-def _shorten(row: dict[str, Any], limit: int, num_events: int) -> dict[str, Any]:
+def _shorten(row: dict[str, Any], limit: int, num_events: int, *, is_flat: bool) -> dict[str, Any]:
     events, num_left_out = row["events"], len(row["events"]) - num_events
     if num_left_out:
         first = num_events - num_events // 2
         events = [*events[:first], {"left_out": num_left_out}, *events[len(events) - num_events // 2 :]]
-    return {name: _cut(value, limit) for name, value in {**row, "events": events}.items()}
+    short = {
+        name: [_cut(item, limit) for item in value] if isinstance(value, list) else _cut(value, limit)
+        for name, value in {**row, "events": events}.items()
+    }
+    if is_flat:
+        short["events"] = [{name: _flat(value, limit) for name, value in event.items()} for event in short["events"]]
+    return short
 
 
 def _cut(value: Any, limit: int) -> Any:
+    """Texts, lists and mappings without their middle where they are longer than `limit` allows."""
     if isinstance(value, str):
         half = limit // 2
         is_long = len(value) > limit
         return f"{value[:half]}[cut: {len(value) - 2 * half} characters]{value[-half:]}" if is_long else value
     if isinstance(value, Mapping):
-        return {_cut(key, limit): _cut(item, limit) for key, item in value.items()}
-    return [_cut(item, limit) for item in value] if isinstance(value, list) else value
+        items = _ends(list(value.items()), limit, lambda mark: (mark, None))
+        return {_cut(key, limit): _cut(item, limit) for key, item in items}
+    return [_cut(item, limit) for item in _ends(value, limit, str)] if isinstance(value, list) else value
+
+
+def _ends(items: list[Any], limit: int, entry: Callable[[str], Any]) -> list[Any]:
+    most = limit // (2 * ITEM_CHARACTERS)
+    num_left_out = len(items) - 2 * most
+    if num_left_out <= 0:
+        return items
+    return [*items[:most], entry(f"[cut: {num_left_out} items]"), *items[-most:]]
+
+
+def _flat(value: Any, limit: int) -> Any:
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, (Mapping, list)) else ""
+    return _cut(text, limit) if len(text) > limit else value
