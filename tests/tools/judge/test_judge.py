@@ -162,7 +162,7 @@ def test_an_endpoint_that_fails_is_an_environment_fault_and_never_a_verdict(
 ) -> None:
     monkeypatch.setenv("JUDGE_KEY", KEY)
     endpoint.failures = list(failures)
-    seconds = 0.2 if "slow" in failures else 20.0
+    seconds = 1.0 if "slow" in failures else 20.0
     settings = judge_settings(endpoint, tmp_path, api_key_variable="JUDGE_KEY", timeout_seconds=seconds)
     with pytest.raises(EnvironmentFault) as caught:
         ask(Judge(settings))
