@@ -148,7 +148,7 @@ def test_a_code_block_around_the_answer_is_the_one_thing_that_is_repaired() -> N
     ("failures", "fault", "num_asked"),
     [
         ([500, 500], "unavailable", 2), ([503, 503], "unavailable", 2), ([429, 429], "rate_limited", 2),
-        ([401], "unavailable", 1), (["cut"], "unavailable", 1), (["drop", "drop"], "unavailable", 2),
+        (["cut"], "unavailable", 1), (["drop", "drop"], "unavailable", 2),
         (["slow", "slow"], "timeout", 2),
     ],
 )  # fmt: skip
@@ -170,6 +170,19 @@ def test_an_endpoint_that_fails_is_an_environment_fault_and_never_a_verdict(
     assert KEY not in str(caught.value) and "\n" not in str(caught.value)
     assert len(endpoint.asked) == num_asked and endpoint.keys[0] == f"Bearer {KEY}"
     assert ask(Judge(judge_settings(endpoint, tmp_path)))[0].success  # once it is back
+
+
+@pytest.mark.parametrize("status", [401, 402, 403, 404])
+def test_a_refused_key_or_model_ends_the_run_at_once(
+    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    endpoint.failures = [status] * 9
+    with pytest.raises(
+        ValueError, match=r"^environment\.judge: .* so no episode can be judged\. .*api_key_var"
+    ) as told:
+        ask(Judge(judge_settings(endpoint, tmp_path, api_key_variable="JUDGE_KEY")))
+    assert KEY not in str(told.value) and "\n" not in str(told.value) and len(endpoint.asked) == 1
 
 
 def test_nobody_listening_is_an_environment_fault(tmp_path: Path) -> None:
