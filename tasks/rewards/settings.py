@@ -14,6 +14,7 @@ from tasks.rewards.built_in import BUILT_IN
 from tasks.rewards.part_settings import OwnPart, PartSettings
 
 OUTCOME = "outcome"
+JUDGED = {"judge", "soundness"}  # parts that read what environment.judge left
 OLD_WEIGHTS = {"format_weight": "format", "execution_weight": "call_validity"}
 OLD_KEYS = {*OLD_WEIGHTS, "function", "function_weight"}
 
@@ -75,3 +76,7 @@ class RewardSettings(Settings):
                     f"their weights, or rename one"
                 )
         return self
+
+    def unjudged(self) -> RewardSettings:
+        """Without the parts that a judge's opinion is needed for."""
+        return self.model_copy(update={"parts": [part for part in self.parts if part.name not in JUDGED]})

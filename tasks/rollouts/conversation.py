@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tasks.core.records import Limit, Outcome, Problem, ToolCall, Trajectory, Turn
-from tasks.tools.base import Environment, EnvironmentFault, Verdict, await_in_steps, error_text
+from tasks.tools.base import TOO_MANY, Environment, EnvironmentFault, Verdict, await_in_steps, error_text
 
 if TYPE_CHECKING:
     from tasks.rollouts.fault_log import FaultLog
 
 Waits = Generator[Future[Any], None, None]  # yields what it waits for
-TOO_MANY = "a message may make at most {} calls; this one and those after it were not made"
 
 
 @dataclass(frozen=True, slots=True)

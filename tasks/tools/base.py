@@ -25,6 +25,7 @@ ErrorType = Literal[
 ]  # fmt: skip
 FaultType = Literal["rate_limited", "timeout", "unavailable"]
 Waited = TypeVar("Waited")
+TOO_MANY = "a message may make at most {} calls; this one and those after it were not made"
 REPLAY = "/replay "  # after it a user's stream has the number of its replay; before it, the episode's own stream
 
 

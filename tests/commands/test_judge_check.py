@@ -124,8 +124,19 @@ def test_a_stored_trajectory_is_a_row_as_it_is() -> None:
     first, _ = read_labels(LABELS, show_reference=True)
     assert first.group == problem.split_group and first.label
     assert first.judged.events == [
+        {"user": played.request},  # not the words of the problem's request
         {"tool": "book", "arguments": {"n": 1}, "reply": "booked"},
         {"malformed_call": True, "reply": "no"},
         {"message": "Booked. What else?", "user": "Nothing."},
     ]
     assert first.judged.final_message == "Bye." and first.judged.reference
+
+
+def test_a_stored_episode_that_ended_on_a_limit_is_no_label(tmp_path: Path) -> None:
+    """No judge is asked about such an episode, so its label would say nothing of training."""
+    (problem,) = tiny.problems(1)
+    played = trajectory(problem.id, False, outcome="max_turns")
+    played.limit = "max_turns"
+    write_jsonl(LABELS, [{"problem": problem.model_dump(), "trajectory": played.to_row(), "label": False}])
+    with pytest.raises(ValueError, match=r"line 1: is no labelled episode .it ended on the limit max_turns"):
+        read_labels(LABELS, show_reference=False)

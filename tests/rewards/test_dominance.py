@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from tasks.stages.train.settings import TrainSections
 from tests.conftest import ROOT
 from tests.rewards.shaped import LIMITS, shaped
 from tests.rewards.test_rewards import PROBLEM, episode
+from tests.tools.judge.endpoint import judge_row
 
 
 def test_a_step_penalty_of_0_05_totals_a_half_in_ten_turns_and_of_0_1_the_whole_outcome():
@@ -70,6 +72,19 @@ def test_params_are_refused_by_the_limits_they_have():
     with pytest.raises(ValueError, match=r"^params.yaml: reward.parts: the best failure .* within 10 turns"):
         load(TrainSections, params)
     params["sampling"]["max_turns"] = 9
+    load(TrainSections, params)
+
+
+@pytest.mark.parametrize("name", ["judge", "soundness"])
+def test_a_part_that_a_judge_scores_is_refused_where_there_is_no_judge(name: str, tmp_path: Path):
+    params = read_params(ROOT / "params.yaml")
+    params["reward"] = {"parts": [{"name": name, "weight": 0.2}], "allow_undominated": False}
+    with pytest.raises(
+        ValueError, match=rf"^params.yaml: reward.parts has {name}, .*Fill in environment.judge"
+    ) as told:
+        load(TrainSections, params)
+    assert "\n" not in str(told.value)
+    params["environment"]["judge"] = judge_row("http://h/v1", tmp_path, decides=False)
     load(TrainSections, params)
 
 

@@ -1,4 +1,7 @@
-"""Checks of success and reward: references score 1, doing nothing does not, and no reward is out of its range."""
+"""Checks of success and reward: references score 1, doing nothing does not, and no reward is out of its range.
+
+Parts that read a judge's opinion are left out: a judge that decides nothing is not asked, so as to cost nothing.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,7 @@ def doing_nothing(context: DoctorContext) -> Finding:
 
 def _bounds(context: DoctorContext) -> Bounds:
     settings = context.settings
-    return reward_bounds(settings.reward, episode_limits(settings.sampling, settings.environment.tools))
+    return reward_bounds(settings.reward.unjudged(), episode_limits(settings.sampling, settings.environment.tools))
 
 
 def _is_within(score: Score, least: float, most: float) -> bool:
@@ -79,5 +82,5 @@ def _is_within(score: Score, least: float, most: float) -> bool:
 
 
 def _score(context: DoctorContext, problem: Problem, played: Trajectory) -> Score:
-    score = reward(problem, played, context.settings.reward)
+    score = reward(problem, played, context.settings.reward.unjudged())
     return check_score(score, reward_name="reward", problem=problem, trajectory=played)

@@ -42,6 +42,16 @@ class MCPSettings(Settings):
     max_servers: int = Field(ge=1)
     start_timeout_seconds: float = Field(gt=0)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _tell_where_the_judge_went(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "judge" in given:
+            raise ValueError(
+                "judge is a key of environment now, not of its settings, so this one would have no effect. Write it "
+                "as environment.judge; tasks/tools/README.md has an example"
+            )
+        return given
+
     @field_validator("environment", "headers", mode="before")
     @classmethod
     def _names_of_variables(cls, given: Any, info: ValidationInfo) -> Any:

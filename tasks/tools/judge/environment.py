@@ -69,7 +69,8 @@ class JudgedEpisode(EpisodeWrapper):
         super().__init__(inner)
         self.problem, self.judge = problem, judge
         self.events: list[dict[str, Any]] = []  # a reply that is waited for is a Future until it is there
-        self.answers: list[Any] = []  # of the user, as `answer` gave them
+        self.opening: Any = problem.requests[0]  # of the user, as `open` gave it
+        self.answers: list[Any] = []  # as `answer` gave them
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Answer:
         answer = self.inner.call(name, arguments)
@@ -95,9 +96,10 @@ class JudgedEpisode(EpisodeWrapper):
         return self._with(verdict, UNASKED if final_message is None else await self._ask(final_message))
 
     async def _ask(self, final_message: str) -> Judgement:
-        events = [_finished(event) for event in self.events]
+        events, opening = [_finished(event) for event in self.events], block_until(self.opening)
         show_reference = self.judge.settings.show_reference
-        return await self.judge.judge(Judged.of(self.problem, events, final_message, show_reference=show_reference))
+        judged = Judged.of(self.problem, opening, events, final_message, show_reference=show_reference)
+        return await self.judge.judge(judged)
 
     def _with(self, verdict: Verdict, judgement: Judgement) -> Verdict:
         details = {**verdict.details, "judge": judgement.to_row()}
@@ -108,10 +110,14 @@ class JudgedEpisode(EpisodeWrapper):
 
 
 class HeardUser:
-    """A user whose answers the judge reads too."""
+    """A user whose words the judge reads too."""
 
     def __init__(self, inner: User, episode: JudgedEpisode):
         self.inner, self.episode = inner, episode
+
+    def open(self) -> Any:
+        self.episode.opening = said = self.inner.open()
+        return said
 
     def answer(self, message: str) -> Any:
         said = self.inner.answer(message)

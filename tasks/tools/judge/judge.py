@@ -62,7 +62,9 @@ class Judge:
 
     async def judge(self, judged: Judged) -> Judgement:
         """EnvironmentFault where a vote cannot be had."""
-        messages = messages_for(judged, rubric=self.rubric, max_characters=self.settings.max_characters)
+        messages = await asyncio.to_thread(  # of a long episode it takes seconds, in which tools of others answer
+            messages_for, judged, rubric=self.rubric, max_characters=self.settings.max_characters
+        )
         found = await asyncio.gather(
             *(self._vote(messages, number) for number in range(self.settings.num_votes)), return_exceptions=True
         )

@@ -3,8 +3,9 @@
     {"problem": {…}, "trajectory": {…}, "label": true}                      as turnwise stores the two
     {"requests": ["…"], "events": [], "final_message": "…", "label": true}  of any agent
 
-An event is {"tool", "arguments", "reply"} or, where the user then said more, {"message", "user"}. The second form
-may have `reference` (for `show_reference`), `id` and `group`; rows of one group depend on the same facts.
+An event is {"tool", "arguments", "reply"} or, where the user then said more, {"message", "user"}. A stored episode must
+not have ended on a limit, where no judge is asked. The second form may have `reference` (for `show_reference`), `id`
+and `group`; rows of one group depend on the same facts.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ def _read(row: dict[str, Any], where: str, number: int, show_reference: bool) ->
 def _stored(row: dict[str, Any], show_reference: bool) -> Labelled:
     read = _Stored.model_validate(row)
     trajectory = Trajectory.from_row(read.trajectory)
+    if trajectory.limit is not None:
+        raise ValueError(f"it ended on the limit {trajectory.limit}, where no judge is asked")
     judged = Judged.of_stored(read.problem, trajectory, show_reference=show_reference)
     name = f"{read.problem.id}, draw {trajectory.draw}, sample {trajectory.sample_index}"
     return Labelled(name, read.problem.split_group, judged, read.label)

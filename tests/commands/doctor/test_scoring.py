@@ -10,7 +10,8 @@ from tasks.commands.doctor import scoring
 from tasks.core.records import Score
 from tasks.environments.travel_desk.environment import TravelDeskEpisode
 from tasks.tools.base import Verdict
-from tests.commands.doctor.project import found, in_world, look
+from tests.commands.doctor.project import found, in_world, look, look_at
+from tests.tools.judge.endpoint import Endpoint, judge_row, opinion, serve
 
 
 class Unfair(TravelDeskEpisode):
@@ -42,3 +43,16 @@ def test_a_reward_out_of_its_range_fails(
 def test_a_failure_that_earns_as_much_as_a_success_fails(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoring, "reward", lambda *_: Score(1.0, {}))
     found(look("doing nothing", artifacts), "fail", "a failure earns 1", "a success 1 or more")
+
+
+@pytest.mark.parametrize("decides", [False, True])
+def test_a_part_that_a_judge_scores_is_left_out_and_a_judge_that_decides_nothing_costs_nothing(
+    artifacts: Path, tmp_path: Path, decides: bool
+) -> None:
+    parts = [{"name": "judge", "weight": 0.2}, {"name": "soundness", "weight": 0.1}, {"name": "format", "weight": 0.1}]
+    with serve(Endpoint(says=lambda messages, request: opinion(score=0.5))) as endpoint:
+        judge = judge_row(endpoint.url, tmp_path, decides=decides)
+        checks = ["references score 1", "doing nothing"]
+        examined = look_at(checks, artifacts, environment__judge=judge, reward__parts=parts)
+        assert [item.result for item in examined] == ["pass", "pass"], examined
+        assert bool(endpoint.asked) == decides

@@ -56,7 +56,7 @@ def serve(endpoint: Endpoint) -> Iterator[Endpoint]:
             elif failure == "drop":
                 self.close_connection = True
             elif failure == "slow":
-                time.sleep(0.5)
+                time.sleep(3.0)
             else:
                 assert isinstance(failure, int)
                 self.reply(failure, b'{"error": {"message": "no: sk-0815-very-secret"}}')

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tasks.chat.format import ChatFormat
 from tasks.core.files import file_hash, write_json, write_jsonl
-from tasks.core.records import Problem
+from tasks.core.records import Problem, Trajectory
 from tasks.environments.catalog import load_bare_environment, load_environment
 from tasks.environments.settings import EnvironmentSettings
 from tasks.rollouts.conversation import Conversation
 from tasks.tools.base import Environment, EnvironmentFault, Verdict, block_until
+from tasks.tools.judge.environment import JudgedEnvironment
 from tasks.tools.judge.evidence import Agreement, Evidence, Table, measured_agreement
 from tasks.tools.judge.judge import describe_judge
+from tasks.tools.judge.prompt import Judged, messages_for
 from tasks.tools.judge.settings import JudgeSettings
+from tasks.tools.user.environment import ReplayedUser, UserEnvironment
 from tasks.tracking.lineage import judge_of
 from tests import tiny
-from tests.tools.judge.endpoint import Endpoint, judge_row, opinion, serve
-from tests.worlds import environment_settings
+from tests.rollouts.test_requests import NOTE, Notebook
+from tests.tools.judge.endpoint import Endpoint, judge_row, judge_settings, opinion, serve
+from tests.tools.user.test_script import PARTS, WHOLE, play, script
+from tests.worlds import QUICK, environment_settings
 
 (PROBLEM,) = tiny.problems(1)
 
@@ -93,6 +100,58 @@ def test_what_the_user_says_in_between_is_read_too(endpoint: Endpoint, tmp_path:
         assert block_until(user.answer("Done again.")) is None
         block_until(episode.verdict("Done again."))
     assert '"user": "And a second one."' in endpoint.asked[0]["messages"][1]["content"]
+
+
+def test_what_the_user_of_a_replay_says_is_read_too(endpoint: Endpoint, tmp_path: Path) -> None:
+    """A replay draws another user for the same episode, which keeps its own stream."""
+    asked = PROBLEM.model_copy(update={"requests": ["Book a flight.", "And a second one."]})
+    with closing(load_environment(settings_with(endpoint, tmp_path))) as environment:
+        replayed = ReplayedUser(environment, 2)
+        episode, user = replayed.start(asked, stream="1/eval"), replayed.start_user(asked, stream="1/eval")
+        block_until(user.open())
+        block_until(user.answer("Done."))
+        episode.end_turn("Done.")
+        block_until(episode.verdict("Done again."))
+    assert '"user": "And a second one."' in endpoint.asked[0]["messages"][1]["content"]
+
+
+def test_a_stored_episode_reads_as_it_did_when_it_ended(endpoint: Endpoint, tmp_path: Path) -> None:
+    """Else judge-check would measure the judge on other documents than training shows it."""
+    chat, settings = ChatFormat(tiny.tokenizer(), source="test"), judge_settings(endpoint, tmp_path, decides=False)
+    one_call = QUICK.model_copy(update={"max_calls_per_turn": 1})
+    world = UserEnvironment(Notebook(one_call), script("sharded"))
+    with closing(JudgedEnvironment(world, settings, is_asked=True)) as environment:
+        played = play(chat, environment, ["What else?", f"{NOTE}\n{NOTE}", "<tool_call>\n{", "Noted.", "All noted."])
+    assert [len(turn.calls) for turn in played.turns] == [0, 2, 1, 0, 0]
+    (request,) = endpoint.asked
+    stored = Judged.of_stored(WHOLE, Trajectory.from_row(played.to_row()), show_reference=False)
+    rubric = settings.rubric_file.read_text(encoding="utf-8")
+    assert request["messages"] == messages_for(stored, rubric=rubric, max_characters=settings.max_characters)
+    assert stored.requests == WHOLE.requests
+    assert [event.get("tool", event.get("user", "malformed")) for event in stored.events] == [
+        PARTS[0], PARTS[1], "note", "malformed", PARTS[2],
+    ]  # fmt: skip
+
+
+def test_the_first_words_of_a_user_are_read_only_where_they_are_not_the_request(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    opened: Future[str] = Future()
+    opened.set_result("Hi, I need something.")
+    openings: list[Any] = [opened, PROBLEM.requests[0]]
+
+    class Talker:
+        def open(self) -> Any:
+            return openings.pop(0)
+
+    with closing(load_environment(settings_with(endpoint, tmp_path))) as environment:
+        environment.inner.start_user = lambda problem, *, stream: Talker()  # type: ignore[attr-defined]
+        for _ in range(2):
+            episode, user = environment.start(PROBLEM, stream="s"), environment.start_user(PROBLEM, stream="s")
+            user.open()
+            block_until(episode.verdict("Done."))
+    first, second = (request["messages"][1]["content"] for request in endpoint.asked)
+    assert '"user": "Hi, I need something."' in first and '"events": []' in second
 
 
 def test_an_episode_that_ended_on_a_limit_gets_zeros_and_nobody_is_asked(endpoint: Endpoint, tmp_path: Path) -> None:

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tasks.core import background
 from tasks.tools.base import EnvironmentFault
 from tasks.tools.judge.judge import Judge, Judgement
 from tasks.tools.judge.opinion import Opinion, answer_schema, read_opinion
-from tasks.tools.judge.prompt import Judged, fit
+from tasks.tools.judge.prompt import Judged, encode, fit
 from tasks.tools.judge.settings import JudgeSettings
 from tests.tools.judge.endpoint import Endpoint, Messages, judge_row, judge_settings, opinion, serve
 
@@ -145,7 +148,7 @@ def test_a_code_block_around_the_answer_is_the_one_thing_that_is_repaired() -> N
     ("failures", "fault", "num_asked"),
     [
         ([500, 500], "unavailable", 2), ([503, 503], "unavailable", 2), ([429, 429], "rate_limited", 2),
-        ([401], "unavailable", 1), (["cut"], "unavailable", 1), (["drop", "drop"], "unavailable", 2),
+        (["cut"], "unavailable", 1), (["drop", "drop"], "unavailable", 2),
         (["slow", "slow"], "timeout", 2),
     ],
 )  # fmt: skip
@@ -159,7 +162,7 @@ def test_an_endpoint_that_fails_is_an_environment_fault_and_never_a_verdict(
 ) -> None:
     monkeypatch.setenv("JUDGE_KEY", KEY)
     endpoint.failures = list(failures)
-    seconds = 0.2 if "slow" in failures else 20.0
+    seconds = 1.0 if "slow" in failures else 20.0
     settings = judge_settings(endpoint, tmp_path, api_key_variable="JUDGE_KEY", timeout_seconds=seconds)
     with pytest.raises(EnvironmentFault) as caught:
         ask(Judge(settings))
@@ -167,6 +170,19 @@ def test_an_endpoint_that_fails_is_an_environment_fault_and_never_a_verdict(
     assert KEY not in str(caught.value) and "\n" not in str(caught.value)
     assert len(endpoint.asked) == num_asked and endpoint.keys[0] == f"Bearer {KEY}"
     assert ask(Judge(judge_settings(endpoint, tmp_path)))[0].success  # once it is back
+
+
+@pytest.mark.parametrize("status", [401, 402, 403, 404])
+def test_a_refused_key_or_model_ends_the_run_at_once(
+    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    endpoint.failures = [status] * 9
+    with pytest.raises(
+        ValueError, match=r"^environment\.judge: .* so no episode can be judged\. .*api_key_var"
+    ) as told:
+        ask(Judge(judge_settings(endpoint, tmp_path, api_key_variable="JUDGE_KEY")))
+    assert KEY not in str(told.value) and "\n" not in str(told.value) and len(endpoint.asked) == 1
 
 
 def test_nobody_listening_is_an_environment_fault(tmp_path: Path) -> None:
@@ -217,6 +233,65 @@ def test_a_long_episode_loses_the_middle_of_its_longest_texts_then_its_middle_ev
     assert len(fit(many, 2000)) <= 2000
     assert many["events"][0] == {"message": "0"} and many["events"][-1] == {"message": "999"}
     assert sum(event.get("left_out", 1) for event in many["events"]) == 1000
+
+
+NESTED: dict[str, Any] = {"a": [[["x" * 40] * 10] * 10] * 10}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"rooms": list(range(50_000))}, {f"key {n}": n for n in range(50_000)}, NESTED, {"n": 10**4000}],
+    ids=["list", "mapping", "nested", "number"],
+)
+def test_no_argument_is_so_long_that_other_calls_are_left_out(arguments: dict[str, Any]) -> None:
+    calls = [{"tool": "steal", "arguments": {}, "reply": "stolen"}, {"tool": "b", "arguments": arguments, "reply": "r"}]
+    text = fit(Judged(["Book."], [*calls, calls[0]], "end").to_row(), 2000)
+    document = json.loads(text)
+    assert len(text) <= 2000 and "[cut: " in text
+    assert [event["tool"] for event in document["events"]] == ["steal", "b", "steal"]
+    assert document["events"][0] == calls[0] and document["requests"] == ["Book."]
+
+
+def test_a_list_that_fits_is_whole_and_a_long_one_keeps_its_ends() -> None:
+    def rooms(num: int, max_characters: int) -> list[Any]:
+        events = [{"tool": "b", "arguments": {"rooms": [1] * num}, "reply": "r"}]
+        found: list[Any] = json.loads(fit(Judged([], events, "").to_row(), max_characters))["events"][0]["arguments"]
+        return found["rooms"] if isinstance(found, dict) else found
+
+    assert rooms(200, 2000) == [1] * 200  # 1,600 characters
+    assert rooms(500, 2000) == [*[1] * 100, "[cut: 300 items]", *[1] * 100]
+
+
+@hypothesis_settings(max_examples=30, deadline=None)
+@given(
+    arguments=st.dictionaries(st.text(), st.recursive(st.text() | st.integers(), st.lists, max_leaves=50)),
+    num_events=st.integers(0, 8),
+)
+def test_a_document_that_fits_is_as_it_was(arguments: dict[str, Any], num_events: int) -> None:
+    row = Judged(["Book."], [{"tool": "b", "arguments": arguments, "reply": "r"}] * num_events, "end").to_row()
+    assert fit(row, len(encode(row))) == encode(row)
+
+
+def test_a_long_episode_does_not_keep_others_waiting(
+    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import threading
+
+    from tasks.tools.judge import judge as judging
+
+    threads: list[str] = []
+    real = judging.messages_for
+
+    def noted(*args: Any, **options: Any) -> Messages:
+        threads.append(threading.current_thread().name)
+        return real(*args, **options)
+
+    async def name() -> str:
+        return threading.current_thread().name
+
+    monkeypatch.setattr(judging, "messages_for", noted)
+    ask(Judge(judge_settings(endpoint, tmp_path)))
+    assert len(threads) == 1 and threads[0] != background.run(name()).result()
 
 
 def test_the_row_of_the_settings_is_whole() -> None:
