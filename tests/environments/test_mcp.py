@@ -300,7 +300,6 @@ def test_a_checker_that_cannot_be_had_is_told_before_a_server_is_started(
         ({"allowed_tools": ["reset"]}, "could undo its own episode"),
         ({"allowed_tools": []}, "allowed_tools is empty"),
         ({"allowed_tools": ["book", "book"]}, "a tool twice"),
-        ({"checker": None}, "exactly one of checker"),
         ({"checker": "package.module"}, "tasks.custom.module:name"),
         ({"checker": "shop.checks:paid"}, r"not in tasks/custom/.* write tasks\.custom\.checks:paid"),
         ({"checker": "tasks.customs:paid"}, r"not in tasks/custom/"),

@@ -25,7 +25,7 @@ OURS: dict[str, Any] = {
     "steps_per_batch": 1,
     "advantage": "std", "loss": "ppo", "clip_low": 0.2, "clip_high": 0.28, "aggregation": "token",
     "constant_length": None, "kl_weight": 0.0, "kl_estimator": "k3", "reference_interval": None, "reference_mix": 1.0,
-    "importance_correction": "none", "importance_cap": TOKEN_CAP, "lora": None, "max_staleness": 0,
+    "importance_correction": "none", "importance_cap": TOKEN_CAP, "lora": None, "max_staleness": 0, "exploration": None,
     "optimizer": "adamw", "learning_rate": 2e-3,
     "schedule": "constant", "warmup_steps": 0, "final_learning_rate_share": 1.0, "betas": [0.9, 0.98],
     "weight_decay": 0.0, "max_grad_norm": 1e9, "packing": "tree", "micro_batch_tokens": 300, "autocast": "none",

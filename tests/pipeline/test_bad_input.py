@@ -163,7 +163,7 @@ def test_the_pages_problem_and_trajectory_are_complete_rows() -> None:
     from tasks.environments.travel_desk.environment import TravelDesk
 
     page = "tasks/environments/README.md"
-    problem = Problem.model_validate_json(page_block(page, "json"))
+    problem = Problem.model_validate_json(page_block(page, "json", "td-7-"))
     episode = TravelDesk().start(problem)
     for call in problem.reference[0].calls:
         episode.call(call.name, call.arguments)
