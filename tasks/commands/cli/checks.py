@@ -54,7 +54,7 @@ def profile(
 
 @command(checks, "judge-check")
 def judge_check() -> Any:
-    """Does the judge agree with people? Writes environment.judge.agreement.evidence.
+    """Measure how far the judge agrees with people.
 
     Status 1: too little to train with.
     """
