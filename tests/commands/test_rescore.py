@@ -78,8 +78,8 @@ def test_nothing_is_written_over(project: Path):
 
 
 def test_a_part_that_cannot_be_computed_is_one_line_and_leaves_no_file(project: Path):
-    write_params([{"name": "judge", "weight": 0.2}])
-    with pytest.raises(ValueError, match="there is no judge with score") as refusal:
+    write_params([{"name": "ndcg", "weight": 0.2, "k": 3}])
+    with pytest.raises(ValueError, match="there is no retrieval with ranked") as refusal:
         rescore(Path("old.jsonl"), None)
     assert "\n" not in str(refusal.value) and not Path("artifacts/rescore/old.jsonl").exists()
 
