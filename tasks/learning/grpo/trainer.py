@@ -2,7 +2,8 @@
 
 Read `plain_grpo.py` first. `collect` returns scored groups; the trainer never sees an environment. One iteration is one
 batch of rollouts and its optimizer steps: `updates_per_batch` passes of `steps_per_batch` steps, each over whole
-groups. The very first is on-policy. The train stage decides when to stop.
+groups. The very first is on-policy. The train stage decides when to stop. With several ranks, rank 0 collects and all
+update: each computes its share of every step.
 """
 
 from __future__ import annotations
@@ -39,16 +40,20 @@ from tasks.learning.grpo.metrics import (
     rollout_metrics,
 )
 from tasks.learning.grpo.mini_batches import MiniBatch, mini_batches
-from tasks.learning.shared.agreement import prepare_model
-from tasks.learning.shared.batching import MicroBatch, Row, check_tokens, micro_batches
+from tasks.learning.shared.agreement import check_engine, prepare_model, trainer_logp
+from tasks.learning.shared.batching import MicroBatch, Row, check_tokens, share_of
 from tasks.learning.shared.lora import POLICY, Adapter
 from tasks.learning.shared.optimizer import Optimizer
-from tasks.learning.shared.policy import prepare_for_gradients, token_logp
+from tasks.learning.shared.policy import LogProbs, prepare_for_gradients
+from tasks.learning.shared.ranks import ALONE, Ranks, on_all_ranks
 from tasks.learning.shared.reference import Reference, copy_tensors, unique_tensors
 from tasks.learning.shared.settings import GRPOSettings
+from tasks.learning.shared.sharding import part_of, shard, whole
+from tasks.models.differences import Tolerance
 from tasks.models.settings import ComputeSettings
 
 NamedTensors = dict[str, dict[str, Tensor]]
+Shapes = dict[str, dict[str, tuple[torch.Size, torch.dtype]]]
 
 
 class Collect(Protocol):
@@ -69,7 +74,8 @@ class GRPOTrainer:
     """The policy, its reference and the optimizer. `tensors` and `state` are its whole state; `load` restores it
     bitwise.
 
-    `max_tokens` is the most an episode may have. ValueError where its log-probs would differ from the model's own.
+    `max_tokens` is the most an episode may have. ValueError where its log-probs would differ from the model's own. With
+    several ranks all have this trainer of equal weights; rank 0 calls its methods, and the others are in `follow`.
     """
 
     def __init__(
@@ -81,10 +87,16 @@ class GRPOTrainer:
         temperature: float,
         max_tokens: int,
         adapter: Adapter | None = None,
+        ranks: Ranks = ALONE,
     ):
-        self.model, self.settings, self.adapter = model, settings, adapter
+        self.model, self.settings, self.adapter, self.ranks = model, settings, adapter, ranks
         self.temperature = self.usual_temperature = temperature
-        self.reference = Reference(model, adapter, frozen=compute.frozen) if settings.kl_weight else None
+        self.log_probs = LogProbs(model)
+        self.reference = None
+        if settings.kl_weight:
+            self.reference = Reference(self.log_probs, adapter, frozen=compute.frozen, ranks=ranks)
+        prepare_model(model, settings, max_tokens=max_tokens)
+        shard(self.log_probs, ranks, computes_in=None)
         self.steps_per_iteration = settings.updates_per_batch * settings.steps_per_batch
         self.optimizer = Optimizer(
             model,
@@ -92,7 +104,6 @@ class GRPOTrainer:
             num_steps=settings.num_iterations * self.steps_per_iteration,
             is_offloaded=compute.offload == "optimizer",
         )
-        prepare_model(model, settings, max_tokens=max_tokens)
         self.clip = {"low": settings.clip_low, "high": settings.clip_high}
         self.iteration = 0
         self.last_groups: Sequence[Group] = []
@@ -102,56 +113,134 @@ class GRPOTrainer:
 
         `before_update` is called when the batch is complete: an engine on the same device can then free memory.
         """
-        self.iteration += 1
-        self.temperature = temperature_at(self.settings, self.iteration, otherwise=self.usual_temperature)
-        self.model.eval()
+        self._begin(self.iteration + 1)
         groups, num_replaced = self.collect_with_signal(self.iteration, collect)
         check_tokens(groups, vocabulary_size=self.model.get_input_embeddings().num_embeddings)
         self.last_groups = groups
         before_update()
-        parts = [self._micro_batches(part) for part in self._mini_batches(groups)]
-        passes = self._update(parts)
-        self.model.eval()
-        self._move_reference()
+        step_metrics = self.update(self.iteration, groups)
         return {
             "iteration": self.iteration,
             "optimizer_steps": self.optimizer.steps_done,
             **rollout_metrics([group for group in groups if group.round_number == 0]),
             "num_replaced_groups": num_replaced,
             **exploration_metrics(self.settings, self.iteration, self.temperature),
-            **(self._step_metrics(passes, [batch for part in parts for batch in part]) if parts else {}),
+            **step_metrics,
         }
 
+    def follow(self) -> None:
+        """On every rank but 0: take part in each step until rank 0 ends."""
+        self.ranks.follow(self)
+
+    @on_all_ranks
+    def update(self, iteration: int, groups: Sequence[Group]) -> Metrics:
+        """Take the optimizer steps of a batch, and move the reference where that is due."""
+        self._begin(iteration)
+        parts = [self._micro_batches(part) for part in self._mini_batches(groups)]
+        passes = self._update(parts)
+        self.model.eval()
+        self._move_reference()
+        return self._step_metrics(passes, [batch for part in parts for batch in part]) if parts else {}
+
+    @on_all_ranks
+    def logp_of(self, sequences: Sequence[list[int]]) -> list[list[float]]:
+        """Log-prob (nats, temperature 1) of every token but the first, by the forward that is trained."""
+        return trainer_logp(self.log_probs, sequences, self.settings)
+
+    @on_all_ranks
+    def check_engine(self, groups: Sequence[Group], policy_version: int, temperature: float, most: Tolerance) -> bool:
+        """Return False where there is nothing to compare; ValueError where the engine's log-probs differ by more."""
+        return check_engine(
+            self.log_probs,
+            groups,
+            self.settings,
+            policy_version=policy_version,
+            temperature=temperature,
+            tolerance=most,
+        )
+
+    @on_all_ranks
     def tensors(self) -> NamedTensors:
+        """Whole tensors; where they are cut over the ranks, copies in host memory, on rank 0."""
         parts = {"policy": self._policy_tensors(), "optimizer": self.optimizer.tensors()}
-        return parts | ({"reference": self.reference.tensors()} if self.reference else {})
+        if self.reference is not None:
+            parts["reference"] = self.reference.tensors()
+        return {part: self._gathered(named) for part, named in parts.items()}
+
+    @on_all_ranks
+    def policy_tensors(self) -> dict[str, Tensor]:
+        """What is trained, the whole model or its adapter, as `tensors` gives it."""
+        return self._gathered(self._policy_tensors())
 
     def state(self) -> dict[str, Any]:
         optimizer = self.optimizer
         return {"iteration": self.iteration, "steps_done": optimizer.steps_done, "rate_scale": optimizer.rate_scale}
 
-    @torch.no_grad()
     def load(self, tensors: NamedTensors, state: dict[str, Any]) -> None:
-        copy_tensors(tensors["policy"], self._policy_tensors())
-        self.optimizer.load_tensors(tensors["optimizer"])
+        self._load(_shapes(tensors), state, tensors=tensors)
+
+    @on_all_ranks
+    @torch.no_grad()
+    def _load(self, shapes: Shapes, state: dict[str, Any], *, tensors: NamedTensors | None = None) -> None:
+        shared = self._shared(shapes, tensors)
+        self._copy(shared["policy"], self._policy_tensors())
+        self.optimizer.load_tensors(shared["optimizer"])
         if self.reference is not None:
-            copy_tensors(tensors["reference"], self.reference.tensors())
+            self._copy(shared["reference"], self.reference.tensors())
         self.iteration, self.optimizer.steps_done = state["iteration"], state["steps_done"]
         self.optimizer.rate_scale = state["rate_scale"]
 
-    @torch.no_grad()
     def roll_back(self, policy: dict[str, Tensor], *, step_factor: float) -> None:
         """Restore earlier weights, also as reference, and take smaller steps. Iterations count on, so no draw
         repeats.
         """
-        copy_tensors(policy, self._policy_tensors())
+        tensors = {"policy": policy}
+        self._roll_back(_shapes(tensors), step_factor, tensors=tensors)
+
+    @on_all_ranks
+    @torch.no_grad()
+    def _roll_back(self, shapes: Shapes, step_factor: float, *, tensors: NamedTensors | None = None) -> None:
+        self._copy(self._shared(shapes, tensors)["policy"], self._policy_tensors())
         if self.reference is not None:
             self.reference.follow(1.0)
         self.optimizer.start_over()
         self.optimizer.rate_scale *= step_factor
 
+    def _begin(self, iteration: int) -> None:
+        self.iteration = iteration
+        self.temperature = temperature_at(self.settings, iteration, otherwise=self.usual_temperature)
+        self.model.eval()
+
     def _policy_tensors(self) -> dict[str, Tensor]:
         return unique_tensors(self.model) if self.adapter is None else self.adapter.tensors(POLICY)
+
+    def _gathered(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """One after the other, so that a device holds one whole tensor at a time; nothing is kept beside rank 0."""
+        if self.ranks.size == 1:
+            return tensors
+        found = {}
+        for name, tensor in tensors.items():
+            gathered = whole(tensor)
+            if self.ranks.leads:
+                found[name] = gathered.cpu()
+        return found
+
+    def _shared(self, shapes: Shapes, tensors: NamedTensors | None) -> NamedTensors:
+        """Rank 0's whole tensors, on every rank."""
+        if self.ranks.size == 1:
+            assert tensors is not None, "given by load and roll_back"
+            return tensors
+        return {
+            part: {
+                name: self.ranks.share(None if tensors is None else tensors[part][name], shape, dtype)
+                for name, (shape, dtype) in named.items()
+            }
+            for part, named in shapes.items()
+        }
+
+    def _copy(self, source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
+        parts = {name: part_of(tensor, target[name]) for name, tensor in source.items() if name in target}
+        copy_tensors(source | parts, target)
 
     def collect_with_signal(self, iteration: int, collect: Collect) -> tuple[list[Group], int]:
         """The batch, with groups of equal rewards replaced by fresh ones (DAPO, arXiv:2503.14476 section 3.2), and
@@ -173,14 +262,20 @@ class GRPOTrainer:
         return mini_batches(rows, dropped_lengths, num_steps=self.settings.steps_per_batch)
 
     def _micro_batches(self, part: MiniBatch) -> list[_Batch]:
-        """What one optimizer step computes, with the denominators of this step alone."""
+        """What this rank computes of one optimizer step, with the denominators of this whole step alone."""
         settings = self.settings
-        batches = micro_batches(
-            part.rows, packing=settings.packing, max_tokens=settings.micro_batch_tokens, device=self.model.device
+        share = share_of(
+            part.rows,
+            packing=settings.packing,
+            max_tokens=settings.micro_batch_tokens,
+            device=self.model.device,
+            rank=self.ranks.number,
+            num_ranks=self.ranks.size,
         )
+        batches = share.batches
         lengths = [batch.length_S for batch in batches]
         weight_S = aggregation_weights(
-            torch.cat([*lengths, lengths[0].new_tensor(part.dropped_lengths)]),
+            torch.cat([*lengths, lengths[0].new_tensor([*share.lengths_elsewhere, *part.dropped_lengths])]),
             aggregation=settings.aggregation,
             constant_length=settings.constant_length,
         ).float()
@@ -239,7 +334,8 @@ class GRPOTrainer:
             batch.old_logp_M = self._policy_logp(batch)
 
     def _policy_logp(self, batch: _Batch) -> Tensor:
-        return token_logp(self.model, batch.tensors, temperature=self.temperature, autocast=self.settings.autocast)
+        logp_M: Tensor = self.log_probs(batch.tensors, temperature=self.temperature, autocast=self.settings.autocast)
+        return logp_M
 
     def _optimizer_step(self, batches: Sequence[_Batch], number: int) -> Metrics:
         """Step `number` of the iteration, from 0; the schedule also counts steps that iterations did not take."""
@@ -249,6 +345,7 @@ class GRPOTrainer:
             loss = self._loss(batch, sums)
             loss.backward()
             sums.loss += loss.item()
+        sums = StepSums.over(self.ranks.gather(sums))
         position = (self.iteration - 1) * self.steps_per_iteration + number
         step = self.optimizer.step(position=position, is_loss_finite=math.isfinite(sums.loss))
         return {
@@ -276,7 +373,8 @@ class GRPOTrainer:
             kl_M = kl_estimate(policy_logp_M, batch.reference_logp_M, estimator=settings.kl_estimator)
             loss_M = loss_M + settings.kl_weight * kl_M
             sums.kl += kl_M.detach().sum().item()
-        self._watch(policy_logp_M.detach(), batch.old_logp_M, tensors, sums)
+        if tensors.num_tokens:
+            self._watch(policy_logp_M.detach(), batch.old_logp_M, tensors, sums)
         return (loss_M * batch.weight_M).sum()
 
     def _policy_loss(self, policy_logp_M: Tensor, old_logp_M: Tensor, tensors: MicroBatch) -> Tensor:
@@ -294,12 +392,22 @@ class GRPOTrainer:
         sums.ratio_max = max(sums.ratio_max, difference_M.max().exp().item())
 
     def _step_metrics(self, passes: Sequence[Sequence[Metrics]], batches: Sequence[_Batch]) -> Metrics:
-        old = torch.cat([batch.old_logp_M for batch in batches if batch.old_logp_M is not None])
-        sampler = torch.cat([batch.tensors.sampler_logp_M for batch in batches])
+        old = self._over_ranks(torch.cat([batch.old_logp_M for batch in batches if batch.old_logp_M is not None]))
+        sampler = self._over_ranks(torch.cat([batch.tensors.sampler_logp_M for batch in batches]))
         non_finite = any(step["non_finite"] for steps in passes for step in steps)
         return {**pass_metrics(passes[-1]), "non_finite": non_finite, **mismatch_metrics(old, sampler)}
+
+    def _over_ranks(self, values_M: Tensor) -> Tensor:
+        """The values of all ranks, on each."""
+        return torch.cat(self.ranks.gather(values_M.cpu())) if self.ranks.size > 1 else values_M
 
     def _move_reference(self) -> None:
         interval = self.settings.reference_interval
         if self.reference is not None and interval is not None and self.iteration % interval == 0:
             self.reference.follow(self.settings.reference_mix)
+
+
+def _shapes(tensors: NamedTensors) -> Shapes:
+    return {
+        part: {name: (tensor.shape, tensor.dtype) for name, tensor in named.items()} for part, named in tensors.items()
+    }

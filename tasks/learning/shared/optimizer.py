@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from tasks.learning.shared.host_memory import HostMemory
 from tasks.learning.shared.settings import OptimizerSettings
+from tasks.learning.shared.sharding import part_of, whole
 
 MASTER = "master"
 
@@ -55,7 +56,7 @@ class Optimizer:
         rate = self.rate_scale * learning_rate(
             self.settings, step=self.steps_done + 1, position=position, num_steps=self.num_steps
         )
-        norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.settings.max_grad_norm))
+        norm = float(whole(torch.nn.utils.clip_grad_norm_(self.masters, self.settings.max_grad_norm)))
         is_finite = math.isfinite(norm) and is_loss_finite
         for part in self.parts:
             for group in part.param_groups:
@@ -94,15 +95,19 @@ class Optimizer:
         return averages | {f"{MASTER}.{index}": master for index, _, master in self._rounded()}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """From whole tensors, of which each rank takes its part."""
         self.load_to_device()
         for index, _, master in self._rounded():
             master.copy_(tensors[f"{MASTER}.{index}"])
         for number, part in enumerate(self.parts):
+            owners = [master for group in part.param_groups for master in group["params"]]
             state: dict[int, dict[str, Tensor]] = {}
             for key, value in tensors.items():
                 owner, *place = key.split(".")
                 if owner == str(number):
-                    state.setdefault(int(place[0]), {})[place[1]] = value
+                    master = owners[int(place[0])]
+                    is_average = value.shape == master.shape
+                    state.setdefault(int(place[0]), {})[place[1]] = part_of(value, master) if is_average else value
             part.load_state_dict({**part.state_dict(), "state": state})
         self.offload()
 

@@ -23,6 +23,17 @@ from tasks.models.head import with_replaced, without_layers
 Autocast = Literal["none", "bfloat16"]
 
 
+class LogProbs(torch.nn.Module):
+    """`token_logp` of a model as one module: the whole forward, which several ranks share (`sharding.py`)."""
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: MicroBatch, *, temperature: float, autocast: Autocast) -> Tensor:
+        return token_logp(self.model, batch, temperature=temperature, autocast=autocast)
+
+
 def token_logp(
     model: PreTrainedModel, batch: MicroBatch, *, temperature: float = 1.0, autocast: Autocast = "none"
 ) -> Tensor:

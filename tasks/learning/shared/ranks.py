@@ -1,0 +1,120 @@
+"""The processes that train one policy together. Rank 0 leads: it collects, decides and writes; the others follow.
+
+A method marked `on_all_ranks` is one that every rank must run, such as an update: rank 0 announces its name and
+arguments, and the others, which wait in `follow`, call it too. Tensors are cut, added up and gathered by torch's
+FSDP2 (`sharding.py`). What is sent here is plain data between processes of one run, over gloo. One process alone sends
+nothing and needs no process group.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import torch
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+P, Value, Shared = ParamSpec("P"), TypeVar("Value"), TypeVar("Shared", bound="HasRanks")
+NEXT_STEP = timedelta(days=365)  # the others wait this long for rank 0, which may collect for days; its death ends it
+END = "end"
+
+
+class HasRanks(Protocol):
+    ranks: Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """`number` of `size`; `group` is gloo's, `mesh` that of the tensors. Both are None for one process alone."""
+
+    number: int = 0
+    size: int = 1
+    group: ProcessGroup | None = None
+    mesh: DeviceMesh | None = None
+
+    @classmethod
+    def meet(cls, device: torch.device, *, timeout_seconds: float) -> Ranks:
+        """All ranks of torch's environment variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
+
+        RuntimeError, of torch's, where they are not there in time.
+        """
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+        size = dist.get_world_size()
+        group = dist.new_group(backend="gloo", timeout=NEXT_STEP)
+        return cls(dist.get_rank(), size, group, init_device_mesh(device.type, (size,)))
+
+    @property
+    def leads(self) -> bool:
+        return self.number == 0
+
+    def gather(self, value: Value) -> list[Value]:
+        """What each rank has, in the order of the ranks; every rank gets it."""
+        if self.size == 1:
+            return [value]
+        import torch.distributed as dist
+
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self.group)
+        return found
+
+    def share(self, tensor: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """Rank 0's tensor in host memory, on every rank."""
+        import torch.distributed as dist
+
+        sent = torch.empty(shape, dtype=dtype) if tensor is None else tensor.detach().cpu().contiguous()
+        dist.broadcast(sent, src=0, group=self.group)
+        return sent
+
+    def announce(self, step: str, arguments: tuple[Any, ...] = ()) -> None:
+        """On rank 0: the step that all ranks take now."""
+        if self.leads and self.size > 1:
+            self._broadcast((step, arguments))
+
+    def follow(self, target: Any) -> None:
+        """On the others: take every step of `target` that rank 0 announces, until it ends."""
+        while True:
+            step, arguments = self._broadcast(None)
+            if step == END:
+                return
+            getattr(target, step)(*arguments)
+
+    def end(self) -> None:
+        """Let the others go, and leave the group."""
+        if self.size > 1:
+            import torch.distributed as dist
+
+            self.announce(END)
+            dist.destroy_process_group()
+
+    def _broadcast(self, value: Any) -> Any:
+        import torch.distributed as dist
+
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self.group)
+        return box[0]
+
+
+ALONE = Ranks()
+
+
+def on_all_ranks(method: Callable[Concatenate[Shared, P], Value]) -> Callable[Concatenate[Shared, P], Value]:
+    """A step that rank 0 calls and the others follow. They get its positional arguments, which are plain data; what is
+    given by keyword stays with rank 0.
+    """
+
+    @functools.wraps(method)
+    def step(self: Shared, *arguments: P.args, **own: P.kwargs) -> Value:
+        self.ranks.announce(method.__name__, arguments)
+        return method(self, *arguments, **own)
+
+    return step

@@ -1,0 +1,59 @@
+"""A model's weights cut over the ranks (torch's FSDP2): each holds its part of every tensor, and has a layer's whole
+weights only while it computes that layer.
+
+Gradients are added up over the ranks, never averaged: the loss of each micro-batch has the denominator of the whole
+optimizer step already. With one rank nothing is cut and nothing changes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tasks.learning.shared.ranks import Ranks
+
+if TYPE_CHECKING:
+    from tasks.learning.shared.policy import LogProbs
+
+
+def shard(log_probs: LogProbs, ranks: Ranks, *, computes_in: torch.dtype | None) -> None:
+    """Cut the model over the ranks, layer by layer, then what is outside the layers; all ranks have equal weights.
+
+    `computes_in` bfloat16 keeps what is trained in float32 and casts it for each forward; None computes in the dtype
+    of the weights.
+    """
+    if ranks.mesh is None:
+        return
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    policy = MixedPrecisionPolicy(param_dtype=computes_in, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    layers = [module for module in log_probs.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for module in (*layers, log_probs):
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
+        # Also the root frees its weights after a forward: one without a backward would leave old ones in the model.
+        fully_shard(module, mesh=ranks.mesh, mp_policy=policy, reshard_after_forward=True)
+    for module in log_probs.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor itself, or all parts of one that is cut; every rank must ask for it."""
+    gather = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()
+
+
+def part_of(tensor: Tensor, like: Tensor) -> Tensor:
+    """`tensor`, which every rank has, on the device of `like` and cut as that is."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    tensor = tensor.to(like.device)
+    if not isinstance(like, DTensor):
+        return tensor
+    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)

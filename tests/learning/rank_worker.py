@@ -1,0 +1,76 @@
+"""One rank of a tiny trainer: `python -m tests.learning.rank_worker FOLDER`, with torch's environment variables.
+
+Rank 0 writes what each case gave to FOLDER/ranks-SIZE.json. `test_ranks.py` compares those of 1, 2 and 4 ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tasks.core.records import Group
+from tasks.learning.grpo.trainer import GRPOTrainer
+from tasks.learning.shared.checkpoints import seed_generators
+from tasks.learning.shared.lora import Adapter
+from tasks.learning.shared.ranks import Ranks
+from tasks.models.folders import load_model
+from tasks.models.settings import on_cpu
+from tests.learning.options import grpo
+from tests.learning.rows import a_group
+
+SIGNAL, SILENT = [1.0, 0.0, 0.0, 1.0], [1.0] * 4
+LORA = {"rank": 4, "alpha": 8, "target_modules": "all-linear"}
+MANY = {"num_iterations": 10, "learning_rate": 1e-3, "max_grad_norm": 0.5, "kl_weight": 0.1}  # 20 steps, clipped
+CASES: dict[str, dict[str, Any]] = {
+    "padded rows": {"packing": "none", "aggregation": "sequence"},
+    "packed trees": {"micro_batch_tokens": 60, "importance_correction": "sequence_truncate"},
+    "gspo, and two steps a batch": {
+        "loss": "gspo", "clip_low": 0.001, "clip_high": 0.001, "steps_per_batch": 2, "updates_per_batch": 1,
+        "reference_mix": 0.5,
+    },
+    "an adapter": {"lora": LORA},
+    "layers computed again": {"gradient_checkpointing": True, "aggregation": "constant", "constant_length": 20},
+    "one trajectory": {},
+}  # fmt: skip
+
+
+def groups_of(case: str, iteration: int) -> list[Group]:
+    """Uneven groups, of 2 to 5 trajectories, one of them without a signal; or one with a single trajectory that counts,
+    so that every rank but one has no work.
+    """
+    if case == "one trajectory":
+        return [a_group(iteration, [1.0, 0.0], ["success", "overlong"]), a_group(iteration + 1, [1.0, 0.0])][1:]
+    rewards = [SIGNAL, [0.0, 1.0], SILENT, [1.0, 0.0, 0.0, 0.0, 1.0]]
+    return [a_group(10 * iteration + number, item) for number, item in enumerate(rewards)]
+
+
+def a_trainer(folder: Path, ranks: Ranks, **changed: Any) -> GRPOTrainer:
+    model = load_model(folder, compute=on_cpu(1))
+    options = grpo(**{**MANY, **changed})
+    seed_generators(0)
+    adapter = Adapter(model, options.lora, weights="float32") if options.lora else None
+    return GRPOTrainer(model, options, compute=on_cpu(1), temperature=1.0, max_tokens=200, adapter=adapter, ranks=ranks)
+
+
+def main(folder: Path) -> None:
+    ranks = Ranks.meet(torch.device("cpu"), timeout_seconds=60)
+    found = {}
+    for case, changed in CASES.items():
+        trainer = a_trainer(folder / "model", ranks, **changed)
+        if not ranks.leads:
+            trainer.follow()
+            continue
+        rows = [trainer.iterate(lambda number, *_, case=case: groups_of(case, number)) for _ in range(10)]
+        weights = {name: float(tensor.double().norm()) for name, tensor in trainer.policy_tensors().items()}
+        found[case] = {"rows": rows, "weights": weights, "probe": trainer.logp_of([[*range(20, 50)]])[0]}
+        ranks.announce("end")
+    if ranks.leads:
+        (folder / f"ranks-{ranks.size}.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
