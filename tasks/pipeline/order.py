@@ -20,8 +20,9 @@ from tasks.core.settings import PARAMS_FILE, Paths, Settings, check_section_name
 from tasks.core.urls import local_path
 from tasks.models.settings import ComputeSettings
 from tasks.models.torch_setup import device_name
+from tasks.pipeline.launch import LAUNCHED, joined, place_of, supervise
 from tasks.pipeline.run_lock import only_run
-from tasks.pipeline.settings import PipelineSettings
+from tasks.pipeline.settings import LaunchSettings, PipelineSettings
 from tasks.planning.family import check_family
 from tasks.planning.nearest import check_size
 from tasks.storage.inputs import check_storage, copy_inputs, share_endpoint
@@ -48,6 +49,7 @@ class StageModule(Protocol):
 
 class CommonSections(StorageSections):
     compute: ComputeSettings
+    launch: LaunchSettings
     pipeline: PipelineSettings
 
 
@@ -103,8 +105,26 @@ def run_stage(name: str, **asked: Any) -> Path:
     """Run one stage with `params.yaml`; returns the folder with its results. `asked` are options beyond params.yaml."""
     params = read_params()
     check_params(params)
-    stage, paths, compute = stage_module(name), load_paths(params), ComputeSettings(**params["compute"])
+    paths, common = load_paths(params), load(CommonSections, params)
     prepare_process(params)
+    if name not in LAUNCHED:
+        _run_here(name, params, paths, asked)
+    elif (place := place_of(common.launch, os.environ)) is not None:
+        with joined(place, common.launch, common.compute, paths.artifacts) as ranks:
+            if ranks.leads:
+                _run_here(name, params, paths, {**asked, "ranks": ranks})
+            else:
+                stage_module(name).follow(load(stage_module(name).SETTINGS, params), paths, ranks)
+    elif common.launch.launcher == "torchrun":
+        supervise(name, common.launch)
+    else:
+        _run_here(name, params, paths, asked)
+    return paths.stage(name)
+
+
+def _run_here(name: str, params: dict[str, Any], paths: Paths, asked: Mapping[str, Any]) -> None:
+    """The stage in this process, with its lock, its record and its copies on S3."""
+    stage, compute = stage_module(name), ComputeSettings(**params["compute"])
     device = device_name(compute)  # refuses one that is not there
     copy_inputs(params)
     if name in LOADS_A_MODEL:
@@ -119,7 +139,6 @@ def run_stage(name: str, **asked: Any) -> Path:
             stage.run(settings, paths, **asked)
             if record is not None:
                 write_provenance(record, paths)
-    return paths.stage(name)
 
 
 def _mirrored(name: str, params: dict[str, Any], settings: Settings, paths: Paths) -> AbstractContextManager[None]:

@@ -6,6 +6,7 @@ Rank 0 writes what each case gave to FOLDER/ranks-SIZE.json. `test_ranks.py` com
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tasks.core.records import Group
 from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.checkpoints import seed_generators
 from tasks.learning.shared.lora import Adapter
-from tasks.learning.shared.ranks import Ranks
+from tasks.learning.shared.ranks import ALONE, END, Ranks
 from tasks.models.folders import load_model
 from tasks.models.settings import on_cpu
 from tests.learning.options import grpo
@@ -27,24 +28,23 @@ LORA = {"rank": 4, "alpha": 8, "target_modules": "all-linear"}
 MANY = {"num_iterations": 10, "learning_rate": 1e-3, "max_grad_norm": 0.5, "kl_weight": 0.1}  # 20 steps, clipped
 CASES: dict[str, dict[str, Any]] = {
     "padded rows": {"packing": "none", "aggregation": "sequence"},
-    "packed trees": {"micro_batch_tokens": 60, "importance_correction": "sequence_truncate"},
+    "packed trees": {"micro_batch_tokens": 60, "importance_correction": "token_truncate"},
     "gspo, and two steps a batch": {
         "loss": "gspo", "clip_low": 0.001, "clip_high": 0.001, "steps_per_batch": 2, "updates_per_batch": 1,
         "reference_mix": 0.5,
     },
     "an adapter": {"lora": LORA},
     "layers computed again": {"gradient_checkpointing": True, "aggregation": "constant", "constant_length": 20},
-    "one trajectory": {},
+    "one group, so that only one rank has work": {"reference_interval": None},
+    "groups without a signal": {"zero_variance_groups": "keep"},
 }  # fmt: skip
 
 
 def groups_of(case: str, iteration: int) -> list[Group]:
-    """Uneven groups, of 2 to 5 trajectories, one of them without a signal; or one with a single trajectory that counts,
-    so that every rank but one has no work.
-    """
-    if case == "one trajectory":
-        return [a_group(iteration, [1.0, 0.0], ["success", "overlong"]), a_group(iteration + 1, [1.0, 0.0])][1:]
+    """Uneven groups, of 2 to 5 trajectories, one of them without a signal; or one group, which is one tree."""
     rewards = [SIGNAL, [0.0, 1.0], SILENT, [1.0, 0.0, 0.0, 0.0, 1.0]]
+    if case.startswith("one group"):
+        rewards = rewards[:1]
     return [a_group(10 * iteration + number, item) for number, item in enumerate(rewards)]
 
 
@@ -57,7 +57,8 @@ def a_trainer(folder: Path, ranks: Ranks, **changed: Any) -> GRPOTrainer:
 
 
 def main(folder: Path) -> None:
-    ranks = Ranks.meet(torch.device("cpu"), timeout_seconds=60)
+    is_alone = os.environ["WORLD_SIZE"] == "1"
+    ranks = ALONE if is_alone else Ranks.meet(torch.device("cpu"), timeout_seconds=60)
     found = {}
     for case, changed in CASES.items():
         trainer = a_trainer(folder / "model", ranks, **changed)
@@ -67,7 +68,7 @@ def main(folder: Path) -> None:
         rows = [trainer.iterate(lambda number, *_, case=case: groups_of(case, number)) for _ in range(10)]
         weights = {name: float(tensor.double().norm()) for name, tensor in trainer.policy_tensors().items()}
         found[case] = {"rows": rows, "weights": weights, "probe": trainer.logp_of([[*range(20, 50)]])[0]}
-        ranks.announce("end")
+        ranks.announce(END)
     if ranks.leads:
         (folder / f"ranks-{ranks.size}.json").write_text(json.dumps(found), encoding="utf-8")
 

@@ -13,13 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from tasks.core.records import Group
-from tasks.learning.grpo.credit import carries_loss, group_credit, has_signal
+from tasks.learning.grpo.credit import has_signal
 from tasks.learning.grpo.exploration import temperature_at
 from tasks.learning.grpo.losses import (
     aggregation_weights,
@@ -39,21 +38,18 @@ from tasks.learning.grpo.metrics import (
     pass_metrics,
     rollout_metrics,
 )
-from tasks.learning.grpo.mini_batches import MiniBatch, mini_batches
+from tasks.learning.grpo.mini_batches import MiniBatch, divide, mini_batches
 from tasks.learning.shared.agreement import check_engine, prepare_model, trainer_logp
-from tasks.learning.shared.batching import MicroBatch, Row, check_tokens, share_of
+from tasks.learning.shared.batching import MicroBatch, check_tokens, share_of
 from tasks.learning.shared.lora import POLICY, Adapter
 from tasks.learning.shared.optimizer import Optimizer
 from tasks.learning.shared.policy import LogProbs, prepare_for_gradients
 from tasks.learning.shared.ranks import ALONE, Ranks, on_all_ranks
 from tasks.learning.shared.reference import Reference, copy_tensors, unique_tensors
 from tasks.learning.shared.settings import GRPOSettings
-from tasks.learning.shared.sharding import part_of, shard, whole
+from tasks.learning.shared.sharding import NamedTensors, Shapes, gather_whole, shapes_of, shard, share_whole
 from tasks.models.differences import Tolerance
 from tasks.models.settings import ComputeSettings
-
-NamedTensors = dict[str, dict[str, Tensor]]
-Shapes = dict[str, dict[str, tuple[torch.Size, torch.dtype]]]
 
 
 class Collect(Protocol):
@@ -165,28 +161,28 @@ class GRPOTrainer:
         parts = {"policy": self._policy_tensors(), "optimizer": self.optimizer.tensors()}
         if self.reference is not None:
             parts["reference"] = self.reference.tensors()
-        return {part: self._gathered(named) for part, named in parts.items()}
+        return {part: gather_whole(named, self.ranks) for part, named in parts.items()}
 
     @on_all_ranks
     def policy_tensors(self) -> dict[str, Tensor]:
         """What is trained, the whole model or its adapter, as `tensors` gives it."""
-        return self._gathered(self._policy_tensors())
+        return gather_whole(self._policy_tensors(), self.ranks)
 
     def state(self) -> dict[str, Any]:
         optimizer = self.optimizer
         return {"iteration": self.iteration, "steps_done": optimizer.steps_done, "rate_scale": optimizer.rate_scale}
 
     def load(self, tensors: NamedTensors, state: dict[str, Any]) -> None:
-        self._load(_shapes(tensors), state, tensors=tensors)
+        self._load(shapes_of(tensors), state, tensors=tensors)
 
     @on_all_ranks
     @torch.no_grad()
     def _load(self, shapes: Shapes, state: dict[str, Any], *, tensors: NamedTensors | None = None) -> None:
-        shared = self._shared(shapes, tensors)
-        self._copy(shared["policy"], self._policy_tensors())
+        shared = share_whole(shapes, tensors, self.ranks)
+        copy_tensors(shared["policy"], self._policy_tensors())
         self.optimizer.load_tensors(shared["optimizer"])
         if self.reference is not None:
-            self._copy(shared["reference"], self.reference.tensors())
+            copy_tensors(shared["reference"], self.reference.tensors())
         self.iteration, self.optimizer.steps_done = state["iteration"], state["steps_done"]
         self.optimizer.rate_scale = state["rate_scale"]
 
@@ -195,12 +191,12 @@ class GRPOTrainer:
         repeats.
         """
         tensors = {"policy": policy}
-        self._roll_back(_shapes(tensors), step_factor, tensors=tensors)
+        self._roll_back(shapes_of(tensors), step_factor, tensors=tensors)
 
     @on_all_ranks
     @torch.no_grad()
     def _roll_back(self, shapes: Shapes, step_factor: float, *, tensors: NamedTensors | None = None) -> None:
-        self._copy(self._shared(shapes, tensors)["policy"], self._policy_tensors())
+        copy_tensors(share_whole(shapes, tensors, self.ranks)["policy"], self._policy_tensors())
         if self.reference is not None:
             self.reference.follow(1.0)
         self.optimizer.start_over()
@@ -213,34 +209,6 @@ class GRPOTrainer:
 
     def _policy_tensors(self) -> dict[str, Tensor]:
         return unique_tensors(self.model) if self.adapter is None else self.adapter.tensors(POLICY)
-
-    def _gathered(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """One after the other, so that a device holds one whole tensor at a time; nothing is kept beside rank 0."""
-        if self.ranks.size == 1:
-            return tensors
-        found = {}
-        for name, tensor in tensors.items():
-            gathered = whole(tensor)
-            if self.ranks.leads:
-                found[name] = gathered.cpu()
-        return found
-
-    def _shared(self, shapes: Shapes, tensors: NamedTensors | None) -> NamedTensors:
-        """Rank 0's whole tensors, on every rank."""
-        if self.ranks.size == 1:
-            assert tensors is not None, "given by load and roll_back"
-            return tensors
-        return {
-            part: {
-                name: self.ranks.share(None if tensors is None else tensors[part][name], shape, dtype)
-                for name, (shape, dtype) in named.items()
-            }
-            for part, named in shapes.items()
-        }
-
-    def _copy(self, source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
-        parts = {name: part_of(tensor, target[name]) for name, tensor in source.items() if name in target}
-        copy_tensors(source | parts, target)
 
     def collect_with_signal(self, iteration: int, collect: Collect) -> tuple[list[Group], int]:
         """The batch, with groups of equal rewards replaced by fresh ones (DAPO, arXiv:2503.14476 section 3.2), and
@@ -258,7 +226,7 @@ class GRPOTrainer:
         return groups, num_replaced
 
     def _mini_batches(self, groups: Sequence[Group]) -> list[MiniBatch]:
-        rows, dropped_lengths = self._divide(groups)
+        rows, dropped_lengths = divide(groups, self.settings)
         return mini_batches(rows, dropped_lengths, num_steps=self.settings.steps_per_batch)
 
     def _micro_batches(self, part: MiniBatch) -> list[_Batch]:
@@ -288,25 +256,6 @@ class GRPOTrainer:
             _Batch(batch, weight_S[batch.trajectory_M], reference_logp_M)
             for batch, weight_S, reference_logp_M in zip(batches, weights, references, strict=True)
         ]
-
-    def _divide(self, groups: Sequence[Group]) -> tuple[list[list[Row]], list[list[int]]]:
-        """The rows of each group that carries loss, and the sampled tokens of each trajectory of each dropped group.
-
-        Dropped groups count in the denominator: else the gradient would grow as groups become equal. Replaced groups
-        are no part of the batch (DAPO). With `zero_variance_groups: keep` equal groups carry their KL.
-        """
-        last_round = max((group.round_number for group in groups), default=0)
-        rows: list[list[Row]] = []
-        dropped_lengths: list[list[int]] = []
-        for group in groups:
-            advantages = group_credit(group, self.settings)
-            triples = zip(group.trajectories, advantages, carries_loss(group, self.settings), strict=True)
-            counted = [Row.of(item, advantage) for item, advantage, is_counted in triples if is_counted]
-            if counted and (any(map(np.any, advantages)) or self.settings.zero_variance_groups == "keep"):
-                rows.append(counted)
-            elif group.round_number == last_round:
-                dropped_lengths.append([sum(row.sampled_mask) for row in counted])
-        return rows, dropped_lengths
 
     def _update(self, parts: Sequence[Sequence[_Batch]]) -> list[list[Metrics]]:
         """Pass over the batch, one optimizer step per part; the metrics of each step of each pass.
@@ -405,9 +354,3 @@ class GRPOTrainer:
         interval = self.settings.reference_interval
         if self.reference is not None and interval is not None and self.iteration % interval == 0:
             self.reference.follow(self.settings.reference_mix)
-
-
-def _shapes(tensors: NamedTensors) -> Shapes:
-    return {
-        part: {name: (tensor.shape, tensor.dtype) for name, tensor in named.items()} for part, named in tensors.items()
-    }

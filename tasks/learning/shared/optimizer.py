@@ -98,7 +98,7 @@ class Optimizer:
         """From whole tensors, of which each rank takes its part."""
         self.load_to_device()
         for index, _, master in self._rounded():
-            master.copy_(tensors[f"{MASTER}.{index}"])
+            master.copy_(part_of(tensors[f"{MASTER}.{index}"], master))
         for number, part in enumerate(self.parts):
             owners = [master for group in part.param_groups for master in group["params"]]
             state: dict[int, dict[str, Tensor]] = {}

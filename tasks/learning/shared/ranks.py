@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -29,20 +28,19 @@ class HasRanks(Protocol):
     ranks: Ranks
 
 
-@dataclass(frozen=True, slots=True)
 class Ranks:
     """`number` of `size`; `group` is gloo's, `mesh` that of the tensors. Both are None for one process alone."""
 
-    number: int = 0
-    size: int = 1
-    group: ProcessGroup | None = None
-    mesh: DeviceMesh | None = None
+    def __init__(
+        self, number: int = 0, size: int = 1, group: ProcessGroup | None = None, mesh: DeviceMesh | None = None
+    ):
+        self.number, self.size, self.group, self.mesh = number, size, group, mesh
+        self.is_stepping = False
 
     @classmethod
     def meet(cls, device: torch.device, *, timeout_seconds: float) -> Ranks:
-        """All ranks of torch's environment variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
-
-        RuntimeError, of torch's, where they are not there in time.
+        """All ranks of torch's environment variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). torch's RuntimeError
+        where they are not there in time.
         """
         import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
@@ -89,8 +87,8 @@ class Ranks:
             getattr(target, step)(*arguments)
 
     def end(self) -> None:
-        """Let the others go, and leave the group."""
-        if self.size > 1:
+        """Let the others go. Where rank 0 left a step unfinished they wait in the middle of it, and end with rank 0."""
+        if self.size > 1 and not self.is_stepping:
             import torch.distributed as dist
 
             self.announce(END)
@@ -115,6 +113,9 @@ def on_all_ranks(method: Callable[Concatenate[Shared, P], Value]) -> Callable[Co
     @functools.wraps(method)
     def step(self: Shared, *arguments: P.args, **own: P.kwargs) -> Value:
         self.ranks.announce(method.__name__, arguments)
-        return method(self, *arguments, **own)
+        self.ranks.is_stepping = True
+        result = method(self, *arguments, **own)
+        self.ranks.is_stepping = False
+        return result
 
     return step

@@ -17,7 +17,7 @@ from tasks.learning.shared.batching import MicroBatch
 from tasks.learning.shared.lora import POLICY, REFERENCE, Adapter
 from tasks.learning.shared.policy import Autocast, LogProbs
 from tasks.learning.shared.ranks import ALONE, Ranks
-from tasks.learning.shared.sharding import shard
+from tasks.learning.shared.sharding import part_of, shard
 from tasks.models.settings import Dtype
 
 
@@ -85,8 +85,9 @@ def _first_named(model: PreTrainedModel) -> dict[int, tuple[str, Tensor]]:
 
 
 def copy_tensors(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
+    """Whole tensors into those of the same names, of which each rank may have its part."""
     if source.keys() != target.keys():
         different = sorted(source.keys() ^ target.keys())[:3]
         raise ValueError(f"the weights are of another model: only one side has {', '.join(different)}.")
     for name, tensor in target.items():
-        tensor.copy_(source[name])
+        tensor.copy_(part_of(source[name], tensor))

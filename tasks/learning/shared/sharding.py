@@ -17,6 +17,9 @@ from tasks.learning.shared.ranks import Ranks
 if TYPE_CHECKING:
     from tasks.learning.shared.policy import LogProbs
 
+NamedTensors = dict[str, dict[str, Tensor]]
+Shapes = dict[str, dict[str, tuple[torch.Size, torch.dtype]]]
+
 
 def shard(log_probs: LogProbs, ranks: Ranks, *, computes_in: torch.dtype | None) -> None:
     """Cut the model over the ranks, layer by layer, then what is outside the layers; all ranks have equal weights.
@@ -45,15 +48,50 @@ def shard(log_probs: LogProbs, ranks: Ranks, *, computes_in: torch.dtype | None)
 
 def whole(tensor: Tensor) -> Tensor:
     """The tensor itself, or all parts of one that is cut; every rank must ask for it."""
-    gather = getattr(tensor, "full_tensor", None)
-    return tensor if gather is None else gather()
+    return tensor.full_tensor() if _is_cut(tensor) else tensor
+
+
+def shapes_of(tensors: NamedTensors) -> Shapes:
+    return {
+        part: {name: (tensor.shape, tensor.dtype) for name, tensor in named.items()} for part, named in tensors.items()
+    }
+
+
+def gather_whole(tensors: dict[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
+    """On rank 0 whole copies in host memory, elsewhere nothing; with one rank the tensors themselves. One after the
+    other, so that a device holds one whole tensor at a time.
+    """
+    if ranks.size == 1:
+        return tensors
+    found = {}
+    for name, tensor in tensors.items():
+        gathered = whole(tensor)
+        if ranks.leads:
+            found[name] = gathered.cpu()
+    return found
+
+
+def share_whole(shapes: Shapes, tensors: NamedTensors | None, ranks: Ranks) -> NamedTensors:
+    """Rank 0's whole tensors, on every rank; the others have None and know their shapes."""
+    if ranks.size == 1 and tensors is not None:
+        return tensors
+    return {
+        part: {
+            name: ranks.share(None if tensors is None else tensors[part][name], shape, dtype)
+            for name, (shape, dtype) in named.items()
+        }
+        for part, named in shapes.items()
+    }
 
 
 def part_of(tensor: Tensor, like: Tensor) -> Tensor:
-    """`tensor`, which every rank has, on the device of `like` and cut as that is."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    tensor = tensor.to(like.device)
-    if not isinstance(like, DTensor):
+    """`tensor`, which every rank has whole, cut as `like` is; itself where that is whole."""
+    if not _is_cut(like):
         return tensor
-    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _is_cut(tensor: Tensor) -> bool:
+    return hasattr(tensor, "full_tensor")  # a DTensor, whose import takes a second
