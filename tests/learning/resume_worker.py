@@ -1,4 +1,4 @@
-"""One rank of a trainer that goes on from its checkpoint: `python -m tests.learning.resume_worker FOLDER NAME:FROM:TO …`.
+"""A trainer that goes on from its checkpoint: `python -m tests.learning.resume_worker FOLDER NAME:FROM:TO …`.
 
 Each NAME:FROM:TO names a folder of checkpoints, its iteration, or 0 for a fresh start, and the one to go on to. Rank 0
 writes the hash of the state and the norms of the weights then to FOLDER/NAME-TO.json.
