@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from tests.learning.rows import branching_group
 from tests.ranks import run_ranks
 
 WORKER, RESUME_WORKER = "tests.learning.rank_worker", "tests.learning.resume_worker"
+ON_FOUR = ("padded rows", "packed trees", "an adapter", "one group, so that only one rank has work")
 
 
 def test_the_costliest_goes_first_to_the_rank_with_the_least_so_far() -> None:
@@ -62,32 +62,34 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
     """What each case gave on 1, 2 and 4 ranks."""
     folder = tmp_path_factory.mktemp("ranks")
     tiny.model_folder(folder / "model")
-    for size in (1, 2, 4):
-        run_ranks(WORKER, str(folder), size=size)
-    return {size: json.loads((folder / f"ranks-{size}.json").read_text(encoding="utf-8")) for size in (1, 2, 4)}
+    found = {}
+    for size, cases in ((1, CASES), (2, CASES), (4, ON_FOUR)):
+        run_ranks(WORKER, str(folder), *cases, size=size)
+        found[size] = read_json(folder / f"ranks-{size}.json")
+    return found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("size", "case"), [*((2, case) for case in CASES), *((4, case) for case in ON_FOUR)])
 def test_losses_and_weights_of_twenty_steps_equal_those_of_one_rank(
     results: dict[int, Any], case: str, size: int
 ) -> None:
-    """Sums in another order differ in the last digits of float32; a mean instead of a sum would be off by a factor, and
-    a micro-batch that is lost or counted twice by its share.
+    """Sums in another order differ in the last digits; a mean instead of a sum would be off by a factor, and a
+    micro-batch that is lost or counted twice by its share. In bfloat16 a digit is 1/256, and which trajectories share a
+    micro-batch decides where gradients are rounded.
     """
     one, several = results[1][case], results[size][case]
-    assert one["rows"][-1]["optimizer_steps"] == 20
+    most = 3e-3 if "bfloat16" in case else 1e-5
+    assert one["rows"][-1]["optimizer_steps"] == several["rows"][-1]["optimizer_steps"] == 20
     for expected, found in zip(one["rows"], several["rows"], strict=True):
         assert found.keys() == expected.keys()
-        assert expected["grad_norm"] > 0
-        assert {name: found[name] for name in found} == {
-            name: pytest.approx(value, rel=1e-4, abs=1e-5) if isinstance(value, float) else value
-            for name, value in expected.items()
-        }
-        assert found["loss"] == pytest.approx(expected["loss"], abs=1e-5)
-    assert several["weights"] == {name: pytest.approx(norm, rel=1e-4) for name, norm in one["weights"].items()}
-    assert several["probe"] == pytest.approx(one["probe"], abs=1e-4)
+        assert found["loss"] == pytest.approx(expected["loss"], abs=most)
+        assert found["kl"] == pytest.approx(expected["kl"], abs=most)
+        assert found["grad_norm"] == pytest.approx(expected["grad_norm"], abs=20 * most) > 0
+        assert found["clip_share"] == pytest.approx(expected["clip_share"], abs=0.01)
+        assert found["success_rate"] == expected["success_rate"]
+    assert several["weights"] == {name: pytest.approx(norm, rel=most) for name, norm in one["weights"].items()}
+    assert several["probe"] == pytest.approx(one["probe"], abs=10 * most)
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,15 @@ from tasks.learning.shared.policy import LogProbs, prepare_for_gradients
 from tasks.learning.shared.ranks import ALONE, Ranks, on_all_ranks
 from tasks.learning.shared.reference import Reference, copy_tensors, unique_tensors
 from tasks.learning.shared.settings import GRPOSettings
-from tasks.learning.shared.sharding import NamedTensors, Shapes, gather_whole, shapes_of, shard, share_whole
+from tasks.learning.shared.sharding import (
+    NamedTensors,
+    Shapes,
+    computed_dtype,
+    gather_whole,
+    shapes_of,
+    shard,
+    share_whole,
+)
 from tasks.models.differences import Tolerance
 from tasks.models.settings import ComputeSettings
 
@@ -92,13 +100,15 @@ class GRPOTrainer:
         if settings.kl_weight:
             self.reference = Reference(self.log_probs, adapter, frozen=compute.frozen, ranks=ranks)
         prepare_model(model, settings, max_tokens=max_tokens)
-        shard(self.log_probs, ranks, computes_in=None)
+        self.computes_in = computed_dtype(compute.weights, ranks)
+        shard(self.log_probs, ranks, computes_in=self.computes_in)
         self.steps_per_iteration = settings.updates_per_batch * settings.steps_per_batch
         self.optimizer = Optimizer(
             model,
             settings,
             num_steps=settings.num_iterations * self.steps_per_iteration,
             is_offloaded=compute.offload == "optimizer",
+            computes_in=self.computes_in,
         )
         self.clip = {"low": settings.clip_low, "high": settings.clip_high}
         self.iteration = 0
@@ -158,15 +168,16 @@ class GRPOTrainer:
     @on_all_ranks
     def tensors(self) -> NamedTensors:
         """Whole tensors; where they are cut over the ranks, copies in host memory, on rank 0."""
-        parts = {"policy": self._policy_tensors(), "optimizer": self.optimizer.tensors()}
+        parts = {"policy": gather_whole(self._policy_tensors(), self.ranks, dtype=self.computes_in)}
+        parts["optimizer"] = gather_whole(self.optimizer.tensors(), self.ranks)
         if self.reference is not None:
-            parts["reference"] = self.reference.tensors()
-        return {part: gather_whole(named, self.ranks) for part, named in parts.items()}
+            parts["reference"] = gather_whole(self.reference.tensors(), self.ranks, dtype=self.computes_in)
+        return parts
 
     @on_all_ranks
     def policy_tensors(self) -> dict[str, Tensor]:
         """What is trained, the whole model or its adapter, as `tensors` gives it."""
-        return gather_whole(self._policy_tensors(), self.ranks)
+        return gather_whole(self._policy_tensors(), self.ranks, dtype=self.computes_in)
 
     def state(self) -> dict[str, Any]:
         optimizer = self.optimizer

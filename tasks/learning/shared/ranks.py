@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-P, Value, Shared = ParamSpec("P"), TypeVar("Value"), TypeVar("Shared", bound="HasRanks")
+P = ParamSpec("P")
+Value = TypeVar("Value")
+Shared = TypeVar("Shared", bound="HasRanks")
 NEXT_STEP = timedelta(days=365)  # the others wait this long for rank 0, which may collect for days; its death ends it
 END = "end"
 

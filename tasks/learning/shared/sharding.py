@@ -13,12 +13,18 @@ import torch
 from torch import Tensor
 
 from tasks.learning.shared.ranks import Ranks
+from tasks.models.settings import Dtype
 
 if TYPE_CHECKING:
     from tasks.learning.shared.policy import LogProbs
 
 NamedTensors = dict[str, dict[str, Tensor]]
 Shapes = dict[str, dict[str, tuple[torch.Size, torch.dtype]]]
+
+
+def computed_dtype(weights: Dtype, ranks: Ranks) -> torch.dtype | None:
+    """Of a forward, where it is not that of the weights: cut weights are the optimizer's float32 masters themselves."""
+    return torch.bfloat16 if weights == "bfloat16" and ranks.size > 1 else None
 
 
 def shard(log_probs: LogProbs, ranks: Ranks, *, computes_in: torch.dtype | None) -> None:
@@ -57,9 +63,9 @@ def shapes_of(tensors: NamedTensors) -> Shapes:
     }
 
 
-def gather_whole(tensors: dict[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
-    """On rank 0 whole copies in host memory, elsewhere nothing; with one rank the tensors themselves. One after the
-    other, so that a device holds one whole tensor at a time.
+def gather_whole(tensors: dict[str, Tensor], ranks: Ranks, *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """On rank 0 whole copies in host memory, in `dtype` (None: their own), elsewhere nothing; with one rank the tensors
+    themselves. One after the other, so that a device holds one whole tensor at a time.
     """
     if ranks.size == 1:
         return tensors
@@ -67,7 +73,7 @@ def gather_whole(tensors: dict[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         gathered = whole(tensor)
         if ranks.leads:
-            found[name] = gathered.cpu()
+            found[name] = gathered.to("cpu", dtype if gathered.is_floating_point() else None)
     return found
 
 
