@@ -19,6 +19,25 @@ if TYPE_CHECKING:
     from tasks.stages.train.settings import TrainSections
 
 
+def refuse_cut(settings: TrainSections, num_ranks: int) -> None:
+    """ValueError for what several ranks cannot do with a policy that is cut over them."""
+    compute, lora = settings.compute, settings.train.lora
+    for is_wrong, message in (
+        (
+            compute.offload == "optimizer",
+            "compute.offload is optimizer, which moves whole tensors. Set compute.offload to none: each rank has its "
+            "part of the optimizer's state only",
+        ),
+        (
+            lora is not None and compute.weights == "bfloat16" and compute.frozen == "float32",
+            "compute.weights is bfloat16 and compute.frozen float32, and a layer computes in one dtype. Set "
+            "compute.frozen to bfloat16, or compute.weights to float32",
+        ),
+    ):
+        if is_wrong:
+            raise ValueError(f"{num_ranks} ranks train one policy, and {message}; or set launch.num_trainers to 1.")
+
+
 def load_policy(settings: TrainSections, start: Path) -> tuple[PreTrainedModel, Adapter | None]:
     """The order matters: the generators are seeded between the model and the adapter, which draws from them."""
     compute, lora = settings.compute, settings.train.lora

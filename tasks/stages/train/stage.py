@@ -50,8 +50,11 @@ class CollapseAlarm(ValueError):
 
 def run(settings: TrainSections, paths: Paths, *, ranks: Ranks | None = None) -> None:
     """`ranks`: the processes that train, of which this is rank 0; None is this one alone."""
+    from tasks.stages.train.policy import refuse_cut
     from tasks.tracking.metrics import live_logger
 
+    if ranks is not None:
+        refuse_cut(settings, ranks.size)
     check_pin(settings.environment, paths, stage="train")
     start = start_model(paths)
     with atomic_folder(paths.stage("train")) as folder:
