@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -20,16 +19,7 @@ from transformers import PreTrainedModel
 from tasks.core.records import Group
 from tasks.learning.grpo.credit import has_signal
 from tasks.learning.grpo.exploration import temperature_at
-from tasks.learning.grpo.losses import (
-    aggregation_weights,
-    cispo_loss,
-    gspo_loss,
-    importance_weights,
-    is_clipped,
-    kl_estimate,
-    ppo_loss,
-    sequence_means,
-)
+from tasks.learning.grpo.losses import aggregation_weights
 from tasks.learning.grpo.metrics import (
     Metrics,
     StepSums,
@@ -39,8 +29,9 @@ from tasks.learning.grpo.metrics import (
     rollout_metrics,
 )
 from tasks.learning.grpo.mini_batches import MiniBatch, divide, mini_batches
+from tasks.learning.grpo.step_loss import LossBatch, batch_loss
 from tasks.learning.shared.agreement import check_engine, prepare_model, trainer_logp
-from tasks.learning.shared.batching import MicroBatch, check_tokens, share_of
+from tasks.learning.shared.batching import check_tokens, share_of
 from tasks.learning.shared.lora import POLICY, Adapter
 from tasks.learning.shared.optimizer import Optimizer
 from tasks.learning.shared.policy import LogProbs, prepare_for_gradients
@@ -62,16 +53,6 @@ from tasks.models.settings import ComputeSettings
 
 class Collect(Protocol):
     def __call__(self, iteration: int, round_number: int, num_problems: int) -> Sequence[Group]: ...
-
-
-@dataclass(slots=True)
-class _Batch:
-    """A micro-batch with its token weights and reference; after the first step also that step's log-probs."""
-
-    tensors: MicroBatch
-    weight_M: Tensor
-    reference_logp_M: Tensor | None
-    old_logp_M: Tensor | None = None
 
 
 class GRPOTrainer:
@@ -110,7 +91,6 @@ class GRPOTrainer:
             is_offloaded=compute.offload == "optimizer",
             computes_in=self.computes_in,
         )
-        self.clip = {"low": settings.clip_low, "high": settings.clip_high}
         self.iteration = 0
         self.last_groups: Sequence[Group] = []
 
@@ -168,11 +148,11 @@ class GRPOTrainer:
     @on_all_ranks
     def tensors(self) -> NamedTensors:
         """Whole tensors; where they are cut over the ranks, copies in host memory, on rank 0."""
-        parts = {"policy": gather_whole(self._policy_tensors(), self.ranks, dtype=self.computes_in)}
-        parts["optimizer"] = gather_whole(self.optimizer.tensors(), self.ranks)
-        if self.reference is not None:
-            parts["reference"] = gather_whole(self.reference.tensors(), self.ranks, dtype=self.computes_in)
-        return parts
+        weights = {"policy": self._policy_tensors()} | (
+            {"reference": self.reference.tensors()} if self.reference else {}
+        )
+        parts = {name: gather_whole(named, self.ranks, dtype=self.computes_in) for name, named in weights.items()}
+        return parts | {"optimizer": gather_whole(self.optimizer.tensors(), self.ranks)}
 
     @on_all_ranks
     def policy_tensors(self) -> dict[str, Tensor]:
@@ -240,7 +220,7 @@ class GRPOTrainer:
         rows, dropped_lengths = divide(groups, self.settings)
         return mini_batches(rows, dropped_lengths, num_steps=self.settings.steps_per_batch)
 
-    def _micro_batches(self, part: MiniBatch) -> list[_Batch]:
+    def _micro_batches(self, part: MiniBatch) -> list[LossBatch]:
         """What this rank computes of one optimizer step, with the denominators of this whole step alone."""
         settings = self.settings
         share = share_of(
@@ -264,11 +244,11 @@ class GRPOTrainer:
         if self.reference is not None:
             references = self.reference.logps(batches, temperature=self.temperature, autocast=settings.autocast)
         return [
-            _Batch(batch, weight_S[batch.trajectory_M], reference_logp_M)
+            LossBatch(batch, weight_S[batch.trajectory_M], reference_logp_M)
             for batch, weight_S, reference_logp_M in zip(batches, weights, references, strict=True)
         ]
 
-    def _update(self, parts: Sequence[Sequence[_Batch]]) -> list[list[Metrics]]:
+    def _update(self, parts: Sequence[Sequence[LossBatch]]) -> list[list[Metrics]]:
         """Pass over the batch, one optimizer step per part; the metrics of each step of each pass.
 
         Ratios are to the weights before the first step. The first part notes its log-probs in that step itself.
@@ -289,20 +269,20 @@ class GRPOTrainer:
         return passes
 
     @torch.no_grad()
-    def _note_old_logps(self, batches: Sequence[_Batch]) -> None:
+    def _note_old_logps(self, batches: Sequence[LossBatch]) -> None:
         for batch in batches:
             batch.old_logp_M = self._policy_logp(batch)
 
-    def _policy_logp(self, batch: _Batch) -> Tensor:
+    def _policy_logp(self, batch: LossBatch) -> Tensor:
         logp_M: Tensor = self.log_probs(batch.tensors, temperature=self.temperature, autocast=self.settings.autocast)
         return logp_M
 
-    def _optimizer_step(self, batches: Sequence[_Batch], number: int) -> Metrics:
+    def _optimizer_step(self, batches: Sequence[LossBatch], number: int) -> Metrics:
         """Step `number` of the iteration, from 0; the schedule also counts steps that iterations did not take."""
         prepare_for_gradients(self.model)
         sums = StepSums(sum(batch.tensors.num_tokens for batch in batches))
         for batch in batches:
-            loss = self._loss(batch, sums)
+            loss = batch_loss(batch, self._policy_logp(batch), self.settings, sums)
             loss.backward()
             sums.loss += loss.item()
         sums = StepSums.over(self.ranks.gather(sums))
@@ -315,43 +295,7 @@ class GRPOTrainer:
             "non_finite": not step.is_finite,
         }
 
-    def _loss(self, batch: _Batch, sums: StepSums) -> Tensor:
-        settings, tensors = self.settings, batch.tensors
-        policy_logp_M = self._policy_logp(batch)
-        if batch.old_logp_M is None:
-            batch.old_logp_M = policy_logp_M.detach()
-        loss_M = self._policy_loss(policy_logp_M, batch.old_logp_M, tensors)
-        if settings.importance_correction != "none":
-            loss_M = loss_M * importance_weights(
-                batch.old_logp_M,
-                tensors.sampler_logp_M,
-                tensors.trajectory_M,
-                correction=settings.importance_correction,
-                cap=settings.importance_cap,
-            )
-        if batch.reference_logp_M is not None:
-            kl_M = kl_estimate(policy_logp_M, batch.reference_logp_M, estimator=settings.kl_estimator)
-            loss_M = loss_M + settings.kl_weight * kl_M
-            sums.kl += kl_M.detach().sum().item()
-        if tensors.num_tokens:
-            self._watch(policy_logp_M.detach(), batch.old_logp_M, tensors, sums)
-        return (loss_M * batch.weight_M).sum()
-
-    def _policy_loss(self, policy_logp_M: Tensor, old_logp_M: Tensor, tensors: MicroBatch) -> Tensor:
-        if self.settings.loss == "gspo":
-            return gspo_loss(policy_logp_M, old_logp_M, tensors.advantage_M, tensors.trajectory_M, **self.clip)
-        loss = ppo_loss if self.settings.loss == "ppo" else cispo_loss
-        return loss(policy_logp_M, old_logp_M, tensors.advantage_M, **self.clip)
-
-    def _watch(self, policy_logp_M: Tensor, old_logp_M: Tensor, tensors: MicroBatch, sums: StepSums) -> None:
-        difference_M = policy_logp_M - old_logp_M
-        if self.settings.loss == "gspo":
-            difference_M = sequence_means(difference_M, tensors.trajectory_M)
-        is_clipped_M = is_clipped(difference_M, torch.zeros_like(difference_M), tensors.advantage_M, **self.clip)
-        sums.clipped += is_clipped_M.sum().item()
-        sums.ratio_max = max(sums.ratio_max, difference_M.max().exp().item())
-
-    def _step_metrics(self, passes: Sequence[Sequence[Metrics]], batches: Sequence[_Batch]) -> Metrics:
+    def _step_metrics(self, passes: Sequence[Sequence[Metrics]], batches: Sequence[LossBatch]) -> Metrics:
         old = self._over_ranks(torch.cat([batch.old_logp_M for batch in batches if batch.old_logp_M is not None]))
         sampler = self._over_ranks(torch.cat([batch.tensors.sampler_logp_M for batch in batches]))
         non_finite = any(step["non_finite"] for steps in passes for step in steps)
