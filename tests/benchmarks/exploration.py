@@ -18,10 +18,11 @@ from tasks.core.settings import Paths, load
 from tasks.core.splits import read_split
 from tasks.environments.catalog import load_environment
 from tests.benchmarks.warm_starts import prepare, train_one
+from tests.learning.options import NO_EXPLORATION
 from tests.profiles import profile_params
 
 NUM_ITERATIONS, NUM_SAMPLES = 16, 4
-OFF = {"temperature": None, "samples_per_problem": None, "keep": None}
+OFF = NO_EXPLORATION
 
 
 def points(first: float, last: float) -> list[dict[str, Any]]:

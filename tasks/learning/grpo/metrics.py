@@ -41,11 +41,11 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
     }
 
 
-def exploration_metrics(settings: GRPOSettings, iteration: int, temperature: float) -> Metrics:
+def exploration_metrics(settings: GRPOSettings, iteration: int, temperature: float, top_p: float) -> Metrics:
     """What the schedules say of this iteration; nothing where there are none."""
     if settings.exploration is None:
         return {}
-    return {"temperature": temperature, "samples_per_problem": samples_at(settings, iteration)}
+    return {"temperature": temperature, "top_p": top_p, "samples_per_problem": samples_at(settings, iteration)}
 
 
 def part_metrics(scores: Sequence[Score]) -> Metrics:

@@ -13,7 +13,7 @@ from tasks.core.files import number_of, write_json, write_jsonl
 from tasks.core.records import BY_ENVIRONMENT, Group, Problem
 from tasks.environments.catalog import load_environment
 from tasks.learning.grpo.curriculum import ProblemSampler
-from tasks.learning.grpo.exploration import samples_at, temperature_at
+from tasks.learning.grpo.exploration import draws_by_schedule, samples_at, temperature_at, top_p_at
 from tasks.learning.grpo.solve_rates import Played
 from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.checkpoints import Checkpoints, seed_generators
@@ -125,11 +125,11 @@ class TrainingRun:
         return probe_sequences(self.chat, self.environment, self.problems, max_tokens=max_tokens)
 
     def _explore(self, iteration: int) -> int:
-        """Before a batch is collected: set the engine's temperature, and return the samples per problem."""
-        exploration = self.params.exploration
-        if exploration is not None and exploration.temperature is not None:
-            usual = self.settings.sampling.temperature
-            cast(AdjustableEngine, self.engine).set_temperature(temperature_at(self.params, iteration, otherwise=usual))
+        """Before a batch is collected: set the engine's distribution, and return the samples per problem."""
+        if draws_by_schedule(self.params):
+            usual, top_p = self.settings.sampling.temperature, top_p_at(self.params, iteration)
+            temperature = temperature_at(self.params, iteration, otherwise=usual)
+            cast(AdjustableEngine, self.engine).set_distribution(temperature=temperature, top_p=top_p)
         return samples_at(self.params, iteration)
 
     def _build_pipeline(self) -> Pipeline:
@@ -230,8 +230,8 @@ class TrainingRun:
         self._compare_engine()
 
     def _compare_engine(self) -> None:
-        temperature = self.trainer.temperature
-        self.serving.compare(self.trainer.last_groups, version=self.iteration - 1, temperature=temperature)
+        drawn = {"temperature": self.trainer.temperature, "top_p": self.trainer.top_p}
+        self.serving.compare(self.trainer.last_groups, version=self.iteration - 1, **drawn)
 
     def _collect_batch(self, iteration: int) -> Batch:
         """In the collector's thread, the only one that uses sampler, collector and environment."""
