@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,6 +15,7 @@ from tasks.core.records import BY_ENVIRONMENT, Group, Problem
 from tasks.environments.catalog import load_environment
 from tasks.learning.grpo.curriculum import ProblemSampler
 from tasks.learning.grpo.exploration import draws_by_schedule, samples_at, temperature_at, top_p_at
+from tasks.learning.grpo.prefixes import Prefixes
 from tasks.learning.grpo.solve_rates import Played
 from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.checkpoints import Checkpoints, seed_generators
@@ -24,6 +26,7 @@ from tasks.rollouts.engine import AdjustableEngine
 from tasks.rollouts.episode import EngineEpisodes
 from tasks.rollouts.load import load_checked_chat, load_engine
 from tasks.rollouts.probe import probe_sequences
+from tasks.rollouts.references import reference_messages
 from tasks.stages.train.alarms import Alarm
 from tasks.stages.train.collect_ahead import Batch, Pipeline, measure_staleness, refuse_stale
 from tasks.stages.train.groups import group_collector
@@ -92,7 +95,11 @@ class TrainingRun:
             stage="train",
         )
         self.sampler = ProblemSampler(self.problems, params, seed=settings.seed, baseline=self.baseline)
-        collect = group_collector(self.collector, self.sampler, rewards=settings.reward, explore=self._explore)
+        prefixes = params.exploration.prefixes if params.exploration else None
+        self.prefixes = prefixes and Prefixes(prefixes, partial(reference_messages, self.chat), seed=settings.seed)
+        collect = group_collector(
+            self.collector, self.sampler, prefixes=self.prefixes, rewards=settings.reward, explore=self._explore
+        )
         self.collect = refuse_stale(collect, params.max_staleness)
         self.trainer = GRPOTrainer(
             model,
@@ -176,7 +183,7 @@ class TrainingRun:
         self.trainer.roll_back(weights, step_factor=step_factor)
         if self.pipeline is not None:
             self.pipeline.discard(self.iteration)
-            self.sampler.load_state(self._curriculum([]))
+            self._load_draws(self._curriculum([]))
         self.snapshots.give_up_after(iteration)
         self.sentinel.forget()
         self.num_rollbacks += 1
@@ -221,7 +228,7 @@ class TrainingRun:
         played: dict[str, list[bool]] = defaultdict(list)
         for group in groups:
             name = self.environment.member_of(group.problem_id)
-            if name is not None:
+            if name is not None and not group.is_prefixed:
                 played[name] += [trajectory.is_success for trajectory in group.trajectories]
         return {BY_ENVIRONMENT: {name: sum(won) / len(won) for name, won in sorted(played.items())}} if played else {}
 
@@ -236,7 +243,7 @@ class TrainingRun:
     def _collect_batch(self, iteration: int) -> Batch:
         """In the collector's thread, the only one that uses sampler, collector and environment."""
         groups, _ = self.trainer.collect_with_signal(iteration, self.collect)
-        return Batch(iteration, groups, self._new_counts(), self.sampler.state())
+        return Batch(iteration, groups, self._new_counts(), self._draws())
 
     def _new_counts(self) -> dict[str, float]:
         before = self.last_counts
@@ -245,10 +252,18 @@ class TrainingRun:
         return counts | self.serving.metrics() | self.sampler.metrics()
 
     def _curriculum(self, ahead: Sequence[Batch]) -> dict[str, Any]:
-        """The sampler's state after the batches of this iteration and those `ahead` of it."""
+        """What draws problems and prefixes, after the batches of this iteration and those `ahead` of it."""
         if self.pipeline is None or self.pipeline.batch is None:
-            return self.sampler.state()
+            return self._draws()
         return [self.pipeline.batch, *ahead][-1].curriculum
+
+    def _draws(self) -> dict[str, Any]:
+        return self.sampler.state() | ({"prefixes": self.prefixes.state()} if self.prefixes else {})
+
+    def _load_draws(self, state: dict[str, Any]) -> None:
+        self.sampler.load_state(state)
+        if self.prefixes:
+            self.prefixes.load_state(state["prefixes"])
 
     def _finish_iteration(self, *, is_checkpoint_due: bool = False) -> None:
         """Let the pipeline generate with the new weights, and save where that is due."""
@@ -280,7 +295,7 @@ class TrainingRun:
                 self.snapshots.save()
             return refused
         self.trainer.load(found.tensors, found.state["trainer"])
-        self.sampler.load_state(found.state["sampler"])
+        self._load_draws(found.state["sampler"])
         self.sentinel.load_state(found.state["sentinel"])
         self.num_rollbacks, self.metrics = found.state["num_rollbacks"], found.state["metrics"]
         if self.pipeline is not None:

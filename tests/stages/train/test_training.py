@@ -147,6 +147,29 @@ def test_a_schedule_of_temperature_needs_an_engine_that_can_change_it() -> None:
         load(TrainSections, params)
 
 
+def prefixed(source: str) -> dict[str, Any]:
+    schedules = {"share": [{"iteration": 1, "value": 0.75}], "depth": [{"iteration": 1, "value": 0.8}]}
+    return {**NO_EXPLORATION, "prefixes": {"source": source, **schedules}}
+
+
+def test_all_episodes_of_a_group_begin_with_the_same_replayed_turns_and_learn_from_the_rest(
+    start: Path, tmp_path: Path
+) -> None:
+    """3 of 4 groups; the tokens they share with the prompt are masked, and the engine's log-probs are the trainer's."""
+    options = settings(exploration=prefixed("reference"), max_tokens_per_episode=200)
+    training_run = training.TrainingRun(options, start=start, problems=PROBLEMS, resume=tmp_path)
+    with closing(training_run):
+        row, alarm = training_run.iterate()
+        groups = training_run.trainer.last_groups
+    assert alarm is None and row["num_prefixed_groups"] == 3 and row["mismatch_max"] < 1e-3
+    assert sum(group.is_prefixed for group in groups) == 3
+    for group in groups:
+        (num_replayed,) = {item.num_replayed_turns for item in group.trajectories}
+        starts = {tuple(item.token_ids[: item.sampled_mask.index(True)]) for item in group.trajectories}
+        assert len(starts) == 1 and (num_replayed > 0) is group.is_prefixed
+        assert all(item.sampler_logp[0] == 0.0 and item.num_sampled_tokens for item in group.trajectories)
+
+
 NUCLEUS = {**NO_EXPLORATION, "top_p": [{"iteration": 1, "value": 0.6}, {"iteration": 5, "value": 1.0}]}
 
 
@@ -158,6 +181,9 @@ NUCLEUS = {**NO_EXPLORATION, "top_p": [{"iteration": 1, "value": 0.6}, {"iterati
         {"checkpoint_interval": 2, "problem_sampler": "band"},
         {"exploration": EXPLORING},
         {"exploration": NUCLEUS, "updates_per_batch": 1},
+        {"exploration": prefixed("reference"), "max_replacement_rounds": 1, "zero_variance_groups": "drop"},
+        {"exploration": prefixed("own"), "max_tokens_per_episode": 200},
+        {"exploration": prefixed("reference"), "max_staleness": 1, "importance_correction": "token_truncate"},
     ],
 )
 def test_a_killed_run_goes_on_and_ends_bitwise_the_same(
