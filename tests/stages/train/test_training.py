@@ -182,7 +182,6 @@ NUCLEUS = {**NO_EXPLORATION, "top_p": [{"iteration": 1, "value": 0.6}, {"iterati
         {"exploration": EXPLORING},
         {"exploration": NUCLEUS, "updates_per_batch": 1},
         {"exploration": prefixed("reference"), "max_replacement_rounds": 1, "zero_variance_groups": "drop"},
-        {"exploration": prefixed("own"), "max_tokens_per_episode": 200},
         {"exploration": prefixed("reference"), "max_staleness": 1, "importance_correction": "token_truncate"},
     ],
 )
