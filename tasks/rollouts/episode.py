@@ -75,7 +75,7 @@ class EpisodeRun(Conversation):
 
     def _replay(self, message: Sequence[int]) -> Waits:
         self.num_replayed_turns += 1
-        self._written = [*message]
+        self._written += message
         self._append(self._written)
         yield from self._take_turn(TurnReply(self.handle, self._written, [0.0] * len(message), "end_of_turn"))
 

@@ -6,15 +6,19 @@ It connects the rollouts, which never see a reward, with the trainer, which neve
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
+from tasks.chat.format import ChatFormat
 from tasks.core.records import Group, Problem, Trajectory
 from tasks.learning.grpo.curriculum import ProblemSampler
 from tasks.learning.grpo.prefixes import Prefixes
 from tasks.learning.grpo.trainer import Collect
+from tasks.learning.shared.settings import GRPOSettings
 from tasks.rewards.parts import check_score, reward
 from tasks.rewards.settings import RewardSettings
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.references import reference_messages
 
 REPLACEMENT_DRAW = 1_000_000  # added to the draw number per round of dynamic sampling, so that no two draws share one
 
@@ -53,6 +57,11 @@ def group_collector(
         return groups
 
     return collect
+
+
+def load_prefixes(params: GRPOSettings, chat: ChatFormat, *, seed: int) -> Prefixes | None:
+    options = params.exploration.prefixes if params.exploration else None
+    return None if options is None else Prefixes(options, partial(reference_messages, chat), seed=seed)
 
 
 def score_group(

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,7 +14,6 @@ from tasks.core.records import BY_ENVIRONMENT, Group, Problem
 from tasks.environments.catalog import load_environment
 from tasks.learning.grpo.curriculum import ProblemSampler
 from tasks.learning.grpo.exploration import draws_by_schedule, samples_at, temperature_at, top_p_at
-from tasks.learning.grpo.prefixes import Prefixes
 from tasks.learning.grpo.solve_rates import Played
 from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.checkpoints import Checkpoints, seed_generators
@@ -26,10 +24,9 @@ from tasks.rollouts.engine import AdjustableEngine
 from tasks.rollouts.episode import EngineEpisodes
 from tasks.rollouts.load import load_checked_chat, load_engine
 from tasks.rollouts.probe import probe_sequences
-from tasks.rollouts.references import reference_messages
 from tasks.stages.train.alarms import Alarm
 from tasks.stages.train.collect_ahead import Batch, Pipeline, measure_staleness, refuse_stale
-from tasks.stages.train.groups import group_collector
+from tasks.stages.train.groups import group_collector, load_prefixes
 from tasks.stages.train.sentinel import Sentinel
 from tasks.stages.train.serving import Serving
 from tasks.stages.train.snapshots import Snapshots, policy_weights
@@ -95,8 +92,7 @@ class TrainingRun:
             stage="train",
         )
         self.sampler = ProblemSampler(self.problems, params, seed=settings.seed, baseline=self.baseline)
-        prefixes = params.exploration.prefixes if params.exploration else None
-        self.prefixes = prefixes and Prefixes(prefixes, partial(reference_messages, self.chat), seed=settings.seed)
+        self.prefixes = load_prefixes(params, self.chat, seed=settings.seed)
         collect = group_collector(
             self.collector, self.sampler, prefixes=self.prefixes, rewards=settings.reward, explore=self._explore
         )
