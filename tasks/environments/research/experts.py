@@ -12,15 +12,19 @@ from typing import Any
 
 from tasks.core.records import Demonstration, ToolCall
 from tasks.core.tool_calls import call_text
-from tasks.tools.authoring import ToolEpisode
+from tasks.environments.research.episode import ResearchEpisode
 from tasks.tools.base import block_until
 
 DETOUR_PROBABILITY = 0.1  # after a search, once per episode at most
 
 
-def demonstrate(episode: ToolEpisode, rng: random.Random, *, cites_all: bool) -> Demonstration:
-    """Play the reference on a new episode, with detours drawn from the stream."""
+def demonstrate(episode: ResearchEpisode, rng: random.Random, *, cites_all: bool) -> Demonstration | None:
+    """Play the reference on a new episode, with detours drawn from the stream; None where one of its calls fails or
+    the user has several requests.
+    """
     problem = episode.problem
+    if len(problem.reference) > 1:
+        return None
     texts, replies = list[str](), list[list[str]]()
 
     def play(call: ToolCall) -> dict[str, Any]:
@@ -33,8 +37,10 @@ def demonstrate(episode: ToolEpisode, rng: random.Random, *, cites_all: bool) ->
     calls = turn.calls if cites_all else [*turn.calls[:-1], _cite_the_last(turn.calls[-1])]
     may_detour = True
     for call, following in zip(calls, [*calls[1:], None], strict=True):
-        reply = play(call)
-        wrong = _wrong_results(reply, following) if call.name == "search" and following else []
+        reply = play(_by_number(call, episode))
+        if "error" in reply:
+            return None
+        wrong = _wrong_results(reply, following, episode) if call.name == "search" else []
         if may_detour and wrong and rng.random() < DETOUR_PROBABILITY:
             may_detour = False
             play(ToolCall(name="open", arguments={"document": rng.choice(wrong)}))
@@ -46,9 +52,25 @@ def demonstrate(episode: ToolEpisode, rng: random.Random, *, cites_all: bool) ->
     )
 
 
-def _wrong_results(reply: dict[str, Any], following: ToolCall) -> list[str]:
-    ids = [result["document"] for result in reply["results"]]
-    return [id for id in ids if id != following.arguments["document"]]
+def _by_number(call: ToolCall, episode: ResearchEpisode) -> ToolCall:
+    """References name documents by their ids, which hold for any search; an agent has their numbers."""
+    arguments = dict(call.arguments)
+    if "document" in arguments:
+        arguments["document"] = _number(arguments["document"], episode)
+    if "citations" in arguments:
+        arguments["citations"] = [_number(document, episode) for document in arguments["citations"]]
+    return ToolCall(name=call.name, arguments=arguments)
+
+
+def _number(document: int | str, episode: ResearchEpisode) -> int | str:
+    return episode.number_of(document) or document if isinstance(document, str) else document
+
+
+def _wrong_results(reply: dict[str, Any], following: ToolCall | None, episode: ResearchEpisode) -> list[int]:
+    if following is None or following.name != "open":
+        return []
+    right = _number(following.arguments["document"], episode)
+    return [result["document"] for result in reply["results"] if result["document"] != right]
 
 
 def _cite_the_last(answer: ToolCall) -> ToolCall:
