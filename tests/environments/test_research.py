@@ -165,6 +165,7 @@ def test_an_id_is_a_key_and_never_a_path(tmp_path: Path, monkeypatch: pytest.Mon
         ([answer("Oslo", "d1")], True, False),  # a document it never saw
         ([("search", {"query": "capital"}), answer("Oslo", 1)], True, True),
         ([("search", {"query": "capital"}), answer("Oslo", 1, 2)], True, False),  # a number that nothing has
+        ([answer("Oslo", 1), ("search", {"query": "capital"})], True, False),  # or had when it was cited
         ([SEARCH, answer("Oslo", "d1"), answer("Bergen", "d1")], False, True),  # the last one counts
         ([SEARCH], False, False),
     ],

@@ -68,7 +68,9 @@ class Research(ToolEnvironment):
 
     def _demonstrate(self, problem: Problem, rng: random.Random) -> Demonstration | None:
         cites_all = self.settings.generated is None or self.settings.citations == "all"
-        return demonstrate(self.make_episode(problem), rng, cites_all=cites_all)
+        episode = self.make_episode(problem)
+        episode.layer = self.layer
+        return demonstrate(episode, rng, cites_all=cites_all)
 
     def vocabulary(self) -> list[str]:
         return words_of_the_world() if self.settings.generated else []

@@ -29,6 +29,7 @@ ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 Reply = dict[str, Any]
+Given = tuple[str, set[str | None]]  # the text of an answer, and the ids it cites; None: a number that nothing had
 
 
 class ResearchEpisode(ToolEpisode):
@@ -40,7 +41,7 @@ class ResearchEpisode(ToolEpisode):
         super().__init__(problem)
         self.questions, self.corpus, self.settings = questions, corpus, settings
         self.shown: dict[str, None] = {}
-        self.answers: list[tuple[str, list[int | str]] | None] = [None]  # per request: text and citations
+        self.answers: list[Given | None] = [None]  # one per request
         self.num_searches = self.num_characters = 0
 
     @tool("Search the corpus. Returns the best matching documents, each with its number.", read_only=True)
@@ -77,12 +78,17 @@ class ResearchEpisode(ToolEpisode):
         text: Annotated[str, Field(min_length=1, max_length=MAX_ANSWER_CHARACTERS)],
         citations: Annotated[list[Reference], Field(max_length=MAX_CITATIONS)],
     ) -> Reply:
-        self.answers[-1] = (text, list(citations))
+        self.answers[-1] = (text, {self._id_of(document) for document in citations})
         return {"status": "answered"}
 
     def number_of(self, id: str) -> int | None:
         """The number that a document has since it was first shown; None before."""
         return list(self.shown).index(id) + 1 if id in self.shown else None
+
+    def numbers_found(self, query: str) -> list[int]:
+        """The numbers of what a search that this episode made has found."""
+        found = self.corpus.search(query, num_results=self.settings.num_results)
+        return [number for document in found if (number := self.number_of(document.id))]
 
     def end_turn(self, message: str | None) -> None:
         self.answers.append(None)
@@ -99,9 +105,9 @@ class ResearchEpisode(ToolEpisode):
             all(checks.values()), checks, {"retrieval": {"ranked": list(self.shown), "relevant": list(relevant)}}
         )
 
-    def _judge(self, question: Question, given: tuple[str, list[int | str]] | None) -> dict[str, bool]:
-        text, citations = given or ("", [])
-        supporting, cited = set(question.supporting), {self._id_of(document) for document in citations}
+    def _judge(self, question: Question, given: Given | None) -> dict[str, bool]:
+        text, cited = given or ("", set())
+        supporting = set(question.supporting)
         is_enough = cited == supporting if self.settings.citations == "all" else bool(cited)
         return {
             "answer": given is not None and normalise(text) in {normalise(answer) for answer in question.answers},
