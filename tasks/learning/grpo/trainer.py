@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from tasks.core.records import Group
 from tasks.learning.grpo.credit import has_signal
-from tasks.learning.grpo.exploration import temperature_at
+from tasks.learning.grpo.exploration import temperature_at, top_p_at
 from tasks.learning.grpo.losses import aggregation_weights
 from tasks.learning.grpo.metrics import (
     Metrics,
@@ -76,6 +76,7 @@ class GRPOTrainer:
     ):
         self.model, self.settings, self.adapter, self.ranks = model, settings, adapter, ranks
         self.temperature = self.usual_temperature = temperature
+        self.top_p = 1.0
         self.log_probs = LogProbs(model)
         self.reference = None
         if settings.kl_weight:
@@ -110,7 +111,7 @@ class GRPOTrainer:
             "optimizer_steps": self.optimizer.steps_done,
             **rollout_metrics([group for group in groups if group.round_number == 0]),
             "num_replaced_groups": num_replaced,
-            **exploration_metrics(self.settings, self.iteration, self.temperature),
+            **exploration_metrics(self.settings, self.iteration, self.temperature, self.top_p),
             **step_metrics,
         }
 
@@ -134,29 +135,26 @@ class GRPOTrainer:
         return trainer_logp(self.log_probs, sequences, self.settings)
 
     @on_all_ranks
-    def check_engine(self, groups: Sequence[Group], policy_version: int, temperature: float, most: Tolerance) -> bool:
+    def check_engine(
+        self, groups: Sequence[Group], policy_version: int, drawn: dict[str, float], most: Tolerance
+    ) -> bool:
         """Return False where there is nothing to compare; ValueError where the engine's log-probs differ by more."""
         return check_engine(
-            self.log_probs,
-            groups,
-            self.settings,
-            policy_version=policy_version,
-            temperature=temperature,
-            tolerance=most,
+            self.log_probs, groups, self.settings, policy_version=policy_version, **drawn, tolerance=most
         )
 
     @on_all_ranks
     def tensors(self) -> NamedTensors:
         """Whole tensors; where they are cut over the ranks, copies in host memory, on rank 0."""
-        weights = {"policy": self._policy_tensors()} | (
-            {"reference": self.reference.tensors()} if self.reference else {}
-        )
-        parts = {name: gather_whole(named, self.ranks, dtype=self.computes_in) for name, named in weights.items()}
-        return parts | {"optimizer": gather_whole(self.optimizer.tensors(), self.ranks)}
+        parts = {"policy": self._whole_policy(), "optimizer": gather_whole(self.optimizer.tensors(), self.ranks)}
+        return parts | ({"reference": gather_whole(self.reference.tensors(), self.ranks)} if self.reference else {})
 
     @on_all_ranks
     def policy_tensors(self) -> dict[str, Tensor]:
         """What is trained, the whole model or its adapter, as `tensors` gives it."""
+        return self._whole_policy()
+
+    def _whole_policy(self) -> dict[str, Tensor]:
         return gather_whole(self._policy_tensors(), self.ranks, dtype=self.computes_in)
 
     def state(self) -> dict[str, Any]:
@@ -196,6 +194,7 @@ class GRPOTrainer:
     def _begin(self, iteration: int) -> None:
         self.iteration = iteration
         self.temperature = temperature_at(self.settings, iteration, otherwise=self.usual_temperature)
+        self.top_p = top_p_at(self.settings, iteration)
         self.model.eval()
 
     def _policy_tensors(self) -> dict[str, Tensor]:
@@ -274,8 +273,8 @@ class GRPOTrainer:
             batch.old_logp_M = self._policy_logp(batch)
 
     def _policy_logp(self, batch: LossBatch) -> Tensor:
-        logp_M: Tensor = self.log_probs(batch.tensors, temperature=self.temperature, autocast=self.settings.autocast)
-        return logp_M
+        drawn = {"temperature": self.temperature, "top_p": self.top_p}
+        return self.log_probs(batch.tensors, **drawn, autocast=self.settings.autocast)
 
     def _optimizer_step(self, batches: Sequence[LossBatch], number: int) -> Metrics:
         """Step `number` of the iteration, from 0; the schedule also counts steps that iterations did not take."""

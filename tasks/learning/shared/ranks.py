@@ -114,6 +114,9 @@ def on_all_ranks(method: Callable[Concatenate[Shared, P], Value]) -> Callable[Co
 
     @functools.wraps(method)
     def step(self: Shared, *arguments: P.args, **own: P.kwargs) -> Value:
+        if self.ranks.size == 1:
+            return method(self, *arguments, **own)
+        assert not self.ranks.is_stepping, "a step inside a step would be announced to ranks that do not listen"
         self.ranks.announce(method.__name__, arguments)
         self.ranks.is_stepping = True
         result = method(self, *arguments, **own)

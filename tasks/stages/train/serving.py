@@ -71,10 +71,12 @@ class Serving:
         """In the collector's thread, while the trainer changes its own weights."""
         self._refresh(self._weights_of(given), version, given.probe_logp)
 
-    def compare(self, groups: Sequence[Group], *, version: int, temperature: float) -> None:
+    def compare(self, groups: Sequence[Group], *, version: int, temperature: float, top_p: float) -> None:
         """Before this process's first step, on episodes that the trainer's own weights wrote."""
         if not self.is_compared:
-            self.is_compared = self.trainer.check_engine(groups, version, temperature, self._tolerance())
+            self.is_compared = self.trainer.check_engine(
+                groups, version, {"temperature": temperature, "top_p": top_p}, self._tolerance()
+            )
 
     def counts(self) -> dict[str, float]:
         return self.checked_refresh.counts() if self.checked_refresh else {}
