@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tasks.core.files import remove_leftovers
 from tasks.core.provenance import RECORDED, provenance, provenance_file, write_provenance
@@ -30,6 +30,9 @@ from tasks.storage.mirror import RUN, fetch_resume
 from tasks.storage.settings import StorageSections
 from tasks.storage.uploader import uploading
 
+if TYPE_CHECKING:
+    from tasks.learning.shared.ranks import Ranks
+
 STAGES = ("curate", "assess", "warm_start", "train", "evaluate", "promote")
 CHECKPOINTED = ("warm_start", "train")
 LOADS_A_MODEL = ("assess", "warm_start", "train", "evaluate")  # promote at most measures again what evaluate loaded
@@ -45,6 +48,10 @@ class StageModule(Protocol):
     SETTINGS: type[Settings]
 
     def run(self, settings: Any, paths: Paths, **asked: Any) -> None: ...
+
+
+class LaunchedStage(StageModule, Protocol):
+    def follow(self, settings: Any, paths: Paths, ranks: Ranks) -> None: ...
 
 
 class CommonSections(StorageSections):
@@ -114,7 +121,8 @@ def run_stage(name: str, **asked: Any) -> Path:
             if ranks.leads:
                 _run_here(name, params, paths, {**asked, "ranks": ranks})
             else:
-                stage_module(name).follow(load(stage_module(name).SETTINGS, params), paths, ranks)
+                launched = cast(LaunchedStage, stage_module(name))
+                launched.follow(load(launched.SETTINGS, params), paths, ranks)
     elif common.launch.launcher == "torchrun":
         supervise(name, common.launch)
     else:

@@ -79,13 +79,14 @@ def test_losses_and_weights_of_twenty_steps_equal_those_of_one_rank(
     micro-batch decides where gradients are rounded.
     """
     one, several = results[1][case], results[size][case]
-    most = 3e-3 if "bfloat16" in case else 1e-5
+    most = 5e-3 if "bfloat16" in case else 1e-5
     assert one["rows"][-1]["optimizer_steps"] == several["rows"][-1]["optimizer_steps"] == 20
     for expected, found in zip(one["rows"], several["rows"], strict=True):
         assert found.keys() == expected.keys()
         assert found["loss"] == pytest.approx(expected["loss"], abs=most)
         assert found["kl"] == pytest.approx(expected["kl"], abs=most)
-        assert found["grad_norm"] == pytest.approx(expected["grad_norm"], abs=20 * most) > 0
+        assert found["grad_norm"] == pytest.approx(expected["grad_norm"], abs=5 * most)
+        assert found["grad_norm"] > 10 * most
         assert found["clip_share"] == pytest.approx(expected["clip_share"], abs=0.01)
         assert found["success_rate"] == expected["success_rate"]
     assert several["weights"] == {name: pytest.approx(norm, rel=most) for name, norm in one["weights"].items()}

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tasks.core.records import Group
 from tasks.learning.grpo.credit import carries_loss
+from tasks.learning.grpo.mini_batches import divide
 from tasks.learning.grpo.trainer import Collect, GRPOTrainer
 from tasks.learning.shared.batching import Packing, Row, micro_batches
 from tasks.learning.shared.checkpoints import seed_generators
@@ -650,7 +651,7 @@ def test_a_credit_per_turn_reaches_its_own_tokens(folder: Path) -> None:
     """Two trajectories part after their first turn: at it they are alike but for the reward."""
     group = a_group(1, [1.0, 0.0])
     trainer = a_trainer(folder, advantage="turn_leave_one_out")
-    (rows,), _ = trainer._divide([group])
+    (rows,), _ = divide([group], trainer.settings)
     assert [np.unique(row.advantage).tolist() for row in rows] == [[1.0], [-1.0]]
     assert torch.allclose(
         gradient(trainer, [group]), gradient(a_trainer(folder, advantage="leave_one_out"), [group]), atol=1e-6

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 
@@ -123,4 +123,4 @@ def on_all_ranks(method: Callable[Concatenate[Shared, P], Value]) -> Callable[Co
         self.ranks.is_stepping = False
         return result
 
-    return step
+    return cast(Callable[Concatenate[Shared, P], Value], step)

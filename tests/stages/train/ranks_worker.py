@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,7 +23,11 @@ from tests.pipeline.training_worker import CHANGED, unwatched
 from tests.profiles import profile_params
 
 LORA = {"rank": 4, "alpha": 8.0, "target_modules": "all-linear"}
-RUNS = {"full": {}, "adapter": {"lora": LORA}, "ahead": {"max_staleness": 1, "importance_correction": "token_truncate"}}
+RUNS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "adapter": {"lora": LORA},
+    "ahead": {"max_staleness": 1, "importance_correction": "token_truncate"},
+}
 
 
 def settings(name: str) -> TrainSections:
