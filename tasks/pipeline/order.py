@@ -108,23 +108,25 @@ def check_sources(params: dict[str, Any]) -> None:
             )
 
 
-def run_stage(name: str, **asked: Any) -> Path:
-    """Run one stage with `params.yaml`; returns the folder with its results. `asked` are options beyond params.yaml."""
+def run_stage(name: str, **asked: Any) -> Path | None:
+    """Run one stage with `params.yaml`; returns the folder with its results, or None where another process tells of
+    them. `asked` are options beyond params.yaml.
+    """
     params = read_params()
     check_params(params)
     paths, common = load_paths(params), load(CommonSections, params)
     prepare_process(params)
-    if name not in LAUNCHED:
-        _run_here(name, params, paths, asked)
-    elif (place := place_of(common.launch, os.environ)) is not None:
+    place = place_of(common.launch, os.environ) if name in LAUNCHED else None
+    if place is not None:
         with joined(place, common.launch, common.compute, paths.artifacts) as ranks:
-            if ranks.leads:
-                _run_here(name, params, paths, {**asked, "ranks": ranks})
-            else:
+            if not ranks.leads:
                 launched = cast(LaunchedStage, stage_module(name))
                 launched.follow(load(launched.SETTINGS, params), paths, ranks)
-    elif common.launch.launcher == "torchrun":
+                return None
+            _run_here(name, params, paths, {**asked, "ranks": ranks})
+    elif name in LAUNCHED and common.launch.launcher == "torchrun":
         supervise(name, common.launch)
+        return None
     else:
         _run_here(name, params, paths, asked)
     return paths.stage(name)

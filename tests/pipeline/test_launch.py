@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ from tasks.pipeline.launch import Place, _how_it_ended, place_of
 from tasks.pipeline.order import CommonSections
 from tasks.pipeline.settings import LaunchSettings
 from tests.pipeline.prefect_api import free_port
-from tests.pipeline.project import Project, copy_project
+from tests.pipeline.project import Project
+from tests.pipeline.trainable import make_trainable
 from tests.profiles import profile_params
 
 MEETING = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
@@ -65,31 +68,32 @@ def test_of_ranks_that_ended_the_one_that_was_killed_is_named() -> None:
 
 
 @pytest.fixture(scope="module")
-def alone(finished: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """The small profile, ready to train, and trained by one process."""
-    project = copy_project(finished, tmp_path_factory.mktemp("ranks") / "alone")
-    train(project)
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return make_trainable(tmp_path_factory.mktemp("ranks") / "untrained")
+
+
+def copy_of(untrained: Project, folder: Path, **changed: Any) -> Project:
+    shutil.copytree(untrained.folder, folder)
+    project = Project(folder)
+    project.set_params({f"launch.{name}": value for name, value in changed.items()})
     return project
 
 
-def train(project: Project) -> str:
+def on_two(untrained: Project, folder: Path, **changed: Any) -> Project:
+    return copy_of(untrained, folder, **{"launcher": "torchrun", "num_trainers": 2, **changed})
+
+
+def train(project: Project) -> subprocess.CompletedProcess[str]:
     result = project.run("tasks", "train")
     assert result.returncode == 0, result.stderr
-    return result.stderr
-
-
-def on_two(alone: Project, folder: Path, **changed: Any) -> Project:
-    project = copy_project(alone, folder)
-    settings = {"launcher": "torchrun", "num_trainers": 2, "meet_seconds": 120.0, **changed}
-    project.set_params({f"launch.{name}": value for name, value in settings.items()})
-    return project
+    return result
 
 
 @pytest.fixture(scope="module")
-def both(alone: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """The same, trained by two."""
-    project = on_two(alone, tmp_path_factory.mktemp("ranks") / "both")
-    train(project)
+def both(untrained: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """Trained by two."""
+    project = on_two(untrained, tmp_path_factory.mktemp("ranks") / "both")
+    assert train(project).stdout.count("results are in") == 1
     return project
 
 
@@ -98,14 +102,19 @@ def metrics(project: Project) -> list[dict[str, Any]]:
 
 
 @pytest.mark.demo
-def test_the_first_iteration_of_two_ranks_is_that_of_one_and_the_last_is_as_good(alone: Project, both: Project) -> None:
-    """The last digits of weights differ, so a token is drawn differently after some iterations, and runs part."""
+def test_one_command_trains_on_two_ranks_what_one_trains(untrained: Project, both: Project, tmp_path: Path) -> None:
+    """Of the later iterations nothing is said: the last digits of weights differ, and so may a token that is drawn."""
+    alone = copy_of(untrained, tmp_path / "alone")
+    train(alone)
     one, two = metrics(alone), metrics(both)
-    assert len(one) == len(two) == 16
-    assert two[0]["success_rate"] == one[0]["success_rate"]
+    assert len(one) == len(two) == 8
+    assert two[0]["mean_reward"] == one[0]["mean_reward"] > 0
     assert two[0]["loss"] == pytest.approx(one[0]["loss"], abs=1e-5)
     assert two[0]["grad_norm"] == pytest.approx(one[0]["grad_norm"], rel=1e-4)
-    assert abs(two[-1]["success_rate"] - one[-1]["success_rate"]) < 0.15
+    names = [
+        sorted(item.name for item in (place.artifacts / "train" / "snapshots").iterdir()) for place in (alone, both)
+    ]
+    assert names[0] == names[1] == ["iteration-0004", "iteration-0008"]
 
 
 def rank_process(project: Project, rank: int) -> psutil.Process | None:
@@ -121,9 +130,9 @@ def rank_process(project: Project, rank: int) -> psutil.Process | None:
 @pytest.mark.demo
 @pytest.mark.parametrize("rank", [0, 1])
 def test_after_kill_9_of_a_rank_all_start_again_and_end_bitwise_as_if_nothing_had_happened(
-    both: Project, tmp_path: Path, rank: int
+    untrained: Project, both: Project, tmp_path: Path, rank: int
 ) -> None:
-    project = on_two(both, tmp_path / "killed", max_restarts=1)
+    project = on_two(untrained, tmp_path / "killed", max_restarts=1)
     run = project.start("tasks", "train")
     checkpoints = project.artifacts / ".resume" / "train"
     deadline = time.monotonic() + 300
@@ -143,9 +152,9 @@ def test_after_kill_9_of_a_rank_all_start_again_and_end_bitwise_as_if_nothing_ha
 
 @pytest.mark.demo
 def test_without_a_restart_left_a_death_is_one_line_with_the_status_of_what_may_pass(
-    both: Project, tmp_path: Path
+    untrained: Project, tmp_path: Path
 ) -> None:
-    project = on_two(both, tmp_path / "ended")
+    project = on_two(untrained, tmp_path / "ended")
     run = project.start("tasks", "train")
     deadline = time.monotonic() + 300
     while (process := rank_process(project, 1)) is None or not list((project.artifacts / ".resume").glob("train/*/i*")):
@@ -160,8 +169,8 @@ def test_without_a_restart_left_a_death_is_one_line_with_the_status_of_what_may_
 
 
 @pytest.mark.demo
-def test_two_agents_of_torchrun_are_two_nodes(both: Project, tmp_path: Path) -> None:
-    project = on_two(both, tmp_path / "nodes", launcher="external")
+def test_two_agents_of_torchrun_are_two_nodes(untrained: Project, both: Project, tmp_path: Path) -> None:
+    project = on_two(untrained, tmp_path / "nodes", launcher="external")
     agent = (
         "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d",
         f"--rdzv-endpoint=127.0.0.1:{free_port()}", "-m", "tasks", "train",
