@@ -88,12 +88,12 @@ def test_the_share_without_signal_by_hand() -> None:
 
 def test_the_recommended_size_is_where_doubling_brings_less_than_a_tenth() -> None:
     """Beta(1, 1): 1 − 2/(G + 1), so 0.6, 0.778, 0.882, 0.939: 16, since 32 has but 1.06 times as many."""
-    signal = expected_signal([Beta(1, 1)], [1.0], group_size=6)
+    signal = expected_signal([Beta(1, 1)], [1.0], group_sizes=[6])
     assert list(signal.without_signal) == [4, 6, 8, 16, 32]
     assert signal.recommended == 16
     assert signal.episodes_per_useful_group(8) == pytest.approx(8 / (7 / 9))
     # Every rate near ½: 87% of the groups of 4, 99% of those of 8, all of those of 16.
-    assert expected_signal([Beta(200, 200)], [1.0], group_size=4).recommended == 8
+    assert expected_signal([Beta(200, 200)], [1.0], group_sizes=[4]).recommended == 8
 
 
 def test_dynamic_sampling_plays_again_what_had_no_signal() -> None:
@@ -118,7 +118,7 @@ def test_expected_and_measured_shares_agree_in_a_simulation() -> None:
     """
     rng = random.Random(3)
     known = [Beta(0.4, 3.6), Beta(2, 2), Beta(3.5, 0.5)] * 1_334
-    signal = expected_signal(known, [1.0] * len(known), group_size=8)
+    signal = expected_signal(known, [1.0] * len(known), group_sizes=[8])
     for size in (4, 8, 16):
         without = 0
         for rate in known:
