@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tasks.core.records import Problem, ReferenceTurn, ToolCall
 from tasks.learning.grpo.signal import ExpectedSignal, expected_signal, share_without_signal
 from tasks.learning.grpo.solve_rates import Beta, Played, SolveRates, difficulty, probabilities_between
+from tests import tiny
 from tests.learning.options import grpo
 
 
@@ -74,6 +75,19 @@ def test_a_level_has_the_mean_of_its_problems_not_of_the_episodes_that_were_draw
 def test_difficulty_is_the_level_the_horizon_or_the_number_of_tools() -> None:
     problem = a_problem("p", level=4, calls=("look", "look", "book"))
     assert [difficulty(problem, by) for by in ("level", "calls", "tools")] == [4, 3, 2]
+
+
+def test_strictness_counts_each_value_once_that_a_solution_must_get_right() -> None:
+    """Oslo, LHR, 17, True and B73: a call that is repeated after a timeout makes nothing stricter, nor do words."""
+    look = ToolCall(name="look", arguments={"city": "Oslo"})
+    book = ToolCall(name="book", arguments={"route": ["LHR", {"cost": 17}], "insured": True})
+    turns = [
+        ReferenceTurn(calls=[look, look], answer="It costs 17."),
+        ReferenceTurn(calls=[book], answer="Booked as B73."),
+    ]
+    assert difficulty(a_problem("p").model_copy(update={"reference": turns}), "strictness") == 5
+    kinds = {item.category: difficulty(item, "strictness") for item in tiny.problems(17, max_level=4)}
+    assert (kinds["cancel/none"], kinds["quote/none"], kinds["change/none"]) == (2, 9, 10)
 
 
 def test_the_probability_of_a_band_under_beta_1_1_is_its_width() -> None:
