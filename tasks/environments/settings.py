@@ -120,6 +120,11 @@ def names_of(section: EnvironmentSettings) -> list[str]:
     return [member.name for member in getattr(section.settings, "members", ())] or [section.name]
 
 
+def folder_of(name: str) -> str:
+    """Where the code of an environment is, relative to the root."""
+    return f"{ROOM.replace('.', '/')}/{name}"
+
+
 def check_environment_name(name: str) -> None:
     """ValueError with the valid names if there is no such folder."""
     if name not in environment_names():

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from tasks.core.settings import Settings
 from tasks.engines.endpoint.settings import FrontierSettings
-from tasks.environments.settings import OtherEnvironmentSettings, names_of
+from tasks.environments.settings import OtherEnvironmentSettings, folder_of, names_of
 from tasks.rollouts.settings import DistributionSettings, PlaySections, PlaySettings
 
 
@@ -97,6 +97,9 @@ class EvaluateSections(PlaySections):
             if other.name == "mixture":
                 raise ValueError("evaluate.also names a mixture, which has no result of its own. Name its members")
         return self
+
+    def unwatched_folders(self) -> list[str]:
+        return [*super().unwatched_folders(), *(folder_of(other.name) for other in self.evaluate.also)]
 
     def play_in(self, other: AlsoSettings) -> PlaySettings:
         """As on test, with that environment's budgets, which may be higher too."""
