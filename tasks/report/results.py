@@ -22,6 +22,7 @@ class StoredResults:
 
     evaluation: dict[str, Any]
     baseline: dict[str, Any] | None
+    attempts: list[dict[str, Any]]  # of the warm start; none where it was not needed
     decision: dict[str, Any] | None
     run: dict[str, Any]
     timings: dict[str, Any]
@@ -122,6 +123,7 @@ def read_results(paths: Paths) -> StoredResults:
     return StoredResults(
         evaluation=evaluation,
         baseline=_read_if_there(paths, "assess/baseline.json"),
+        attempts=_read_if_there(paths, "warm_start/attempts.json") or [],
         decision=decision,
         run=_read_if_there(paths, "run.json") or {},
         timings=_read_timings(paths),

@@ -12,6 +12,7 @@ from tasks.core.files import content_hash, read_json, read_jsonl, write_json, wr
 from tasks.core.settings import Paths, load
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.learning.sft.trainer import NotFinite, SupervisedTrainer
+from tasks.models.trained_on import digests_of, read_trained_on
 from tasks.stages.warm_start import run as warm_start_run
 from tasks.stages.warm_start import stage
 from tests import tiny
@@ -21,6 +22,7 @@ from tests.stages.warm_start.test_attempts import STOP
 
 pytestmark = pytest.mark.slow
 PROBLEMS = tiny.problems(20, max_level=1)
+SELECT = tiny.problems(26, max_level=1)[20:]
 SHORT = {"num_steps": 4, "batch_size": 2, "checkpoint_interval": 3}
 UNREACHABLE = {**STOP, "num_problems": 2, "minimum_success": 1.0, "max_attempts": 3}
 
@@ -82,7 +84,8 @@ def test_a_start_that_solves_too_little_goes_on_then_begins_anew_and_says_so(
 def test_of_the_attempts_the_best_is_kept(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     reached = iter([0.2, 0.1, 0.0])
     monkeypatch.setattr(warm_start_run, "measure_success", lambda *args, **kwargs: next(reached))
-    best, _, _ = run(paths, stop=UNREACHABLE)
+    best, _, attempts = run(paths, stop=UNREACHABLE)
+    assert [row["is_kept"] for row in attempts] == [True, False, False]
     first, _, _ = run(paths, stop=None)
     assert best == first
 
@@ -130,6 +133,17 @@ def test_the_episodes_that_judged_the_kept_model_are_its_baseline(paths: Paths) 
     assert [row["problem_id"] for row in rows] == [problem.id for problem in PROBLEMS][: UNREACHABLE["num_problems"]]
     solved = sum(row["outcome"] == "success" for row in rows) / len(rows)
     assert solved == max(attempt["success"] for attempt in attempts)
+
+
+def test_what_it_was_trained_on_and_what_chose_among_its_attempts_is_in_its_folder(paths: Paths) -> None:
+    write_jsonl(paths.split("train"), (problem.model_dump() for problem in PROBLEMS))
+    write_jsonl(paths.split("select"), (problem.model_dump() for problem in SELECT))
+    run(paths, stop=UNREACHABLE)
+    known = read_trained_on(paths.stage("warm_start") / "model")
+    assert known.trained == digests_of(PROBLEMS)
+    assert known.chosen == digests_of(SELECT[: UNREACHABLE["num_problems"]])
+    run(paths, stop=None)
+    assert read_trained_on(paths.stage("warm_start") / "model").chosen == digests_of([])
 
 
 def test_a_held_out_loss_that_rises_ends_an_attempt_with_the_weights_of_the_lowest(
