@@ -55,7 +55,21 @@ class EnvironmentSettings(Settings):
                 f"user.reveal: {self.user.reveal} tells a request in several messages, and {self.name} judges what was "
                 f"done after each, so such an episode would fail. Set user.reveal to at_once, or user to null"
             )
+        self.refuse_asking_back()
         return self
+
+    def refuse_asking_back(self) -> None:
+        """ValueError where a user who answers questions meets problems that are judged after each of its messages; also
+        for an environment that took the place of another.
+        """
+        members = (self, *getattr(self.settings, "members", ()))
+        names = [member.name for member in members if getattr(member.settings, "judges_each_turn", False)]
+        if names and self.user is not None and self.user.played_by != "script":
+            raise ValueError(
+                f"user.played_by: {self.user.played_by} answers what the agent asks, and {names[0]} judges what was "
+                f"done after each message of its user, so the answer to a question would count as the next request. "
+                f"Set user.played_by to script, or leave {names[0]} out"
+            )
 
     def refuse_no_verdict(self) -> None:
         """ValueError where nothing decides on success; also for one that took the place of another."""

@@ -96,6 +96,7 @@ class EvaluateSections(PlaySections):
                 )
             if other.name == "mixture":
                 raise ValueError("evaluate.also names a mixture, which has no result of its own. Name its members")
+            other.within(self.environment).refuse_asking_back()
         return self
 
     def unwatched_folders(self) -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 from tests.commands.doctor.project import found, look
 from tests.contracts.test_environments import load_page_module
 from tests.readme import page_block
+from tests.stages.evaluate.test_transfer import also
 from tests.worlds import NO_BUDGETS
 
 CHECK = "other environments"
@@ -20,21 +21,15 @@ def shop() -> Any:
     return load_page_module("tasks.custom.page_shop", page_block("tasks/custom/README.md", "python", "class Shop"))
 
 
-def also(**changed: Any) -> list[dict[str, Any]]:
-    given = {"object": "tasks.custom.page_shop:Shop", "shelf_size": 9}
-    parts = {"name": "custom", "settings": given, "source": None, "max_level": None, "budgets": NO_BUDGETS}
-    return [{**parts, "num_problems": 6, "samples_per_problem": 2, **changed}]
-
-
 def test_what_is_played_after_training_is_looked_at_before_it(artifacts: Path) -> None:
     found(look(CHECK, artifacts), "pass", "names none", "")
-    found(look(CHECK, artifacts, evaluate__also=also()), "pass", "custom-Shop: 6 problems", "")
+    found(look(CHECK, artifacts, evaluate__also=[also()]), "pass", "custom-Shop: 6 problems", "")
 
 
 def test_missing_data_a_context_too_small_and_bad_settings_fail(artifacts: Path) -> None:
-    missing = look(CHECK, artifacts, evaluate__also=also(source="tasks/custom/none.jsonl"))
+    missing = look(CHECK, artifacts, evaluate__also=[also(source="tasks/custom/none.jsonl")])
     found(missing, "fail", "evaluate.also, custom-Shop: tasks/custom/none.jsonl", "")
-    small = look(CHECK, artifacts, evaluate__also=also(budgets={**NO_BUDGETS, "max_tokens_per_episode": 5000}))
+    small = look(CHECK, artifacts, evaluate__also=[also(budgets={**NO_BUDGETS, "max_tokens_per_episode": 5000})])
     found(small, "fail", "the model's context is 300 tokens", "at most 300")
 
 
@@ -49,5 +44,5 @@ def test_problems_that_no_reference_solves_are_counted(
         return [first.model_copy(update={"reference": [wrong]}), *rest]
 
     monkeypatch.setattr(shop.Shop, "generate", with_a_wrong_one)
-    examined = look(CHECK, artifacts, evaluate__also=also())
+    examined = look(CHECK, artifacts, evaluate__also=[also()])
     found(examined, "warn", "custom-Shop: 5 problems; 1 more are left out", "Correct them")

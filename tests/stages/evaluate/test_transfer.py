@@ -26,6 +26,16 @@ from tests.worlds import NO_BUDGETS, TWO_WORLDS
 
 BFCL = {"categories": ["multi_turn_base"], "turns": "first"}
 
+PLAYED = {
+    "played_by": "base",
+    "reveal": "at_once",
+    "model": {
+        "url": None, "model": "artifacts/assess/base_model", "api_key_variable": None, "instructions": "You need help.",
+        "greeting": "Hello.", "temperature": 0.0, "max_output_tokens": 20, "max_messages": 5, "max_retries": 0,
+        "timeout_seconds": 60.0,
+    },
+}  # fmt: skip
+
 
 @pytest.fixture(autouse=True)
 def shop() -> None:
@@ -104,6 +114,7 @@ def test_a_killed_evaluation_goes_on_only_with_the_code_of_every_environment_it_
         ({}, [also("mixture", TWO_WORLDS)], "names a mixture"),
         ({}, [also("bfcl", BFCL, source="problems.jsonl")], "is not in tasks/custom/"),
         ({}, [also("desk")], "there is no folder 'desk'"),
+        ({"user": PLAYED}, [also("bfcl", BFCL)], "the answer to a question would count as the next request"),
     ],
 )
 def test_an_environment_that_training_sees_is_refused_in_one_line(
