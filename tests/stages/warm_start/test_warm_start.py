@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +9,16 @@ import pytest
 
 from tasks.core.files import content_hash, read_json, read_jsonl, write_json, write_jsonl
 from tasks.core.settings import Paths, load
-from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.learning.sft.trainer import NotFinite, SupervisedTrainer
 from tasks.models.trained_on import digests_of, read_trained_on
 from tasks.stages.warm_start import run as warm_start_run
 from tasks.stages.warm_start import stage
 from tests import tiny
-from tests.conftest import ROOT
-from tests.profiles import profile_params, profile_text
+from tests.profiles import profile_params
+from tests.stages.curated import PROBLEMS, curated_project
 from tests.stages.warm_start.test_attempts import STOP
 
 pytestmark = pytest.mark.slow
-PROBLEMS = tiny.problems(20, max_level=1)
 SELECT = tiny.problems(26, max_level=1)[20:]
 SHORT = {"num_steps": 4, "batch_size": 2, "checkpoint_interval": 3}
 UNREACHABLE = {**STOP, "num_problems": 2, "minimum_success": 1.0, "max_attempts": 3}
@@ -34,15 +31,7 @@ class Killed(BaseException):
 @pytest.fixture
 def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     """What curate and assess leave for a model that needs a warm start."""
-    monkeypatch.chdir(tmp_path)
-    Path("params.yaml").write_text(profile_text("test"), encoding="utf-8")
-    for name in ("tasks", "infra", "dvc.yaml"):
-        Path(name).symlink_to(ROOT / name)
-    made, world = Paths("artifacts"), TravelDesk()
-    for split in ("train", "select"):
-        write_jsonl(made.split(split), (problem.model_dump() for problem in PROBLEMS))
-    shown = [world.demonstrate(problem, random.Random(number)) for number, problem in enumerate(PROBLEMS)]
-    write_jsonl(made.stage("curate") / "demonstrations.jsonl", (item.model_dump() for item in shown if item))
+    made = curated_project(tmp_path, monkeypatch)
     write_json(made.stage("curate") / "environment.json", {})
     tiny.model_folder(made.stage("assess") / "base_model")
     rate = {"num_problems": 2, "samples_per_problem": 1, "success_rate": 0.0, "ci_low": 0.0, "ci_high": 0.1}
@@ -136,7 +125,6 @@ def test_the_episodes_that_judged_the_kept_model_are_its_baseline(paths: Paths) 
 
 
 def test_what_it_was_trained_on_and_what_chose_among_its_attempts_is_in_its_folder(paths: Paths) -> None:
-    write_jsonl(paths.split("train"), (problem.model_dump() for problem in PROBLEMS))
     write_jsonl(paths.split("select"), (problem.model_dump() for problem in SELECT))
     run(paths, stop=UNREACHABLE)
     known = read_trained_on(paths.stage("warm_start") / "model")
