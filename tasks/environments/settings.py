@@ -6,6 +6,7 @@ imports nothing heavy.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,7 @@ class EnvironmentSettings(Settings):
         """ValueError where a user who answers questions meets problems that are judged after each of its messages; also
         for an environment that took the place of another.
         """
-        members = (self, *getattr(self.settings, "members", ()))
-        names = [member.name for member in members if getattr(member.settings, "judges_each_turn", False)]
+        names = [played.name for played in members_of(self) if getattr(played.settings, "judges_each_turn", False)]
         if names and self.user is not None and self.user.played_by != "script":
             raise ValueError(
                 f"user.played_by: {self.user.played_by} answers what the agent asks, and {names[0]} judges what was "
@@ -129,9 +129,13 @@ class OtherEnvironmentSettings(Settings):
         return section.model_copy(update={"name": self.name, "settings": self.settings})
 
 
+def members_of(section: EnvironmentSettings) -> Sequence[EnvironmentSettings | OtherEnvironmentSettings]:
+    """What a section plays: its own environment, or those of its mixture."""
+    return getattr(section.settings, "members", None) or [section]
+
+
 def names_of(section: EnvironmentSettings) -> list[str]:
-    """The environments that a section plays: its own, or those of its mixture."""
-    return [member.name for member in getattr(section.settings, "members", ())] or [section.name]
+    return [played.name for played in members_of(section)]
 
 
 def folder_of(name: str) -> str:

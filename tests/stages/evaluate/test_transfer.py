@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tests.conftest import ROOT
 from tests.contracts.test_environments import load_page_module
 from tests.readme import page_block
 from tests.stages.evaluate.stage_folder import ENVIRONMENT, evaluated, files_of, stage_folder
-from tests.worlds import NO_BUDGETS, TWO_WORLDS
+from tests.worlds import NO_BUDGETS, TWO_WORLDS, member
 
 BFCL = {"categories": ["multi_turn_base"], "turns": "first"}
 
@@ -122,6 +123,20 @@ def test_an_environment_that_training_sees_is_refused_in_one_line(
 ):
     with pytest.raises(ValueError, match=says):
         sections(environment, *others)
+
+
+def test_of_ones_own_another_class_is_another_environment_also_beside_a_mixture():
+    shop, kiosk = ({"object": f"tasks.custom.page_shop:{name}", "shelf_size": 9} for name in ("Shop", "Kiosk"))
+    page: Any = sys.modules["tasks.custom.page_shop"]
+    page.Kiosk = type("Kiosk", (page.Shop,), {})
+    for trained in ({"name": "custom", "settings": shop}, mixture_of("travel_desk", shop)):
+        assert sections(trained, also(settings=kiosk)).evaluate.also[0].label == "custom-Kiosk"
+        with pytest.raises(ValueError, match="custom-Shop, which this run trains on"):
+            sections(trained, also(settings=shop))
+
+
+def mixture_of(name: str, custom: dict[str, Any]) -> dict[str, Any]:
+    return {"name": "mixture", "settings": {"members": [member(name), member("custom", custom)]}}
 
 
 def test_the_same_class_with_other_settings_is_no_other_environment():
