@@ -123,12 +123,17 @@ def read_results(paths: Paths) -> StoredResults:
     return StoredResults(
         evaluation=evaluation,
         baseline=_read_if_there(paths, "assess/baseline.json"),
-        attempts=_read_if_there(paths, "warm_start/attempts.json") or [],
+        attempts=_read_attempts(paths),
         decision=decision,
         run=_read_if_there(paths, "run.json") or {},
         timings=_read_timings(paths),
         untrained=read_untrained(paths.stage("train"), evaluation["best_snapshot"]),
     )
+
+
+def _read_attempts(paths: Paths) -> list[dict[str, Any]]:
+    path = paths.stage("warm_start") / "attempts.json"
+    return list(read_json(path)) if path.exists() else []
 
 
 def _read_timings(paths: Paths) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 from tasks.core.files import content_hash, read_json, read_jsonl, write_json, write_jsonl
 from tasks.core.settings import Paths, load
 from tasks.learning.sft.trainer import NotFinite, SupervisedTrainer
+from tasks.models.folders import weights_hash
 from tasks.models.trained_on import digests_of, read_trained_on
 from tasks.stages.warm_start import run as warm_start_run
 from tasks.stages.warm_start import stage
@@ -46,7 +47,7 @@ def run(paths: Paths, **changed: Any) -> tuple[str, list[dict[str, Any]], list[d
     stage.run(load(stage.SETTINGS, params), paths)
     folder = paths.stage("warm_start")
     metrics = [row for _, row in read_jsonl(folder / "metrics.jsonl")]
-    return content_hash(folder / "model"), metrics, read_json(folder / "attempts.json")
+    return weights_hash(folder / "model"), metrics, read_json(folder / "attempts.json")
 
 
 def test_a_check_that_is_passed_changes_no_weight(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
