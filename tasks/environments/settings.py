@@ -19,16 +19,11 @@ from tasks.tools.user.settings import UserSettings
 ROOM = "tasks.environments"
 
 
-class EnvironmentSettings(Settings):
-    """`settings` are the environment's own, null if it has none; the others configure the wrappers."""
+class NamedEnvironment(Settings):
+    """A folder of tasks/environments/, and the environment's own settings, null if it has none."""
 
     name: str
     settings: SerializeAsAny[Settings] | None
-    tools: ToolSettings
-    cache: CacheSettings
-    faults: FaultSettings | None
-    judge: JudgeSettings | None
-    user: UserSettings | None
 
     @field_validator("name")
     @classmethod
@@ -41,6 +36,16 @@ class EnvironmentSettings(Settings):
     def _read_as_the_environment_says(cls, given: Any, info: ValidationInfo) -> Settings | None:
         name = info.data.get("name")
         return read_own_settings(ROOM, name, given) if name else None
+
+
+class EnvironmentSettings(NamedEnvironment):
+    """What params hold beside that configures the wrappers."""
+
+    tools: ToolSettings
+    cache: CacheSettings
+    faults: FaultSettings | None
+    judge: JudgeSettings | None
+    user: UserSettings | None
 
     @model_validator(mode="after")
     def _somebody_decides(self) -> EnvironmentSettings:
@@ -56,6 +61,20 @@ class EnvironmentSettings(Settings):
                 f"done after each, so such an episode would fail. Set user.reveal to at_once, or user to null"
             )
         return self
+
+    @model_validator(mode="after")
+    def _somebody_speaks(self) -> EnvironmentSettings:
+        for played in (self, *getattr(self.settings, "members", ())):
+            self.refuse_no_user(played)
+        return self
+
+    def refuse_no_user(self, played: NamedEnvironment) -> None:
+        """ValueError where nobody would play the user of an environment that is a conversation."""
+        if getattr(played.settings, "needs_user", False) and self.user is None:
+            raise ValueError(
+                f"environment.user is null, and these problems of {played.name} are conversations, so nobody would "
+                f"answer the agent. Fill in environment.user, as tasks/tools/user/README.md shows"
+            )
 
     def refuse_no_verdict(self) -> None:
         """ValueError where nothing decides on success; also for one that took the place of another."""
@@ -78,30 +97,16 @@ class BudgetSettings(Settings):
         return {name: value for name, value in self.model_dump().items() if value is not None}
 
 
-class OtherEnvironmentSettings(Settings):
+class OtherEnvironmentSettings(NamedEnvironment):
     """An environment beside or within the `environment` section, whose tools, cache and faults it shares.
 
     `source` is a JSONL file of problems in tasks/custom, null where the environment writes its own, of at most
     `max_level` (null: curate's).
     """
 
-    name: str
-    settings: SerializeAsAny[Settings] | None
     source: str | None
     max_level: int | None = Field(ge=1)
     budgets: BudgetSettings
-
-    @field_validator("name")
-    @classmethod
-    def _is_a_folder(cls, name: str) -> str:
-        check_environment_name(name)
-        return name
-
-    @field_validator("settings", mode="before")
-    @classmethod
-    def _read_as_the_environment_says(cls, given: Any, info: ValidationInfo) -> Settings | None:
-        name = info.data.get("name")
-        return read_own_settings(ROOM, name, given) if name else None
 
     @field_validator("source")
     @classmethod

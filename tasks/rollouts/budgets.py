@@ -108,7 +108,7 @@ def reference_size(chat: ChatFormat, environment: Environment, problem: Problem,
     """`replies` are what the tools answered its calls, in order."""
     tools = [tool.schema() for tool in environment.tools_for(problem)]
     answers, turns = iter(replies), []
-    prompt = len(chat.prompt_ids(problem.requests[0], tools))
+    prompt = len(chat.prompt_ids(problem.requests[0], tools, environment.rules_for(problem)))
     given = 0
     for number, turn in enumerate(problem.reference):
         if number:

@@ -94,6 +94,7 @@ class EvaluateSections(PlaySections):
                     f"evaluate.also names {other.label}, which this run trains on, so success there is no transfer. "
                     f"Name an environment that training never sees, or leave it out"
                 )
+            self.environment.refuse_no_user(other)
             if other.name == "mixture":
                 raise ValueError("evaluate.also names a mixture, which has no result of its own. Name its members")
         return self

@@ -14,7 +14,7 @@ from tasks.core.records import Trajectory
 from tasks.engines.transformers.speaker import FrozenSpeaker
 from tasks.tools.base import EnvironmentFault, block_until
 from tasks.tools.user.environment import UserEnvironment
-from tasks.tools.user.played import FAREWELL
+from tasks.tools.user.played import FAREWELLS
 from tasks.tools.user.settings import UserSettings
 from tests import tiny
 from tests.engines.endpoint.chat_endpoint import KEY, VARIABLE, Answer, ChatEndpoint, completion
@@ -22,7 +22,7 @@ from tests.rollouts.test_requests import NOTE, Notebook
 from tests.tools.user.test_script import PARTS, WHOLE, play, told
 from tests.worlds import QUICK
 
-SAID = ["A note, please.", "For Ada.", f"Thanks. {FAREWELL}"]
+SAID = ["A note, please.", "For Ada.", f"Thanks. {FAREWELLS[0]}"]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_the_agent_hears_what_the_user_says_and_never_the_hidden_goal(
 
 
 def test_an_agent_cannot_say_farewell_in_the_users_name(chat: ChatFormat, served: tuple[ChatEndpoint, str]) -> None:
-    assert len(played(chat, served[1], [FAREWELL, "Noted."]).turns) == 2
+    assert len(played(chat, served[1], [FAREWELLS[0], "Noted."]).turns) == 2
 
 
 def test_a_user_says_no_more_than_it_may(chat: ChatFormat, served: tuple[ChatEndpoint, str]) -> None:
