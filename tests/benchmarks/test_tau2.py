@@ -14,9 +14,9 @@ import pytest
 
 from tasks.core.files import write_json
 from tasks.core.records import Problem, ToolCall
-from tasks.environments.tau2.environment import ANSWER, Tau2, Tau2Episode
 from tasks.environments.tau2.package import read_tasks
-from tasks.environments.tau2.problems import problems
+from tasks.environments.tau2.problems import ANSWER, problems
+from tasks.environments.tau2.telecom import Telecom, TelecomEpisode
 from tasks.tools.base import block_until
 from tests.benchmarks.machine import cpu_model
 from tests.conftest import ROOT
@@ -42,7 +42,7 @@ ALWAYS = (
 )
 
 
-def mend_the_phone(episode: Tau2Episode) -> bool:
+def mend_the_phone(episode: TelecomEpisode) -> bool:
     """A script that looks at the phone and mends it; it never asks the company for anything."""
     for name, arguments in ALWAYS:
         block_until(episode.call(name, arguments))
@@ -53,7 +53,7 @@ def mend_the_phone(episode: Tau2Episode) -> bool:
     return episode.verdict(ANSWER).success
 
 
-def play(world: Tau2, problem: Problem, calls: list[ToolCall]) -> bool:
+def play(world: Telecom, problem: Problem, calls: list[ToolCall]) -> bool:
     episode = world.start(problem)
     for call in calls:
         block_until(episode.call(call.name, call.arguments))
@@ -62,7 +62,7 @@ def play(world: Tau2, problem: Problem, calls: list[ToolCall]) -> bool:
     return success
 
 
-def seconds(world: Tau2) -> float:
+def seconds(world: Telecom) -> float:
     """CPU seconds to play and judge every expert solution."""
     started = time.process_time()
     assert all(play(world, problem, problem.reference[0].calls) for problem in problems().values())
@@ -70,7 +70,7 @@ def seconds(world: Tau2) -> float:
 
 
 def test_experts_play_a_thousand_episodes_a_second_and_verdicts_are_the_packages() -> None:
-    world, tasks, rng = Tau2(), {task["id"]: task for task in read_tasks()}, random.Random(7)
+    world, tasks, rng = Telecom(), {task["id"]: task for task in read_tasks("telecom")}, random.Random(7)
     cold = seconds(world)
     warm = statistics.median(seconds(world) for _ in range(ROUNDS))
     mended = [problem.category for problem in problems().values() if mend_the_phone(world.start(problem))]

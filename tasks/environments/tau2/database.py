@@ -72,7 +72,7 @@ class Database:
         return getattr(self.methods, name)(**arguments)
 
     def differences(self, other: Database) -> list[str]:
-        """The records that differ, as `orders/#W1`: of them alone are the package's hashes of both databases unequal."""
+        """The records that differ, as `orders/#W1`, by the package's own hash: none where the databases' are equal."""
         hash_of = load_module("utils").get_pydantic_hash
         found = []
         for name, table in self.tables.items():

@@ -1,4 +1,4 @@
-"""The tools as the package's docstrings describe them: of telecom the company's, the phone's and `done`; of a desk all."""
+"""The tools, described by the package's docstrings; of a solo agent the company's, the phone's and `done`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state behind an episode of telecom: the company's database and the user's phone, with the package's own methods on both.
+"""The state behind an episode of telecom: the company's database and the user's phone, with the package's own methods.
 
 A world starts from the package's data and the actions that break it; its bytes are kept, and an episode loads them,
 which takes a third of a millisecond. Nothing that a model wrote is evaluated: methods are looked up by name.

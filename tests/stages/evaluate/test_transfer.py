@@ -73,6 +73,7 @@ def test_a_row_per_environment_with_its_own_budgets_and_nothing_else_changes(tmp
         ({}, [also(), also()], "custom-Shop twice"),
         ({}, [also("mixture", TWO_WORLDS)], "names a mixture"),
         ({}, [also("bfcl", BFCL, source="problems.jsonl")], "is not in tasks/custom/"),
+        ({}, [also("tau2", {"domain": "retail", "problems": "base"})], "conversations, so nobody would answer"),
         ({}, [also("desk")], "there is no folder 'desk'"),
     ],
 )

@@ -168,6 +168,13 @@ def test_a_model_that_cannot_read_what_its_user_knows_is_refused(tmp_path: Path)
         block_until(world.start_user(WHOLE).open())
 
 
+def test_without_instructions_the_environments_own_guidelines_are_needed() -> None:
+    refusal = pytest.raises(ValueError, match=r"instructions is null and .* has no guidelines .* Write instructions")
+    settings = user("http://127.0.0.1:1/v1", instructions=None, api_key_variable=None)
+    with closing(UserEnvironment(Notebook(QUICK), settings)) as world, refusal:
+        world.start_user(WHOLE)
+
+
 @pytest.mark.parametrize(
     ("played_by", "model", "told"),
     [("script", {}, "needs none"), ("endpoint", None, "needs to know"), ("base", {}, "contradict")],
