@@ -6,6 +6,7 @@ imports nothing heavy.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,20 +61,33 @@ class EnvironmentSettings(NamedEnvironment):
                 f"user.reveal: {self.user.reveal} tells a request in several messages, and {self.name} judges what was "
                 f"done after each, so such an episode would fail. Set user.reveal to at_once, or user to null"
             )
+        self.refuse_asking_back()
         return self
 
     @model_validator(mode="after")
     def _somebody_speaks(self) -> EnvironmentSettings:
-        for played in (self, *getattr(self.settings, "members", ())):
-            self.refuse_no_user(played)
+        self.refuse_no_user()
         return self
 
-    def refuse_no_user(self, played: NamedEnvironment) -> None:
-        """ValueError where nobody would play the user of an environment that is a conversation."""
-        if getattr(played.settings, "needs_user", False) and self.user is None:
+    def refuse_no_user(self) -> None:
+        """ValueError where nobody would speak; also for an environment that took the place of another."""
+        names = [played.name for played in members_of(self) if getattr(played.settings, "needs_user", False)]
+        if names and self.user is None:
             raise ValueError(
-                f"environment.user is null, and these problems of {played.name} are conversations, so nobody would "
-                f"answer the agent. Fill in environment.user, as tasks/tools/user/README.md shows"
+                f"environment.user is null, and these problems of {names[0]} are conversations, so nobody would answer "
+                f"the agent. Fill in environment.user, as tasks/tools/user/README.md shows"
+            )
+
+    def refuse_asking_back(self) -> None:
+        """ValueError where a user who answers questions meets problems that are judged after each of its messages; also
+        for an environment that took the place of another.
+        """
+        names = [played.name for played in members_of(self) if getattr(played.settings, "judges_each_turn", False)]
+        if names and self.user is not None and self.user.played_by != "script":
+            raise ValueError(
+                f"user.played_by: {self.user.played_by} answers what the agent asks, and {names[0]} judges what was "
+                f"done after each message of its user, so the answer to a question would count as the next request. "
+                f"Set user.played_by to script, or leave {names[0]} out"
             )
 
     def refuse_no_verdict(self) -> None:
@@ -120,9 +134,18 @@ class OtherEnvironmentSettings(NamedEnvironment):
         return section.model_copy(update={"name": self.name, "settings": self.settings})
 
 
+def members_of(section: EnvironmentSettings) -> Sequence[EnvironmentSettings | OtherEnvironmentSettings]:
+    """What a section plays: its own environment, or those of its mixture."""
+    return getattr(section.settings, "members", None) or [section]
+
+
 def names_of(section: EnvironmentSettings) -> list[str]:
-    """The environments that a section plays: its own, or those of its mixture."""
-    return [member.name for member in getattr(section.settings, "members", ())] or [section.name]
+    return [played.name for played in members_of(section)]
+
+
+def folder_of(name: str) -> str:
+    """Where the code of an environment is, relative to the root."""
+    return f"{ROOM.replace('.', '/')}/{name}"
 
 
 def check_environment_name(name: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tasks.commands.plan.output import dollars
 from tasks.commands.plan.plan import make_plan
 from tasks.commands.profile import difference, merge, read_profiles
-from tasks.core.progress import spell
+from tasks.core.progress import span, spell
 from tasks.core.settings import parse_params, read_params
 from tasks.pipeline.order import check_params
 from tasks.planning.hardware import amount
@@ -116,7 +116,7 @@ def test_the_page_says_of_a_models_profile_what_plan_says(
     memory, seconds = plan.memory, plan.seconds
     assert seconds is not None
     playing, there = amount(memory.phases["playing"]), amount(plan.setup.machine.memory)
-    cost = dollars(seconds.dollars(plan.setup.machine.dollars_per_hour))
+    cost = span(dollars, *seconds.dollars(plan.setup.machine.dollars_per_hour))
     cells = (
         f"`{model}`",
         f"`{environment}`",
@@ -124,7 +124,7 @@ def test_the_page_says_of_a_models_profile_what_plan_says(
         amount(memory.phases["updating"]),
         amount(memory.host),
         spell(seconds.iteration),
-        f"{spell(seconds.total)}, {cost} dollars",
+        f"{span(spell, seconds.total, seconds.total_most)}, {cost} dollars",
         "**not run**",
     )
     assert f"| {' | '.join(cells)} |" in PAGE
