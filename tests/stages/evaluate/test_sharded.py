@@ -10,6 +10,7 @@ import pytest
 from tasks.core.files import read_jsonl
 from tasks.core.records import Outcome, Trajectory
 from tasks.environments.travel_desk.environment import TravelDesk
+from tasks.stages.evaluate.settings import ShardedSettings
 from tasks.stages.evaluate.sharded import choose_problems, describe_drop, noise_of
 from tests.measurement.synthetic import trajectory
 from tests.rollouts.test_requests import PROBLEM
@@ -48,9 +49,11 @@ def test_noise_is_the_variance_between_replays_of_an_episode() -> None:
 
 
 def test_a_test_set_without_parts_is_refused_with_what_to_write() -> None:
-    assert choose_problems(TravelDesk(), PROBLEMS, 3) == PROBLEMS[:3]
+    options = ShardedSettings.model_validate({**OPTIONS, "num_problems": 3})
+    assert choose_problems(TravelDesk(), PROBLEMS, options) == PROBLEMS[:3]
+    assert choose_problems(TravelDesk(), PROBLEMS, None) == []
     with pytest.raises(ValueError, match=r"world\.user\.shards"):
-        choose_problems(TravelDesk(), [PROBLEM], 3)
+        choose_problems(TravelDesk(), [PROBLEM], options)
 
 
 @pytest.mark.slow
