@@ -64,11 +64,12 @@ def measure_sharded(
         "played_by": (settings.environment.user or SCRIPT).played_by,
         "noise": noise_of(replays),
     }
+    tell(f"told in parts: {len(problems)} problems of test")
     for name, drop in row["drop"].items():
+        lost, low, high = (f"{100 * drop[key]:+.1f}" for key in ("difference", "ci_low", "ci_high"))
         tell(
-            f"told in parts: {name.replace('_', ' ')} {row['results'][name]['success_rate']:.1%}, at once "
-            f"{row['at_once'][name]['success_rate']:.1%}; drop {drop['difference']:+.1%} "
-            f"({drop['ci_low']:+.1%} to {drop['ci_high']:+.1%}) on {drop['num_problems']} problems"
+            f"  {name.replace('_', ' ')}: at once {row['at_once'][name]['success_rate']:.1%}, in parts "
+            f"{row['results'][name]['success_rate']:.1%}; points lost: {lost} ({low} to {high})"
         )
     return row
 

@@ -57,11 +57,15 @@ def test_a_test_set_without_parts_is_refused_with_what_to_write() -> None:
 
 
 @pytest.mark.slow
-def test_parts_are_a_row_of_the_evaluation_and_change_nothing_else(tmp_path: Path) -> None:
+def test_parts_are_a_row_of_the_evaluation_and_change_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     paths = stage_folder(tmp_path)
     evaluated(paths, greedy=False)
     without = files_of(paths)
     evaluation = evaluated(paths, sharded=OPTIONS, greedy=False)
+    lines = capsys.readouterr().out.partition("told in parts: 5 problems")[2].splitlines()[1:]
+    assert [line.split(":")[0] for line in lines] == ["  base", "  warm start", "  best"]
     row = evaluation.pop("sharded")
     for name in ("base", "warm_start", "best"):
         assert evaluation["contents"].pop(f"sharded_{name}.jsonl")
