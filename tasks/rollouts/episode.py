@@ -5,13 +5,16 @@ after the last request the episode ends. It also ends at a limit (turns: an ordi
 a fault of the environment. A turn cut at its own token limit, or that ends within its thought, does not end it: it is
 answered as a malformed call.
 
+An episode may begin with messages that are given, such as the start of an earlier one. The environment answers them
+afresh, so its state is right, and no loss sees them.
+
 Where thoughts have a budget of their own, a turn is two requests: the first ends with the thought, or with the turn
 where there is none. A thought that its budget cuts is closed by ids that are given, not sampled, so no loss sees them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from tasks.chat.format import ChatFormat
@@ -53,6 +56,7 @@ class EpisodeRun(Conversation):
         self.handle, self.chat, self.tools, self.sampling = handle, chat, tools, sampling
         self.seed_key = (seed, stage, key.draw, key.problem.id, key.sample_index)
         self._budget = sampling.max_thinking_tokens_per_turn if chat.thinking else None
+        self._unsent = []
         self._begin_turn()
         self._steps = self._open(prompt)
         self.resume()
@@ -65,6 +69,15 @@ class EpisodeRun(Conversation):
         if len(prompt_ids) >= self.token_limit:
             raise EnvironmentFault("its first message leaves no room for the agent", tool="user")
         self._append(prompt_ids)
+        for message in self.key.prefix:
+            if self.outcome is None:
+                yield from self._replay(message)
+
+    def _replay(self, message: Sequence[int]) -> Waits:
+        self.num_replayed_turns += 1
+        self._written += message
+        self._append(self._written)
+        yield from self._take_turn(TurnReply(self.handle, self._written, [0.0] * len(message), "end_of_turn"))
 
     def next_request(self) -> TurnRequest:
         """The second request of a turn has a stream of its own; the first has the one it always had."""
@@ -176,7 +189,7 @@ class EpisodeRun(Conversation):
         return turn
 
     def _append(self, token_ids: list[int]) -> None:
-        self._unsent = token_ids
+        self._unsent = [*self._unsent, *token_ids]
         self.token_ids += token_ids
         self.sampled_mask += [False] * len(token_ids)
         self.sampler_logp += [0.0] * len(token_ids)

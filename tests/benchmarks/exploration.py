@@ -18,14 +18,20 @@ from tasks.core.settings import Paths, load
 from tasks.core.splits import read_split
 from tasks.environments.catalog import load_environment
 from tests.benchmarks.warm_starts import prepare, train_one
+from tests.learning.options import NO_EXPLORATION
 from tests.profiles import profile_params
 
 NUM_ITERATIONS, NUM_SAMPLES = 16, 4
-OFF = {"temperature": None, "samples_per_problem": None, "keep": None}
+OFF = NO_EXPLORATION
 
 
 def points(first: float, last: float) -> list[dict[str, Any]]:
     return [{"iteration": 1, "value": first}, {"iteration": NUM_ITERATIONS // 2, "value": last}]
+
+
+def prefixes(source: str, first: float, last: float) -> dict[str, Any]:
+    """A share of the groups; any number of turns but the last is replayed."""
+    return {**OFF, "prefixes": {"source": source, "share": points(first, last), "depth": points(1.0, 1.0)}}
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -36,7 +42,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "keep 8 of 16": {"group_size": 16, "exploration": {**OFF, "keep": 8}},
     "temperature 1.9 to 1.3": {"exploration": {**OFF, "temperature": points(1.9, 1.3)}},
     "8 samples, then 4": {"exploration": {**OFF, "samples_per_problem": points(8, 4)}},
+    "half from a reference's start": {"exploration": prefixes("reference", 0.5, 0.5)},
+    "half, then none": {"exploration": prefixes("reference", 0.5, 0.0)},
+    "as usual, 32 problems": {},
+    "half from own starts, 32 problems": {"exploration": prefixes("own", 0.5, 0.5)},
+    "as usual, one update": {"updates_per_batch": 1},
+    "top-p 0.9, one update": {"updates_per_batch": 1, "exploration": {**OFF, "top_p": points(0.9, 0.9)}},
+    "top-p 0.7 to 1, one update": {"updates_per_batch": 1, "exploration": {**OFF, "top_p": points(0.7, 1.0)}},
 }
+FEW = 32  # problems that come back every second iteration
 
 
 def params_of(seed: int) -> dict[str, Any]:
@@ -57,12 +71,13 @@ def measure(folder: Path, seed: int) -> Iterator[dict[str, Any]]:
         prepare(params_of(seed), paths)
         train_one(params_of(seed), paths)
     for name, changed in VARIANTS.items():
-        params = params_of(seed)
+        params, problems = params_of(seed), read_split(paths, "train")
         params["train"] |= {"num_iterations": NUM_ITERATIONS, "snapshot_interval": NUM_ITERATIONS, **changed}
         settings = load(TrainSections, params)
         place, began = paths.artifacts / "variants" / name, time.process_time()
         rows = train_policy(
-            settings, start=paths.stage("warm_start") / "model", problems=read_split(paths, "train"),
+            settings, start=paths.stage("warm_start") / "model",
+            problems=problems[:FEW] if name.endswith(f"{FEW} problems") else problems,
             output=place / "output", resume=place / "resume", alarms=place / "alarms",
         )  # fmt: skip
         seconds = time.process_time() - began
@@ -79,6 +94,7 @@ def measure(folder: Path, seed: int) -> Iterator[dict[str, Any]]:
             "first": rows[0]["success_rate"],
             "last_quarter": sum(row["success_rate"] for row in last) / len(last),
             "select": sum(item.is_success for item in played) / len(played),
+            "prefixed_groups": sum(row.get("num_prefixed_groups", 0) for row in rows),
             "episodes": sum(row["num_episodes"] for row in rows),
             "cpu_seconds": round(seconds, 1),
         }

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from tasks.core.records import Group
 from tasks.learning.grpo.credit import carries_loss, group_credit, has_signal
-from tasks.learning.grpo.exploration import temperature_at
+from tasks.learning.grpo.exploration import temperature_at, top_p_at
 from tasks.learning.grpo.losses import (
     aggregation_weights,
     cispo_loss,
@@ -84,6 +84,7 @@ class GRPOTrainer:
     ):
         self.model, self.settings, self.adapter = model, settings, adapter
         self.temperature = self.usual_temperature = temperature
+        self.top_p = 1.0
         self.reference = Reference(model, adapter, frozen=compute.frozen) if settings.kl_weight else None
         self.steps_per_iteration = settings.updates_per_batch * settings.steps_per_batch
         self.optimizer = Optimizer(
@@ -104,6 +105,7 @@ class GRPOTrainer:
         """
         self.iteration += 1
         self.temperature = temperature_at(self.settings, self.iteration, otherwise=self.usual_temperature)
+        self.top_p = top_p_at(self.settings, self.iteration)
         self.model.eval()
         groups, num_replaced = self.collect_with_signal(self.iteration, collect)
         check_tokens(groups, vocabulary_size=self.model.get_input_embeddings().num_embeddings)
@@ -118,7 +120,7 @@ class GRPOTrainer:
             "optimizer_steps": self.optimizer.steps_done,
             **rollout_metrics([group for group in groups if group.round_number == 0]),
             "num_replaced_groups": num_replaced,
-            **exploration_metrics(self.settings, self.iteration, self.temperature),
+            **exploration_metrics(self.settings, self.iteration, self.temperature, self.top_p),
             **(self._step_metrics(passes, [batch for part in parts for batch in part]) if parts else {}),
         }
 
@@ -239,7 +241,8 @@ class GRPOTrainer:
             batch.old_logp_M = self._policy_logp(batch)
 
     def _policy_logp(self, batch: _Batch) -> Tensor:
-        return token_logp(self.model, batch.tensors, temperature=self.temperature, autocast=self.settings.autocast)
+        drawn = {"temperature": self.temperature, "top_p": self.top_p}
+        return token_logp(self.model, batch.tensors, **drawn, autocast=self.settings.autocast)
 
     def _optimizer_step(self, batches: Sequence[_Batch], number: int) -> Metrics:
         """Step `number` of the iteration, from 0; the schedule also counts steps that iterations did not take."""

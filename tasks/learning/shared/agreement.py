@@ -59,7 +59,7 @@ def _gaps_from_own_forward(model: PreTrainedModel, packing: Packing) -> list[flo
         for ids, logp in zip(sequences, own, strict=True)
     ]
     batches = micro_batches([rows], packing=packing, max_tokens=sum(LENGTHS), device=model.device)
-    return _gaps(model, batches, temperature=1.0, autocast="none")
+    return _gaps(model, batches, temperature=1.0, top_p=1.0, autocast="none")
 
 
 def check_engine(
@@ -69,6 +69,7 @@ def check_engine(
     *,
     policy_version: int,
     temperature: float,
+    top_p: float,
     tolerance: Tolerance,
 ) -> bool:
     """Return False where there is nothing to compare; ValueError where the engine's log-probs of what `policy_version`
@@ -83,7 +84,7 @@ def check_engine(
     batches = micro_batches(
         [rows], packing=settings.packing, max_tokens=settings.micro_batch_tokens, device=model.device
     )
-    found = Differences.of(_gaps(model, batches, temperature=temperature, autocast=settings.autocast))
+    found = Differences.of(_gaps(model, batches, temperature=temperature, top_p=top_p, autocast=settings.autocast))
     if not found.is_within(tolerance):
         raise ValueError(
             f"the engine's log-probs differ from the trainer's in {len(rows)} episodes (nats: {found}); "
@@ -102,22 +103,25 @@ def trainer_logp(
     for ids in sequences:
         row = Row(ids, [False] + [True] * (len(ids) - 1), [0.0] * len(ids), advantage=0.0)
         batches = micro_batches([[row]], packing=settings.packing, max_tokens=len(ids), device=model.device)
-        found.append(_logp(model, batches, temperature=1.0, autocast=settings.autocast).tolist())
+        found.append(_logp(model, batches, temperature=1.0, top_p=1.0, autocast=settings.autocast).tolist())
     return found
 
 
 def _gaps(
-    model: PreTrainedModel, batches: Sequence[MicroBatch], *, temperature: float, autocast: Autocast
+    model: PreTrainedModel, batches: Sequence[MicroBatch], *, temperature: float, top_p: float, autocast: Autocast
 ) -> list[float]:
     """Trainer's log-prob − sampler's of every sampled token."""
     sampler_logp = torch.cat([batch.sampler_logp_M for batch in batches])
-    gaps: list[float] = (_logp(model, batches, temperature=temperature, autocast=autocast) - sampler_logp).tolist()
+    policy_logp = _logp(model, batches, temperature=temperature, top_p=top_p, autocast=autocast)
+    gaps: list[float] = (policy_logp - sampler_logp).tolist()
     return gaps
 
 
 @torch.no_grad()
-def _logp(model: PreTrainedModel, batches: Sequence[MicroBatch], *, temperature: float, autocast: Autocast) -> Tensor:
+def _logp(
+    model: PreTrainedModel, batches: Sequence[MicroBatch], *, temperature: float, top_p: float, autocast: Autocast
+) -> Tensor:
     prepare_for_gradients(model)
-    parts = [token_logp(model, batch, temperature=temperature, autocast=autocast) for batch in batches]
+    parts = [token_logp(model, batch, temperature=temperature, top_p=top_p, autocast=autocast) for batch in batches]
     model.eval()
     return torch.cat(parts)

@@ -13,7 +13,7 @@ from tasks.core.files import number_of, write_json, write_jsonl
 from tasks.core.records import BY_ENVIRONMENT, Group, Problem
 from tasks.environments.catalog import load_environment
 from tasks.learning.grpo.curriculum import ProblemSampler
-from tasks.learning.grpo.exploration import samples_at, temperature_at
+from tasks.learning.grpo.exploration import draws_by_schedule, samples_at, temperature_at, top_p_at
 from tasks.learning.grpo.solve_rates import Played
 from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.checkpoints import Checkpoints, seed_generators
@@ -26,7 +26,7 @@ from tasks.rollouts.load import load_checked_chat, load_engine
 from tasks.rollouts.probe import probe_sequences
 from tasks.stages.train.alarms import Alarm
 from tasks.stages.train.collect_ahead import Batch, Pipeline, measure_staleness, refuse_stale
-from tasks.stages.train.groups import group_collector
+from tasks.stages.train.groups import group_collector, load_prefixes
 from tasks.stages.train.sentinel import Sentinel
 from tasks.stages.train.serving import Serving
 from tasks.stages.train.snapshots import Snapshots, policy_weights
@@ -92,7 +92,10 @@ class TrainingRun:
             stage="train",
         )
         self.sampler = ProblemSampler(self.problems, params, seed=settings.seed, baseline=self.baseline)
-        collect = group_collector(self.collector, self.sampler, rewards=settings.reward, explore=self._explore)
+        self.prefixes = load_prefixes(params, self.chat, seed=settings.seed)
+        collect = group_collector(
+            self.collector, self.sampler, prefixes=self.prefixes, rewards=settings.reward, explore=self._explore
+        )
         self.collect = refuse_stale(collect, params.max_staleness)
         self.trainer = GRPOTrainer(
             model,
@@ -125,11 +128,11 @@ class TrainingRun:
         return probe_sequences(self.chat, self.environment, self.problems, max_tokens=max_tokens)
 
     def _explore(self, iteration: int) -> int:
-        """Before a batch is collected: set the engine's temperature, and return the samples per problem."""
-        exploration = self.params.exploration
-        if exploration is not None and exploration.temperature is not None:
-            usual = self.settings.sampling.temperature
-            cast(AdjustableEngine, self.engine).set_temperature(temperature_at(self.params, iteration, otherwise=usual))
+        """Before a batch is collected: set the engine's distribution, and return the samples per problem."""
+        if draws_by_schedule(self.params):
+            usual, top_p = self.settings.sampling.temperature, top_p_at(self.params, iteration)
+            temperature = temperature_at(self.params, iteration, otherwise=usual)
+            cast(AdjustableEngine, self.engine).set_distribution(temperature=temperature, top_p=top_p)
         return samples_at(self.params, iteration)
 
     def _build_pipeline(self) -> Pipeline:
@@ -176,7 +179,7 @@ class TrainingRun:
         self.trainer.roll_back(weights, step_factor=step_factor)
         if self.pipeline is not None:
             self.pipeline.discard(self.iteration)
-            self.sampler.load_state(self._curriculum([]))
+            self._load_draws(self._curriculum([]))
         self.snapshots.give_up_after(iteration)
         self.sentinel.forget()
         self.num_rollbacks += 1
@@ -221,7 +224,7 @@ class TrainingRun:
         played: dict[str, list[bool]] = defaultdict(list)
         for group in groups:
             name = self.environment.member_of(group.problem_id)
-            if name is not None:
+            if name is not None and not group.is_prefixed:
                 played[name] += [trajectory.is_success for trajectory in group.trajectories]
         return {BY_ENVIRONMENT: {name: sum(won) / len(won) for name, won in sorted(played.items())}} if played else {}
 
@@ -230,13 +233,13 @@ class TrainingRun:
         self._compare_engine()
 
     def _compare_engine(self) -> None:
-        temperature = self.trainer.temperature
-        self.serving.compare(self.trainer.last_groups, version=self.iteration - 1, temperature=temperature)
+        drawn = {"temperature": self.trainer.temperature, "top_p": self.trainer.top_p}
+        self.serving.compare(self.trainer.last_groups, version=self.iteration - 1, **drawn)
 
     def _collect_batch(self, iteration: int) -> Batch:
         """In the collector's thread, the only one that uses sampler, collector and environment."""
         groups, _ = self.trainer.collect_with_signal(iteration, self.collect)
-        return Batch(iteration, groups, self._new_counts(), self.sampler.state())
+        return Batch(iteration, groups, self._new_counts(), self._draws())
 
     def _new_counts(self) -> dict[str, float]:
         before = self.last_counts
@@ -245,10 +248,18 @@ class TrainingRun:
         return counts | self.serving.metrics() | self.sampler.metrics()
 
     def _curriculum(self, ahead: Sequence[Batch]) -> dict[str, Any]:
-        """The sampler's state after the batches of this iteration and those `ahead` of it."""
+        """What draws problems and prefixes, after the batches of this iteration and those `ahead` of it."""
         if self.pipeline is None or self.pipeline.batch is None:
-            return self.sampler.state()
+            return self._draws()
         return [self.pipeline.batch, *ahead][-1].curriculum
+
+    def _draws(self) -> dict[str, Any]:
+        return self.sampler.state() | ({"prefixes": self.prefixes.state()} if self.prefixes else {})
+
+    def _load_draws(self, state: dict[str, Any]) -> None:
+        self.sampler.load_state(state)
+        if self.prefixes:
+            self.prefixes.load_state(state["prefixes"])
 
     def _finish_iteration(self, *, is_checkpoint_due: bool = False) -> None:
         """Let the pipeline generate with the new weights, and save where that is due."""
@@ -280,7 +291,7 @@ class TrainingRun:
                 self.snapshots.save()
             return refused
         self.trainer.load(found.tensors, found.state["trainer"])
-        self.sampler.load_state(found.state["sampler"])
+        self._load_draws(found.state["sampler"])
         self.sentinel.load_state(found.state["sentinel"])
         self.num_rollbacks, self.metrics = found.state["num_rollbacks"], found.state["metrics"]
         if self.pipeline is not None:

@@ -69,7 +69,7 @@ class Serving:
         """In the collector's thread, while the trainer changes its own weights."""
         self._refresh(self._weights_of(given), version, given.probe_logp)
 
-    def compare(self, groups: Sequence[Group], *, version: int, temperature: float) -> None:
+    def compare(self, groups: Sequence[Group], *, version: int, temperature: float, top_p: float) -> None:
         """Before this process's first step, on episodes that the trainer's own weights wrote."""
         if not self.is_compared:
             self.is_compared = check_engine(
@@ -78,6 +78,7 @@ class Serving:
                 self.settings.train,
                 policy_version=version,
                 temperature=temperature,
+                top_p=top_p,
                 tolerance=self._tolerance(),
             )
 
