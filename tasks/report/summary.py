@@ -56,6 +56,7 @@ def build_summary(paths: Paths) -> dict[str, Any]:
         **({"greedy": greedy} if greedy else {}),
         **({"sharded": _sharded(results.sharded)} if results.sharded else {}),
         **({"warm_start_best_of_k": results.best_of_k} if results.best_of_k else {}),
+        **({"warm_start_attempts": [_attempt(row) for row in results.attempts]} if results.attempts else {}),
         **({"also": {name: _elsewhere(row) for name, row in results.also.items()}} if results.also else {}),
         **({"reflexion": _tried_again(results.reflexion)} if results.reflexion else {}),
         "champion": results.champion,
@@ -67,6 +68,10 @@ def build_summary(paths: Paths) -> dict[str, Any]:
         usage = {f"{name}_per_episode": value for name, value in results.frontier["usage_per_episode"].items()}
         summary["frontier"] = {"model": results.frontier["model"], **_shared(results.frontier["result"]), **usage}
     return summary
+
+
+def _attempt(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in ("success", "num_steps", "end", "learning_rate", "is_kept")}
 
 
 def _elsewhere(row: dict[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from tasks.stages.evaluate.racing import Race, Round, race
 from tasks.stages.evaluate.runner import EpisodeRunner
 from tasks.stages.evaluate.settings import EvaluateSections
 from tasks.stages.evaluate.sharded import choose_problems, measure_sharded
-from tasks.stages.evaluate.transfer import measure_transfer
+from tasks.stages.evaluate.transfer import OtherProblems, measure_transfer, read_others
 
 if TYPE_CHECKING:
     from tasks.measurement.statistics import Result, Success
@@ -58,6 +58,7 @@ def run(settings: EvaluateSections, paths: Paths) -> None:
     options, confidence = settings.evaluate, settings.evaluate.confidence
     snapshots = {folder.name: folder for folder in numbered_folders(require(paths.stage("train") / "snapshots"))}
     select, test = read_split(paths, "select"), read_split(paths, "test")
+    others = read_elsewhere(settings, paths, snapshots.values())
     drift = check_pin(settings.environment, paths, stage="evaluate")
     parts = key_parts(settings.plays["test"], paths, settings.environment, drift)
     # DVC does not watch packages, so the folder's name does: never resume episodes that other versions sampled.
@@ -86,7 +87,7 @@ def run(settings: EvaluateSections, paths: Paths) -> None:
         greedy = {name: runner.play(model, test, "greedy", name) for name, model in models.items() if options.greedy}
         runner.close()  # what follows has engines of its own, and two might not fit on a device
         keep = partial(store, folder)
-        transfer = measure_transfer(settings, models, resume=resume, store=keep)
+        transfer = measure_transfer(settings, others, models, resume=resume, store=keep)
         reflexion = play_reflexion(settings, environment, test, models, on_test, paths, resume=resume, store=keep)
         sharded = measure_sharded(settings, in_parts, models, on_test, resume=resume, store=keep)
         refuse_altered(models, hashes)
@@ -125,6 +126,17 @@ def run(settings: EvaluateSections, paths: Paths) -> None:
     measured = content_hash(paths.stage("evaluate") / "evaluation.json")
     write_json(paths.artifacts / "timings" / "evaluate.json", {**runner.timings, "evaluation": measured})
     clear_resume("evaluate", paths)
+
+
+def read_elsewhere(settings: EvaluateSections, paths: Paths, snapshots: Iterable[Path]) -> dict[str, OtherProblems]:
+    """The problems of `evaluate.also`, checked while nothing has been played yet."""
+    from tasks.chat.format import load_chat
+    from tasks.models.folders import model_config
+
+    if not settings.evaluate.also:
+        return {}
+    base = paths.stage("assess") / "base_model"
+    return read_others(settings, load_chat(base), model_config(base), snapshots)
 
 
 def choose(
