@@ -6,8 +6,10 @@ ends all, since none can go on alone; what was started here is started again fro
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
+import signal
 import socket
 import sys
 import time
@@ -76,6 +78,7 @@ def supervise(stage: str, launch: LaunchSettings) -> None:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     own_guardian().watch_descendants()
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # it is told in one line below
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -106,8 +109,9 @@ def supervise(stage: str, launch: LaunchSettings) -> None:
 
 
 def _how_it_ended(ended: Mapping[int, int], size: int) -> str:
-    """Of the first that was killed, else of the first."""
-    rank, status = min(ended.items(), key=lambda item: (item[1] >= 0, item[0]))
+    """Of the rank that was killed; the others got a SIGTERM for it, or found it gone."""
+    order = {-signal.SIGTERM: 2, PASSING_STATUS: 1}
+    rank, status = min(ended.items(), key=lambda item: (order.get(item[1], 0), item[0]))
     how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
     return f"rank {rank} of {size} {how}"
 

@@ -63,6 +63,7 @@ def test_two_trainers_without_a_launcher_are_refused() -> None:
 
 
 def test_of_ranks_that_ended_the_one_that_was_killed_is_named() -> None:
+    assert _how_it_ended({0: -15, 1: -9}, 2) == "rank 1 of 2 was ended by signal 9"
     assert _how_it_ended({0: 75, 1: -9}, 2) == "rank 1 of 2 was ended by signal 9"
     assert _how_it_ended({1: 75}, 2) == "rank 1 of 2 ended with status 75"
 
