@@ -228,6 +228,10 @@ class Environment(Protocol):
         """The problem's only request in parts, which a user tells one after the other; fewer than two: it has none."""
         return ()
 
+    def judges_each_request(self, problem: Problem) -> bool:
+        """Whether each of its requests is judged by what the agent did after it; then no user may word them anew."""
+        return False
+
     def expert(self) -> Expert | None:
         """Who plays the demonstrations of a warm start; None: the reference solutions."""
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 from math import log2
 from pathlib import Path
@@ -19,13 +20,16 @@ from tasks.core.records import Problem, ReferenceTurn, ToolCall
 from tasks.core.tool_calls import parse_calls
 from tasks.environments.catalog import load_environment
 from tasks.environments.research.corpus import Document, make_corpus, read_corpus
-from tasks.environments.research.environment import Research, normalise
+from tasks.environments.research.environment import Research
+from tasks.environments.research.episode import normalise
 from tasks.environments.research.names import ENDINGS, ONSETS, draw_names
 from tasks.environments.research.settings import MOST_CLUSTERS, GeneratedCorpus, ResearchSettings
 from tasks.rewards.retrieval import ndcg, recall
 from tasks.stages.curate.splitting import side_of
 from tasks.tools.authoring import ToolEpisode
 from tasks.tools.base import Verdict, block_until
+from tasks.tools.user.environment import UserEnvironment
+from tasks.tools.user.settings import UserModelSettings, UserSettings
 from tests.readme import page_block
 from tests.rewards.test_rewards import episode
 from tests.worlds import OWN_SETTINGS, environment_settings
@@ -72,6 +76,10 @@ def question(*requests: tuple[str, list[str], list[str]], id: str = "q") -> Prob
     )
 
 
+NOBODY = UserModelSettings(
+    url="http://127.0.0.1:9/v1", model="nobody", api_key_variable=None, instructions="You ask.", greeting="Hi!",
+    temperature=0.0, max_output_tokens=20, max_messages=3, max_retries=0, timeout_seconds=1.0,
+)  # fmt: skip
 CAPITAL = question(("What is the capital of Norway?", ["Oslo"], ["d1"]))
 
 
@@ -86,22 +94,37 @@ def judge(world: Research, problem: Problem, *calls: tuple[str, dict[str, Any]])
     return episode.verdict("Done.")
 
 
-def answer(text: str, *citations: str) -> tuple[str, dict[str, Any]]:
+def answer(text: str, *citations: int | str) -> tuple[str, dict[str, Any]]:
     return "answer", {"text": text, "citations": list(citations)}
 
 
 SEARCH = ("search", {"query": "capital Norway harbour"})
 
 
-def test_a_search_returns_the_best_matches_with_snippets_and_ids() -> None:
+def test_a_search_returns_the_best_matches_with_snippets_and_numbers() -> None:
     episode = world_over(ROWS).start(CAPITAL)
-    assert ask(episode, "search", query="capital NORWAY")["results"][0] == {
-        "title": "Oslo", "document": "d1", "snippet": "is the capital of",
-    }  # fmt: skip
-    assert {found["document"] for found in ask(episode, "search", query="HARBOUR")["results"]} == {
-        "d1", "d2", "../../etc/passwd",
-    }  # fmt: skip
+    assert ask(episode, "search", query="capital NORWAY")["results"] == [
+        {"title": "Oslo", "document": 1, "snippet": "is the capital of"}
+    ]
     assert ask(episode, "search", query="zebra")["results"] == []
+
+
+def test_a_document_keeps_the_number_it_was_first_shown_with() -> None:
+    """Harbours is the shortest, so it ranks first; Oslo is number 1 since the first search."""
+    episode = world_over(ROWS).start(CAPITAL)
+    ask(episode, "search", query="capital")
+    found = ask(episode, "search", query="harbour")["results"]
+    assert [(result["title"], result["document"]) for result in found] == [("Harbours", 2), ("Oslo", 1), ("Bergen", 3)]
+
+
+def test_a_number_is_as_good_as_an_id_and_names_what_was_shown() -> None:
+    episode = world_over(ROWS).start(CAPITAL)
+    assert ask(episode, "open", document=1)["error"]["type"] == "not_found"
+    ask(episode, "open", document="d2")
+    ask(episode, "search", query="capital")
+    assert (ask(episode, "open", document=1)["title"], ask(episode, "open", document=2)["title"]) == ("Bergen", "Oslo")
+    assert ask(episode, "open", document=3)["error"]["type"] == "not_found"
+    assert ask(episode, "open", document="2")["error"]["type"] == "not_found"  # a text is an id
 
 
 def test_equal_scores_keep_the_order_of_the_corpus() -> None:
@@ -140,6 +163,9 @@ def test_an_id_is_a_key_and_never_a_path(tmp_path: Path, monkeypatch: pytest.Mon
         ([SEARCH, answer("Oslo")], True, False),  # no citation
         ([SEARCH, answer("Oslo", "d1", "d2")], True, False),  # one that does not support it
         ([answer("Oslo", "d1")], True, False),  # a document it never saw
+        ([("search", {"query": "capital"}), answer("Oslo", 1)], True, True),
+        ([("search", {"query": "capital"}), answer("Oslo", 1, 2)], True, False),  # a number that nothing has
+        ([answer("Oslo", 1), ("search", {"query": "capital"})], True, False),  # or had when it was cited
         ([SEARCH, answer("Oslo", "d1"), answer("Bergen", "d1")], False, True),  # the last one counts
         ([SEARCH], False, False),
     ],
@@ -183,7 +209,9 @@ def test_each_request_has_its_own_budget_answer_and_judgement() -> None:
     episode.call(*answer("Oslo", "d1"))
     assert not world.start(problem).verdict("Done.").success
     episode.end_turn("Done.")
-    assert ask(episode, "search", query="rain")["results"][0]["document"] == "d2"
+    assert ask(episode, "search", query="rain")["results"] == [
+        {"title": "Bergen", "document": 2, "snippet": "and rain on most"}
+    ]  # d1 keeps its number
     assert not episode.verdict("Done.").success  # the second question has no answer
     episode.call(*answer("Bergen", "d2"))
     assert episode.verdict("Done.").success
@@ -202,6 +230,31 @@ def test_of_one_question_the_last_answer_counts_whatever_the_user_said_in_betwee
     assert episode.verdict("You are welcome.").success
     episode.call(*answer("Bergen", "d1"))
     assert not episode.verdict("Bergen, then.").success
+
+
+@pytest.mark.parametrize(
+    ("user", "shards", "is_refused"),
+    [
+        (UserSettings(played_by="script", reveal="at_once", model=None), [], False),
+        (UserSettings(played_by="script", reveal="sharded", model=None), [], False),  # no parts: told as they are
+        (UserSettings(played_by="script", reveal="sharded", model=None), ["A capital.", "Norway's."], True),
+        (UserSettings(played_by="endpoint", reveal="at_once", model=NOBODY), [], True),
+    ],
+)
+def test_several_questions_are_refused_to_a_user_who_would_word_them_anew(
+    user: UserSettings, shards: list[str], is_refused: bool
+) -> None:
+    """The second answer is judged against the second request, which such a user never makes."""
+    problem = question(("Capital of Norway?", ["Oslo"], ["d1"]), ("Where does it rain?", ["Bergen"], ["d2"]))
+    problem = problem.model_copy(update={"world": {**problem.world, "user": {"shards": shards}}})
+    with closing(UserEnvironment(world_over(ROWS), user)) as world:
+        world.start_user(CAPITAL)
+        if not is_refused:
+            assert world.start_user(problem).open() == "Capital of Norway?"
+            return
+        with pytest.raises(ValueError, match="problem 'q': each of its 2 requests is judged by itself") as refusal:
+            world.start_user(problem)
+        assert "\n" not in str(refusal.value)
 
 
 @settings(max_examples=50, deadline=None)
@@ -259,8 +312,8 @@ def test_a_level_is_the_number_of_documents_to_read_and_each_is_found_by_its_nam
         assert problem.level == sum(call.name == "open" for call in calls)
         episode = GENERATED.start(problem)
         for search, look in zip(calls[:-1:2], calls[1:-1:2], strict=True):
-            found = [result["document"] for result in ask(episode, "search", **search.arguments)["results"]]
-            assert look.arguments["document"] in found
+            found = [result["title"] for result in ask(episode, "search", **search.arguments)["results"]]
+            assert GENERATED.corpus.documents[look.arguments["document"]].title in found
 
 
 def test_the_first_result_is_often_another_document() -> None:
@@ -285,7 +338,6 @@ def test_questions_of_different_groups_share_no_entity_and_no_document() -> None
 
 def test_the_expert_succeeds_with_and_without_a_detour() -> None:
     expert = GENERATED.expert()
-    assert expert is not None
     lengths = Counter[int]()
     for number, problem in enumerate(PROBLEMS):
         shown = expert(problem, random.Random(number))
@@ -293,8 +345,9 @@ def test_the_expert_succeeds_with_and_without_a_detour() -> None:
         calls = [call for text in shown.assistant_texts[:-1] for call in parse_calls(text) if call]
         lengths[len(calls) - len(problem.reference[0].calls)] += 1
         assert judge(GENERATED, problem, *[(call.name, call.arguments) for call in calls]).success
-        cited = calls[-1].arguments["citations"]
-        assert cited == problem.world["questions"][0]["supporting"][-1:]  # where some are enough, the last alone
+        opened = [call.arguments["document"] for call in calls if call.name == "open"]
+        assert all(isinstance(document, int) for document in opened)
+        assert calls[-1].arguments["citations"] == opened[-1:]  # where some are enough, the last alone
     assert set(lengths) == {0, 1} and lengths[1] < lengths[0]
 
 
@@ -318,7 +371,26 @@ def test_a_corpus_of_ones_own_is_searched_and_judged_the_same_way(own: Path) -> 
         block_until(episode.call(call.name, call.arguments))
     assert block_until(episode.verdict("Done.")).success
     assert world.generate(seed=1, num_problems=1, max_level=1) is None
-    assert (world.expert(), world.vocabulary()) == (None, [])
+    assert world.vocabulary() == []
+
+
+def test_a_reference_of_ones_own_is_demonstrated_by_numbers(own: Path) -> None:
+    world = Research(settings=settings_with(corpus=str(own), generated=None))
+    shown = world.expert()(CAPITAL, random.Random(1))
+    assert shown is not None
+    assert parse_calls(shown.assistant_texts[1]) == [
+        ToolCall(name="answer", arguments={"text": "Oslo", "citations": [1]})
+    ]
+    assert shown.assistant_texts[2:] == ["Done."]
+
+
+def test_what_fails_or_has_several_requests_is_not_demonstrated(own: Path) -> None:
+    world = Research(settings=settings_with(corpus=str(own), generated=None))
+    [turn] = CAPITAL.reference
+    lost = turn.model_copy(update={"calls": [ToolCall(name="open", arguments={"document": "d9"}), *turn.calls]})
+    twice = question(("Capital?", ["Oslo"], ["d1"]), ("Where does it rain?", ["Bergen"], ["d2"]))
+    for problem in (CAPITAL.model_copy(update={"reference": [lost]}), twice):
+        assert world.expert()(problem, random.Random(1)) is None
 
 
 def test_the_corpus_and_the_question_of_the_page_work_as_they_are_printed(own: Path) -> None:

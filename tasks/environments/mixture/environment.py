@@ -81,6 +81,9 @@ class Mixture(Environment):
     def shards(self, problem: Problem) -> Sequence[str]:
         return self._of(problem.id).shards(own_problem(problem))
 
+    def judges_each_request(self, problem: Problem) -> bool:
+        return self._of(problem.id).judges_each_request(own_problem(problem))
+
     def budgets_for(self, problem: Problem) -> dict[str, int]:
         return self.settings[member_of(problem.id)].budgets.given()
 

@@ -12,132 +12,26 @@ which NDCG@k and Recall@k follow.
 from __future__ import annotations
 
 import random
-import re
-import string
-import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
-
-from pydantic import Field
+from typing import Any, ClassVar
 
 from tasks.core.records import Demonstration, Problem
 from tasks.core.settings import Settings
-from tasks.environments.research.corpus import MAX_QUERY_CHARACTERS, Corpus, Document, read_corpus
+from tasks.environments.research.corpus import Corpus, read_corpus
+from tasks.environments.research.episode import ResearchEpisode
 from tasks.environments.research.experts import demonstrate
 from tasks.environments.research.generated import draw_problems, make_world, words_of_the_world
-from tasks.environments.research.questions import Question, read_questions
+from tasks.environments.research.questions import read_questions
 from tasks.environments.research.settings import ResearchSettings
-from tasks.tools.authoring import ToolEnvironment, ToolEpisode, tool
-from tasks.tools.base import Expert, Verdict
-from tasks.tools.layer import ToolError
+from tasks.tools.authoring import ToolEnvironment
+from tasks.tools.base import Expert
 from tasks.tools.settings import IN_MEMORY, ToolSettings
-
-Words = Annotated[str, Field(min_length=1, max_length=MAX_QUERY_CHARACTERS)]
-DocumentId = Annotated[str, Field(min_length=1, max_length=200)]
-MAX_ANSWER_CHARACTERS, MAX_CITATIONS = 2000, 50
-ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-PUNCTUATION = str.maketrans("", "", string.punctuation)
-
-Reply = dict[str, Any]
-
-
-class ResearchEpisode(ToolEpisode):
-    """`shown`: the ids of the documents that a reply named, in order. The budgets are of the current request."""
-
-    def __init__(self, problem: Problem, questions: Sequence[Question], corpus: Corpus, settings: ResearchSettings):
-        super().__init__(problem)
-        self.questions, self.corpus, self.settings = questions, corpus, settings
-        self.shown: dict[str, None] = {}
-        self.answers: list[tuple[str, list[str]] | None] = [None]  # per request: text and citations
-        self.num_searches = self.num_characters = 0
-
-    @tool("Search the corpus. Returns the best matching documents, each with a snippet.", read_only=True)
-    def search(self, query: Words) -> Reply:
-        if self.num_searches >= self.settings.max_searches:
-            raise ToolError("conflict", "no search is left for this question; answer with what you have")
-        self.num_searches += 1
-        found = self.corpus.search(query, num_results=self.settings.num_results)
-        return {"results": [self._result(document, query) for document in found]}
-
-    @tool("Read a document from a character on; `next` is where to go on reading.", read_only=True)
-    def open(self, document: DocumentId, start: Annotated[int, Field(ge=0)] = 0) -> Reply:
-        found = self._document(document)
-        end = start + min(self.settings.page_characters, self._characters_left())
-        page = self._read(found.text[start:end])
-        self.shown[found.id] = None
-        return {"title": found.title, "text": page, **({"next": end} if end < len(found.text) else {})}
-
-    @tool("Passages of a document that contain a text, whatever its case.", read_only=True)
-    def find(self, document: DocumentId, text: Words) -> Reply:
-        found = self._document(document)
-        places = re.finditer(re.escape(text), found.text, re.IGNORECASE)
-        passages = [
-            self._read(_around(found.text, place.start(), place.end(), self.settings.snippet_characters))
-            for place, _ in zip(places, range(self.settings.num_results), strict=False)
-            if self._characters_left()
-        ]
-        self.shown[found.id] = None
-        return {"title": found.title, "passages": passages}
-
-    @tool("Give the answer and the ids of the documents it rests on. The last answer counts.", idempotent=True)
-    def answer(
-        self,
-        text: Annotated[str, Field(min_length=1, max_length=MAX_ANSWER_CHARACTERS)],
-        citations: Annotated[list[DocumentId], Field(max_length=MAX_CITATIONS)],
-    ) -> Reply:
-        self.answers[-1] = (text, list(citations))
-        return {"status": "answered"}
-
-    def end_turn(self, message: str | None) -> None:
-        self.answers.append(None)
-        self.num_searches = self.num_characters = 0
-
-    def verdict(self, final_message: str | None) -> Verdict:
-        given = [*self.answers, *[None] * len(self.questions)]
-        if len(self.questions) == 1:  # a user may have said more than the question: its last answer counts
-            given = [next((answer for answer in reversed(self.answers) if answer), None)]
-        judged = [self._judge(question, answer) for question, answer in zip(self.questions, given, strict=False)]
-        checks = {name: all(check[name] for check in judged) for name in ("answer", "evidence")}
-        relevant = dict.fromkeys(id for question in self.questions for id in question.supporting)
-        return Verdict(
-            all(checks.values()), checks, {"retrieval": {"ranked": list(self.shown), "relevant": list(relevant)}}
-        )
-
-    def _judge(self, question: Question, given: tuple[str, list[str]] | None) -> dict[str, bool]:
-        text, citations = given or ("", [])
-        supporting, cited = set(question.supporting), set(citations)
-        is_enough = cited == supporting if self.settings.citations == "all" else bool(cited)
-        return {
-            "answer": given is not None and normalise(text) in {normalise(answer) for answer in question.answers},
-            "evidence": is_enough and cited <= supporting and cited <= self.shown.keys(),
-        }
-
-    def _result(self, document: Document, query: str) -> Reply:
-        self.shown[document.id] = None
-        snippet = self._read(_snippet(document.text, query, self.settings.snippet_characters))
-        return {"title": document.title, "document": document.id, **({"snippet": snippet} if snippet else {})}
-
-    def _document(self, id: str) -> Document:
-        found = self.corpus.documents.get(id)
-        if found is None:
-            raise ToolError("not_found", "no document has this id; search returns the ids")
-        if not self._characters_left():
-            raise ToolError("conflict", "no reading is left for this question; answer with what you have")
-        return found
-
-    def _characters_left(self) -> int:
-        return max(0, self.settings.max_characters - self.num_characters)
-
-    def _read(self, text: str) -> str:
-        """The text as far as the budget goes, and count it."""
-        text = text[: self._characters_left()]
-        self.num_characters += len(text)
-        return text
 
 
 class Research(ToolEnvironment):
     name = "research"
+    version = "2"
     episode_class = ResearchEpisode
     settings_class: ClassVar[type[Settings]] = ResearchSettings
     seed_scheme = "research/1"
@@ -159,6 +53,9 @@ class Research(ToolEnvironment):
     def make_episode(self, problem: Problem) -> ResearchEpisode:
         return ResearchEpisode(problem, read_questions(problem, self.corpus), self.corpus, self.settings)
 
+    def judges_each_request(self, problem: Problem) -> bool:
+        return len(problem.requests) > 1
+
     def generate(self, *, seed: int, num_problems: int, max_level: int) -> Iterator[Problem] | None:
         """Questions about the invented world; None with a corpus of one's own."""
         if self.settings.generated is None:
@@ -166,20 +63,17 @@ class Research(ToolEnvironment):
         world = make_world(self.settings.generated)
         return draw_problems(world, seed=seed, num_problems=num_problems, max_level=max_level)
 
-    def expert(self) -> Expert | None:
-        return self._demonstrate if self.settings.generated else None
+    def expert(self) -> Expert:
+        return self._demonstrate
 
     def _demonstrate(self, problem: Problem, rng: random.Random) -> Demonstration | None:
-        return demonstrate(self.make_episode(problem), rng, cites_all=self.settings.citations == "all")
+        cites_all = self.settings.generated is None or self.settings.citations == "all"
+        episode = self.make_episode(problem)
+        episode.layer = self.layer
+        return demonstrate(episode, rng, cites_all=cites_all)
 
     def vocabulary(self) -> list[str]:
         return words_of_the_world() if self.settings.generated else []
-
-
-def normalise(text: str) -> str:
-    """What is compared of an answer: no case, punctuation, articles or further white space."""
-    bare = unicodedata.normalize("NFKC", text).casefold().translate(PUNCTUATION)
-    return " ".join(ARTICLES.sub(" ", bare).split())
 
 
 def _load_corpus(settings: ResearchSettings) -> Corpus:
@@ -187,24 +81,6 @@ def _load_corpus(settings: ResearchSettings) -> Corpus:
         return make_world(settings.generated).corpus
     assert settings.corpus is not None
     return read_corpus(Path(settings.corpus))
-
-
-def _snippet(text: str, query: str, num_characters: int) -> str:
-    """What surrounds the first word of the query that is in the text; else the beginning."""
-    words = [re.escape(word) for word in re.findall(r"\w+", query)]
-    place = re.search(rf"\b(?:{'|'.join(words)})\b", text, re.IGNORECASE) if words else None
-    return _around(text, *(place.span() if place else (0, 0)), num_characters)
-
-
-def _around(text: str, start: int, end: int, num_characters: int) -> str:
-    """`num_characters` of the text around a place in it, without words that the cut would leave half."""
-    first = max(0, start - max(0, num_characters - (end - start)) // 2)
-    last = min(len(text), first + num_characters)
-    if 0 < first < last and text[first - 1].isalnum() and text[first].isalnum():
-        first = text.find(" ", first, last) + 1 or last
-    if first < last < len(text) and text[last - 1].isalnum() and text[last].isalnum():
-        last = max(text.rfind(" ", first, last), first)
-    return text[first:last].strip()
 
 
 ENVIRONMENT = Research

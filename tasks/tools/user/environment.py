@@ -23,12 +23,23 @@ class UserEnvironment(EnvironmentWrapper):
         self.speaker = None if settings.model is None else open_speaker(settings.model)
 
     def start_user(self, problem: Problem, *, stream: str = "") -> User:
+        self._check_requests_are_kept(problem)
         if self.speaker is not None:
             return PlayedUser(self.user_settings, self.speaker, problem, self.shards(problem), stream=stream)
         return script_user(self.inner, problem, self.user_settings, stream=stream)
 
     def shards(self, problem: Problem) -> Any:
         return shards_of(self.inner, problem)
+
+    def _check_requests_are_kept(self, problem: Problem) -> None:
+        """ValueError where each request is judged by itself and the user would make others."""
+        tells_parts = self.user_settings.reveal != "at_once" and len(self.shards(problem)) > 1
+        if (self.speaker is not None or tells_parts) and self.inner.judges_each_request(problem):
+            raise ValueError(
+                f"problem {problem.id!r}: each of its {len(problem.requests)} requests is judged by itself, and a "
+                f"simulated user would word or part them anew, so answers would be judged against the wrong request. "
+                f"Give it one request, or set environment.user to null."
+            )
 
     def describe(self) -> dict[str, Any]:
         return {**self.inner.describe(), "user": self.user_settings.model_dump(mode="json")}
