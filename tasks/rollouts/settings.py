@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from tasks.core.settings import Settings, read_own_settings
-from tasks.environments.settings import EnvironmentSettings
+from tasks.environments.settings import EnvironmentSettings, folder_of, names_of
 from tasks.models.differences import Tolerance, tolerance_of
 from tasks.models.settings import ComputeSettings
 from tasks.models.torch_setup import device_name
@@ -144,6 +144,10 @@ class PlaySections(Settings):
     environment: EnvironmentSettings
     engine: EngineSettings
     sampling: SamplingSettings
+
+    def unwatched_folders(self) -> list[str]:
+        """The members of a mixture: dvc.yaml watches the folder that `environment.name` names."""
+        return [folder_of(name) for name in names_of(self.environment) if name != self.environment.name]
 
     def play(self, samples_per_problem: int, *, drawn_from: DistributionSettings | None = None) -> PlaySettings:
         """`drawn_from` is a measurement's distribution; None samples as training does."""

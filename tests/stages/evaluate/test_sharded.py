@@ -10,6 +10,7 @@ import pytest
 from tasks.core.files import read_jsonl
 from tasks.core.records import Outcome, Trajectory
 from tasks.environments.travel_desk.environment import TravelDesk
+from tasks.stages.evaluate.settings import ShardedSettings
 from tasks.stages.evaluate.sharded import choose_problems, describe_drop, noise_of
 from tests.measurement.synthetic import trajectory
 from tests.rollouts.test_requests import PROBLEM
@@ -48,17 +49,23 @@ def test_noise_is_the_variance_between_replays_of_an_episode() -> None:
 
 
 def test_a_test_set_without_parts_is_refused_with_what_to_write() -> None:
-    assert choose_problems(TravelDesk(), PROBLEMS, 3) == PROBLEMS[:3]
+    options = ShardedSettings.model_validate({**OPTIONS, "num_problems": 3})
+    assert choose_problems(TravelDesk(), PROBLEMS, options) == PROBLEMS[:3]
+    assert choose_problems(TravelDesk(), PROBLEMS, None) == []
     with pytest.raises(ValueError, match=r"world\.user\.shards"):
-        choose_problems(TravelDesk(), [PROBLEM], 3)
+        choose_problems(TravelDesk(), [PROBLEM], options)
 
 
 @pytest.mark.slow
-def test_parts_are_a_row_of_the_evaluation_and_change_nothing_else(tmp_path: Path) -> None:
+def test_parts_are_a_row_of_the_evaluation_and_change_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     paths = stage_folder(tmp_path)
     evaluated(paths, greedy=False)
     without = files_of(paths)
     evaluation = evaluated(paths, sharded=OPTIONS, greedy=False)
+    lines = capsys.readouterr().out.partition("told in parts: 5 problems")[2].splitlines()[1:]
+    assert [line.split(":")[0] for line in lines] == ["  base", "  warm start", "  best"]
     row = evaluation.pop("sharded")
     for name in ("base", "warm_start", "best"):
         assert evaluation["contents"].pop(f"sharded_{name}.jsonl")
