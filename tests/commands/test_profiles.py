@@ -24,7 +24,7 @@ MODELS = [name for name in NAMES if name.endswith(("24gb", "80gb"))]
 GPU = {"24gb": "4090-24gb", "80gb": "a100-80gb"}
 PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
 MERGES = sorted({tuple(names.split(" ")) for names in re.findall(r"tasks profile ([\w.]+(?: [\w.]+)+)", PAGE)})
-WHOLE_PROFILES = [name for name in NAMES if name not in ("bfcl", "mcp", "services", "tau2")]
+WHOLE_PROFILES = [name for name in NAMES if name not in ("bfcl", "mcp", "services", "tau2", "tau2_retail")]
 SOURCE = Path("infra/profiles/mine.yaml")
 WHOLE = """\
 seed: 1              # every random stream
@@ -75,13 +75,14 @@ def test_a_models_profile_takes_an_environment_over_it_and_fits_its_gpu(model: s
     assert "**Not run.**" in section
 
 
-def test_tau2_takes_a_model_with_room_for_its_prompts() -> None:
-    """Its prompts have 9,500 tokens, and an episode gets 8,192 more."""
-    params = profile_params("qwen2.5_7b_lora_80gb", "tau2")
-    check_params(params, source=FOLDER / "tau2.yaml")
+@pytest.mark.parametrize(("name", "num_prompt_tokens"), [("tau2", 9_500), ("tau2_retail", 5_000)])
+def test_tau2_takes_a_model_with_room_for_its_prompts(name: str, num_prompt_tokens: int) -> None:
+    """Beside the prompt an episode gets all of its completion tokens."""
+    params = profile_params("qwen2.5_7b_lora_80gb", name)
+    check_params(params, source=FOLDER / f"{name}.yaml")
     sampling = params["sampling"]
-    assert sampling["max_tokens_per_episode"] > 9_500 + sampling["max_completion_tokens"]
-    assert fits(make_plan(gpu=GPU["80gb"], profiles=["qwen2.5_7b_lora_80gb", "tau2"]).setup)
+    assert sampling["max_tokens_per_episode"] > num_prompt_tokens + sampling["max_completion_tokens"]
+    assert fits(make_plan(gpu=GPU["80gb"], profiles=["qwen2.5_7b_lora_80gb", name]).setup)
 
 
 def test_the_page_merges_profiles_in_its_commands() -> None:

@@ -29,7 +29,8 @@ MOST_RENDERED = 50  # references compared with the template's own rendering; the
 def chat_template(context: DoctorContext) -> Finding:
     """The template can render a conversation (`ChatFormat` refuses one that cannot), and shows the tools."""
     chat, tools = context.chat, context.tool_schemas
-    prompt = chat.decode(chat.prompt_ids("?", tools))
+    rules = context.environment.rules_for(context.problems["train"][0]) if context.problems["train"] else ""
+    prompt = chat.decode(chat.prompt_ids("?", tools, rules))
     if not is_embedded(context.settings.model.path) and not any(tool["function"]["name"] in prompt for tool in tools):
         return warned(
             "the prompt that it renders names no tool",
@@ -97,7 +98,9 @@ def rendering_fault(context: DoctorContext, reference: PlayedReference) -> str:
     """How the template's rendering of the whole conversation differs from the episode; empty where it does not."""
     chat, played = context.chat, reference.trajectory
     tools = [tool.schema() for tool in context.environment.tools_for(reference.problem)]
-    messages, rendered_tools = chat.opening(reference.problem.requests[0], tools)
+    messages, rendered_tools = chat.opening(
+        reference.problem.requests[0], tools, context.environment.rules_for(reference.problem)
+    )
     for text, turn in zip(reference.texts, played.turns, strict=False):
         messages.append(chat.template.written(text))
         messages += chat.replies(tuple(turn.replies)) if turn.replies else []

@@ -86,17 +86,23 @@ def _seconds_table(plan: Plan, seconds: Seconds) -> Any:
 def _signal_table(plan: Plan, outlook: Outlook) -> Any:
     """The same problems with groups of several sizes, from episodes of the model that training starts from."""
     columns = ("groups without", "episodes per useful one", "episodes", "sampled tokens", "train")
-    table = _table("Signal", *columns)
+    table, set_sizes = _table("Signal", *columns), outlook.planned.num_iterations
     for row in outlook.rows:
         told = f"G = {row.group_size}" + ", recommended" * (row.group_size == outlook.recommended)
         seconds = train_seconds(plan, group_size=row.group_size, episodes=row.episodes)
         table.add_row(
-            told + ", as set" * (row.group_size == plan.setup.settings.train.group_size),
+            told + ", as set" * ([*set_sizes] == [row.group_size]),
             f"{row.without_signal:.0%}",
             f"{row.episodes_per_useful_group:,.0f}",
             count(row.episodes),
             count(row.sampled_tokens),
             "" if seconds is None else _time(seconds),
+        )
+    if len(set_sizes) > 1:
+        planned = outlook.planned
+        told = f"{planned.sizes}, as scheduled"
+        table.add_row(
+            told, f"{planned.without_signal:.0%}", "", count(planned.episodes), count(planned.sampled_tokens), ""
         )
     return table
 

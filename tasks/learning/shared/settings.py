@@ -11,7 +11,7 @@ from tasks.core.settings import Settings
 
 LARGEST_SEQUENCE_CLIP = 0.1  # beyond this, hardly any trajectory's ratio is clipped
 Beta = Annotated[float, Field(ge=0, lt=1)]
-Difficulty = Literal["level", "calls", "tools"]
+Difficulty = Literal["level", "calls", "tools", "strictness"]
 
 
 class OptimizerSettings(Settings):
@@ -137,8 +137,8 @@ def check_points(name: str, points: Sequence[Point | SamplesPoint]) -> None:
 
 
 class LevelsSettings(Settings):
-    """Levels that open one after the other: by a problem's own `level`, or by the `calls` or the different `tools` of
-    its reference.
+    """Levels that open one after the other: by a problem's own `level`, or by its reference's `calls` (the horizon),
+    different `tools`, or `strictness` (the values that a solution must get right).
     """
 
     by: Difficulty

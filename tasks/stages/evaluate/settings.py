@@ -94,7 +94,9 @@ class EvaluateSections(PlaySections):
                 )
             if other.name == "mixture":
                 raise ValueError("evaluate.also names a mixture, which has no result of its own. Name its members")
-            other.within(self.environment).refuse_asking_back()
+            section = other.within(self.environment)
+            section.refuse_asking_back()
+            section.refuse_no_user()
         return self
 
     def unwatched_folders(self) -> list[str]:

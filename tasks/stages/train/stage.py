@@ -89,9 +89,9 @@ def tell_outlook(settings: TrainSections, problems: Sequence[Problem], baseline:
     if baseline is None:
         return
     outlook = expect(settings.train, problems, baseline)
-    planned = outlook.row(settings.train.group_size)
+    planned = outlook.planned
     tell(f"train: {outlook.sentence}")
-    tell(f"train: about {planned.episodes:,.0f} episodes and {planned.sampled_tokens:,.0f} sampled tokens")
+    tell(f"train: {planned.sentence}")
 
 
 def train_policy(
