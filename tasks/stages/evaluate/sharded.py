@@ -16,7 +16,7 @@ from tasks.core.terminal import tell
 from tasks.environments.catalog import load_environment
 from tasks.environments.settings import EnvironmentSettings
 from tasks.stages.evaluate.runner import EpisodeRunner
-from tasks.stages.evaluate.settings import EvaluateSections
+from tasks.stages.evaluate.settings import EvaluateSections, ShardedSettings
 from tasks.tools.user.environment import ReplayedUser
 from tasks.tools.user.hidden import shards_of
 from tasks.tools.user.settings import Reveal, UserSettings
@@ -32,19 +32,19 @@ SPLIT, AT_ONCE = "sharded", "at_once"
 
 def measure_sharded(
     settings: EvaluateSections,
-    environment: Environment,
-    test: Sequence[Problem],
+    problems: Sequence[Problem],
     models: Mapping[str, Path],
     on_test: Played,
     *,
     resume: Path,
     store: Store,
 ) -> dict[str, Any]:
-    """The row of `evaluate.sharded`, empty where it is null; `store` keeps the episodes of each model."""
+    """The row of `evaluate.sharded` over `choose_problems`, empty where it is null; `store` keeps the episodes of each
+    model.
+    """
     options = settings.evaluate.sharded
     if options is None:
         return {}
-    problems = choose_problems(environment, test, options.num_problems)
     in_parts = _play(settings, options.reveal, problems, models, resume, SPLIT)
     if _is_told_at_once(settings.environment):
         at_once = {name: of_problems(played, problems) for name, played in on_test.items()}
@@ -75,9 +75,13 @@ def measure_sharded(
     return row
 
 
-def choose_problems(environment: Environment, test: Sequence[Problem], num: int | None) -> list[Problem]:
-    """The first `num` of test (None: all) that have parts."""
-    found = [problem for problem in test if len(shards_of(environment, problem)) > 1][:num]
+def choose_problems(
+    options: ShardedSettings | None, environment: Environment, test: Sequence[Problem]
+) -> list[Problem]:
+    """The first of test that have parts; none is asked for without `options`."""
+    if options is None:
+        return []
+    found = [problem for problem in test if len(shards_of(environment, problem)) > 1][: options.num_problems]
     if not found:
         raise ValueError(
             "evaluate.sharded: no problem of test has parts, so none could be told in them. Write them in "
