@@ -11,6 +11,8 @@ import pytest
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Problem, ToolCall, Trajectory
 from tasks.core.tool_calls import call_text
+from tasks.engines.endpoint.client import Endpoint
+from tasks.engines.endpoint.episode import play_endpoint
 from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.catalog import find_environment_class, load_bare_environment, load_environment
 from tasks.environments.tau2 import database
@@ -21,10 +23,12 @@ from tasks.environments.tau2.settings import Domain, Tau2Settings
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.stages.curate.splitting import SPLITS, side_of
+from tasks.stages.warm_start.rows import demonstration_row
 from tasks.tools.base import Environment, Verdict, block_until
+from tasks.tools.replay import demonstrate_reference
 from tasks.tools.user.environment import UserEnvironment
 from tests import tiny
-from tests.engines.endpoint.chat_endpoint import KEY, VARIABLE, Answer, ChatEndpoint, completion
+from tests.engines.endpoint.chat_endpoint import KEY, VARIABLE, Answer, ChatEndpoint, completion, settings
 from tests.environments.tau2_package import desk_verdict
 from tests.tools.user.test_model import user
 from tests.tools.user.test_script import script
@@ -130,6 +134,27 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[str]], tu
             return endpoint, url
 
         yield serve
+
+
+def test_a_demonstration_is_the_tokens_of_its_episode_with_the_policy_before_them(chat: ChatFormat) -> None:
+    world = WORLDS["retail"]
+    shown = demonstrate_reference(world, EXCHANGE)
+    assert shown is not None
+    row = demonstration_row(shown, chat, [], rules=world.rules_for(EXCHANGE))
+    played = conversation(chat, world, EXCHANGE, solution(EXCHANGE))
+    assert (row.token_ids[: len(played.token_ids)], row.sampled_mask) == (played.token_ids, played.sampled_mask)
+
+
+def test_an_agent_behind_an_endpoint_reads_the_policy_as_its_system_message(
+    served: Callable[[list[str]], tuple[ChatEndpoint, str]],
+) -> None:
+    endpoint, url = served(solution(EXCHANGE))
+    with closing(Endpoint(settings(url))) as model:
+        (played,) = play_endpoint(model, WORLDS["retail"], [EXCHANGE], max_turns=9, seed=0, stage="test", label="test")
+    assert played.outcome == "success"
+    opening = endpoint.asked[0]["messages"]
+    assert [message["role"] for message in opening] == ["system", "user"]
+    assert opening[0]["content"] == WORLDS["retail"].rules_for(EXCHANGE)
 
 
 @pytest.mark.parametrize("farewell", ["###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###"])

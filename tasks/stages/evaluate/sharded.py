@@ -39,9 +39,7 @@ def measure_sharded(
     resume: Path,
     store: Store,
 ) -> dict[str, Any]:
-    """The row of `evaluate.sharded` over `choose_problems`, empty where it is null; `store` keeps the episodes of each
-    model.
-    """
+    """The row of `evaluate.sharded`, empty where it is null; `store` keeps the episodes of each model."""
     options = settings.evaluate.sharded
     if options is None:
         return {}
@@ -66,19 +64,20 @@ def measure_sharded(
         "played_by": (settings.environment.user or SCRIPT).played_by,
         "noise": noise_of(replays),
     }
+    tell(f"told in parts: {len(problems)} problems of test")
     for name, drop in row["drop"].items():
+        lost, low, high = (f"{100 * drop[key]:+.1f}" for key in ("difference", "ci_low", "ci_high"))
         tell(
-            f"told in parts: {name.replace('_', ' ')} {row['results'][name]['success_rate']:.1%}, at once "
-            f"{row['at_once'][name]['success_rate']:.1%}; drop {drop['difference']:+.1%} "
-            f"({drop['ci_low']:+.1%} to {drop['ci_high']:+.1%}) on {drop['num_problems']} problems"
+            f"  {name.replace('_', ' ')}: at once {row['at_once'][name]['success_rate']:.1%}, in parts "
+            f"{row['results'][name]['success_rate']:.1%}; points lost: {lost} ({low} to {high})"
         )
     return row
 
 
 def choose_problems(
-    options: ShardedSettings | None, environment: Environment, test: Sequence[Problem]
+    environment: Environment, test: Sequence[Problem], options: ShardedSettings | None
 ) -> list[Problem]:
-    """The first of test that have parts; none is asked for without `options`."""
+    """The first problems of test that have parts; none without options. ValueError where none has."""
     if options is None:
         return []
     found = [problem for problem in test if len(shards_of(environment, problem)) > 1][: options.num_problems]

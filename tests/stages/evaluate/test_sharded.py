@@ -54,10 +54,10 @@ def test_noise_is_the_variance_between_replays_of_an_episode() -> None:
 
 def test_a_test_set_without_parts_is_refused_with_what_to_write() -> None:
     options = ShardedSettings.model_validate({**OPTIONS, "num_problems": 3})
-    assert choose_problems(options, TravelDesk(), PROBLEMS) == PROBLEMS[:3]
-    assert choose_problems(None, TravelDesk(), [PROBLEM]) == []
+    assert choose_problems(TravelDesk(), PROBLEMS, options) == PROBLEMS[:3]
+    assert choose_problems(TravelDesk(), PROBLEMS, None) == []
     with pytest.raises(ValueError, match=r"world\.user\.shards"):
-        choose_problems(options, TravelDesk(), [PROBLEM])
+        choose_problems(TravelDesk(), [PROBLEM], options)
 
 
 @pytest.mark.slow
@@ -78,11 +78,15 @@ def test_an_environment_that_judges_after_each_message_is_told_no_request_in_par
 
 
 @pytest.mark.slow
-def test_parts_are_a_row_of_the_evaluation_and_change_nothing_else(tmp_path: Path) -> None:
+def test_parts_are_a_row_of_the_evaluation_and_change_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     paths = stage_folder(tmp_path)
     evaluated(paths, greedy=False)
     without = files_of(paths)
     evaluation = evaluated(paths, sharded=OPTIONS, greedy=False)
+    lines = capsys.readouterr().out.partition("told in parts: 5 problems")[2].splitlines()[1:]
+    assert [line.split(":")[0] for line in lines] == ["  base", "  warm start", "  best"]
     row = evaluation.pop("sharded")
     for name in ("base", "warm_start", "best"):
         assert evaluation["contents"].pop(f"sharded_{name}.jsonl")
