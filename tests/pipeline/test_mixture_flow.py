@@ -67,17 +67,3 @@ def test_the_decision_is_about_the_mixture_and_the_kiosk_decides_nothing(mixed: 
     assert (decision["decision"], mixed.versions()) == ("promote", [1])
     assert list(decision["also"]) == ["custom-Kiosk"]
     assert "iosk" not in json.dumps([decision["checks"], decision["reasons"], decision["comparison"]])
-
-
-def test_a_champion_of_a_mixture_is_met_in_the_mixture(mixed: Project) -> None:
-    """With another seed the test problems are others, so promote plays the champion on them; last, since it changes
-    the run.
-    """
-    mixed.set_params({"seed": 8, "train.num_iterations": 2, "train.snapshot_interval": 2})
-    mixed.flow()
-    decision = mixed.decision()
-    assert decision["champion_before"]["version"] == 1
-    assert decision["comparison"]["against"].endswith("version 1")
-    assert decision["comparison"]["num_problems"] == len(rows(mixed, "curate/test.jsonl"))
-    members = {row["problem_id"].partition("/")[0] for row in rows(mixed, "promote/trajectories.jsonl")}
-    assert members == {"travel_desk", "custom"}
