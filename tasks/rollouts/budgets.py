@@ -108,7 +108,7 @@ def reference_size(chat: ChatFormat, environment: Environment, problem: Problem,
     """`replies` are what the tools answered its calls, in order."""
     tools = [tool.schema() for tool in environment.tools_for(problem)]
     answers, turns = iter(replies), []
-    prompt = len(chat.prompt_ids(problem.requests[0], tools))
+    prompt = len(chat.prompt_ids(problem.requests[0], tools, environment.rules_for(problem)))
     given = 0
     for number, turn in enumerate(problem.reference):
         if number:
@@ -162,7 +162,8 @@ def check_prompts(
     for problem in problems:
         tools = [tool.schema() for tool in environment.tools_for(problem)]
         sampling.within(environment.budgets_for(problem))
-        longest, problem_id = max((longest, problem_id), (len(chat.prompt_ids(problem.requests[0], tools)), problem.id))
+        prompt_ids = chat.prompt_ids(problem.requests[0], tools, environment.rules_for(problem))
+        longest, problem_id = max((longest, problem_id), (len(prompt_ids), problem.id))
         for request in problem.requests[1:]:
             chat.request_ids(request)  # refuses a template that rewrites earlier text then
     if longest >= sampling.max_tokens_per_episode:

@@ -15,7 +15,7 @@ where there is none. A thought that its budget cuts is closed by ids that are gi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Problem, StopReason, Turn
@@ -29,8 +29,15 @@ if TYPE_CHECKING:
     from tasks.rollouts.fault_log import FaultLog
 
 TokenBudget = Literal["max_tokens_per_episode", "max_completion_tokens"]
-Opening = tuple[list[dict[str, Any]], SamplingSettings]  # schemas of the tools, budgets
 Prompt = Callable[[str], tuple[list[int], SamplingSettings]]  # from the user's first message
+
+
+class Opening(NamedTuple):
+    """What a problem's episodes begin with, beside what the user says: schemas of the tools, budgets, rules."""
+
+    tools: list[dict[str, Any]]
+    sampling: SamplingSettings
+    rules: str
 
 
 class EpisodeRun(Conversation):
@@ -215,8 +222,8 @@ class EngineEpisodes:
             environment=environment,
             chat=self.chat,
             prompt=lambda request: self._prompt(key.problem, request, opening),
-            tools=opening[0],
-            sampling=opening[1],
+            tools=opening.tools,
+            sampling=opening.sampling,
             seed=seed,
             stage=stage,
             attempt=attempt,
@@ -255,16 +262,17 @@ class EngineEpisodes:
         return self.engine.counts()
 
     def _open_problem(self, problem: Problem, environment: Environment) -> Opening:
-        """(schemas of the tools, budgets), cached as prompts are: for one problem's samples, which follow one another;
-        those of all problems would fill the memory.
+        """Cached as prompts are: for one problem's samples, which follow one another; those of all problems would fill
+        the memory.
         """
         if self._opening is None or self._opening[0] is not problem:
             tools = [tool.schema() for tool in environment.tools_for(problem)]
-            self._opening = problem, (tools, self.sampling.within(environment.budgets_for(problem)))
+            budgets = self.sampling.within(environment.budgets_for(problem))
+            self._opening = problem, Opening(tools, budgets, environment.rules_for(problem))
         return self._opening[1]
 
     def _prompt(self, problem: Problem, request: str, opening: Opening) -> tuple[list[int], SamplingSettings]:
         """The prompt of the user's first message, and the episode's budgets."""
         if self._last is None or self._last[0] is not problem or self._last[1] != request:
-            self._last = problem, request, self.chat.prompt_ids(request, opening[0])
-        return self._last[2], opening[1]
+            self._last = problem, request, self.chat.prompt_ids(request, opening.tools, opening.rules)
+        return self._last[2], opening.sampling

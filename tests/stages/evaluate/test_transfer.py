@@ -114,6 +114,7 @@ def test_a_killed_evaluation_goes_on_only_with_the_code_of_every_environment_it_
         ({}, [also(), also()], "custom-Shop twice"),
         ({}, [also("mixture", TWO_WORLDS)], "names a mixture"),
         ({}, [also("bfcl", BFCL, source="problems.jsonl")], "is not in tasks/custom/"),
+        ({}, [also("tau2", {"domain": "retail", "problems": "base"})], "conversations, so nobody would answer"),
         ({}, [also("desk")], "there is no folder 'desk'"),
         ({"user": PLAYED}, [also("bfcl", BFCL)], "the answer to a question would count as the next request"),
     ],

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -16,16 +17,19 @@ from typing import Any
 import pytest
 import torch
 
+from tasks.chat.format import load_chat
 from tasks.core.files import content_hash
-from tasks.core.records import Group, Score
+from tasks.core.records import Group, Score, Trajectory
 from tasks.core.settings import load
 from tasks.engines.transformers import decode_step
+from tasks.learning.grpo import prefixes
 from tasks.learning.shared import checkpoints as checkpointing
 from tasks.measurement.learnt import read_untrained
 from tasks.models.folders import is_adapter, load_model, merged_snapshot, weights_hash
 from tasks.models.settings import on_cpu
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.references import reference_messages
 from tasks.stages.train import groups as grouping
 from tasks.stages.train import run as training
 from tasks.stages.train.alarms import Alarm
@@ -168,6 +172,38 @@ def test_all_episodes_of_a_group_begin_with_the_same_replayed_turns_and_learn_fr
         starts = {tuple(item.token_ids[: item.sampled_mask.index(True)]) for item in group.trajectories}
         assert len(starts) == 1 and (num_replayed > 0) is group.is_prefixed
         assert all(item.sampler_logp[0] == 0.0 and item.num_sampled_tokens for item in group.trajectories)
+
+
+def test_a_shared_start_is_packed_once_and_gives_the_same_gradient(start: Path, tmp_path: Path) -> None:
+    rows = {}
+    for packing in ("tree", "none"):
+        options = settings(exploration=prefixed("reference"), max_tokens_per_episode=200, packing=packing)
+        training_run = training.TrainingRun(options, start=start, problems=PROBLEMS, resume=tmp_path / packing)
+        with closing(training_run):
+            rows[packing], _ = training_run.iterate()
+    for name in ("loss", "grad_norm", "mismatch_mean"):
+        assert rows["tree"][name] == pytest.approx(rows["none"][name], rel=1e-3, abs=1e-6)
+
+
+def test_a_killed_run_that_replays_its_own_episodes_ends_bitwise_the_same(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four problems come back in every iteration; of each group one is taken for a success that began well."""
+    few, chat = {problem.id: problem for problem in PROBLEMS[:4]}, load_chat(start)
+    monkeypatch.setattr(sys.modules[__name__], "PROBLEMS", list(few.values()))
+    monkeypatch.setattr(Trajectory, "is_success", property(lambda item: item.sample_index == 0))
+
+    def began_well(item: Trajectory) -> dict[str, Any]:
+        return {"messages": reference_messages(chat, few[item.problem_id])[:1], "num_turns": 2}
+
+    monkeypatch.setattr(prefixes, "_row", began_well)
+    options = settings(exploration=prefixed("own"), max_tokens_per_episode=200)
+    expected = run(options, start, tmp_path / "whole")
+    assert [row.get("num_prefixed_groups", 0) for row in expected] == [0, 3, 3, 3, 3, 3]
+    run_killed_after(3, options, start, tmp_path / "killed", monkeypatch)
+    assert run(options, start, tmp_path / "killed") == expected
+    for part in ("output", "resume/iteration-000006"):
+        assert content_hash(tmp_path / "killed" / part) == content_hash(tmp_path / "whole" / part)
 
 
 NUCLEUS = {**NO_EXPLORATION, "top_p": [{"iteration": 1, "value": 0.6}, {"iteration": 5, "value": 1.0}]}
