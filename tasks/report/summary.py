@@ -89,8 +89,10 @@ def print_summary(summary: dict[str, Any], paths: Paths, console: SafeConsole) -
     results = read_results(paths)
     frontier = [_frontier_table(summary["frontier"])] if "frontier" in summary else []
     elsewhere = [_elsewhere_table(summary["also"], results)] if "also" in summary else []
+    in_parts = [_parts_table(summary["sharded"], results)] if "sharded" in summary else []
     for part in (
         _results_table(summary, results),
+        *in_parts,
         *elsewhere,
         *frontier,
         _categories_table(results),
@@ -140,10 +142,6 @@ def _results_table(summary: dict[str, Any], results: StoredResults) -> Table:
     }
     if "greedy" in summary:
         rows[f"{results.best_snapshot} on test, greedy"] = summary["greedy"]["best"]
-    if "sharded" in summary:
-        told = summary["sharded"]["best"]
-        rows["… some of them at once"] = told["at_once"]
-        rows["… the same in parts"] = told["in_parts"]
     if "frontier" in summary:
         rows[f"{short_name(summary['frontier']['model'])} on test"] = summary["frontier"]
     if "reflexion" in summary:
@@ -167,6 +165,16 @@ def _more_tries(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
         return {}
     tries = f"{found['k']:.2g}"
     return {f"warm start, best of {tries}": {**found, "samples_per_problem": tries}}
+
+
+def _parts_table(told: dict[str, Any], results: StoredResults) -> Table:
+    """The same problems of test told at once and in parts."""
+    table = new_table("Success told in parts, %", "at once", "in parts", f"lost, {results.interval_name}", "problems")
+    for policy, name in {**POLICIES, "best": results.best_snapshot}.items():
+        row = told[policy]
+        rates = (percent(row[way]["success_rate"]).rstrip("%") for way in ("at_once", "in_parts"))
+        table.add_row(name, *rates, points(row["drop"]), str(row["in_parts"]["num_problems"]))
+    return table
 
 
 def _elsewhere_table(also: dict[str, Any], results: StoredResults) -> Table:

@@ -12,10 +12,13 @@ from tasks.commands.plan.output import dollars
 from tasks.commands.plan.plan import make_plan
 from tasks.commands.profile import difference, merge, read_profiles
 from tasks.core.progress import span, spell
-from tasks.core.settings import parse_params, read_params
+from tasks.core.settings import load, parse_params, read_params
+from tasks.environments.catalog import find_environment_class
 from tasks.pipeline.order import check_params
 from tasks.planning.hardware import amount
 from tasks.planning.nearest import fits
+from tasks.stages.curate.settings import CurateSections
+from tasks.tools.base import Environment
 from tests.conftest import ROOT
 from tests.profiles import FOLDER, NAMES, profile_params, profile_text
 
@@ -95,6 +98,15 @@ def test_every_merge_that_the_page_names_is_valid(names: tuple[str, ...]) -> Non
     params = profile_params(*names)
     check_params(params, source=FOLDER / f"{names[0]}.yaml")
     assert leaves(read_params(FOLDER / f"{names[-1]}.yaml")).items() <= leaves(params).items()
+
+
+@pytest.mark.parametrize("names", [*((name,) for name in NAMES), *MERGES], ids=" ".join)
+def test_only_an_environment_that_cuts_requests_is_told_in_parts(names: tuple[str, ...]) -> None:
+    """Elsewhere the end of an evaluation would be that no problem of test has parts."""
+    params = profile_params(*names)
+    has_parts = find_environment_class(load(CurateSections, params).environment).shards is not Environment.shards
+    told = [section for section in ("curate", "evaluate") if params[section]["sharded"] is not None]
+    assert told == [] or has_parts
 
 
 @pytest.mark.parametrize("environment", ["bfcl", "mcp"])

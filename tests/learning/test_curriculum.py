@@ -15,7 +15,7 @@ from tasks.core.records import Group, Problem
 from tasks.learning.grpo.curriculum import ProblemSampler
 from tasks.learning.grpo.solve_rates import Played
 from tests import tiny
-from tests.learning.options import grpo
+from tests.learning.options import NO_EXPLORATION, grpo
 from tests.learning.rows import a_group
 
 
@@ -145,7 +145,7 @@ def test_measured_and_expected_signal_agree_while_the_policy_stays() -> None:
 def test_the_expected_signal_is_of_the_samples_that_are_scheduled() -> None:
     """Nothing is known, so every problem is Beta(2, 2): of 4 samples 1 − 2·(2·3·4·5)/(4·5·6·7) = 5/7 have signal."""
     points = [{"iteration": 1, "value": 4}, {"iteration": 2, "value": 16}]
-    exploration = {"temperature": None, "keep": None, "samples_per_problem": points}
+    exploration = {**NO_EXPLORATION, "samples_per_problem": points}
     options = grpo(problem_sampler="band", group_size=16, exploration=exploration)
     sampler = ProblemSampler(tiny.problems(33), options, seed=3)
     shares = []

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tasks.core.records import Group
 from tasks.learning.grpo.credit import carries_loss
+from tasks.learning.grpo.mini_batches import divide
 from tasks.learning.grpo.trainer import Collect, GRPOTrainer
 from tasks.learning.shared.batching import Packing, Row, micro_batches
 from tasks.learning.shared.checkpoints import seed_generators
@@ -489,7 +490,7 @@ def test_no_dropout_of_the_model_enters_a_ratio(is_recomputed: bool) -> None:
     model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: forwards.append(1))
     row = trainer.iterate(always([small_ids(a_group(1, [1.0, 0.0, 0.0, 1.0]))]))
     assert (row["ratio_max"], row["clip_share"]) == (1.0, 0.0)
-    assert len(forwards) == 1 + (4 if is_recomputed else 2)  # the reference; one per step, one more for gradients
+    assert len(forwards) == (4 if is_recomputed else 2)  # one per step, one more for gradients
 
 
 def small_ids(group: Group) -> Group:
@@ -650,7 +651,7 @@ def test_a_credit_per_turn_reaches_its_own_tokens(folder: Path) -> None:
     """Two trajectories part after their first turn: at it they are alike but for the reward."""
     group = a_group(1, [1.0, 0.0])
     trainer = a_trainer(folder, advantage="turn_leave_one_out")
-    (rows,), _ = trainer._divide([group])
+    (rows,), _ = divide([group], trainer.settings)
     assert [np.unique(row.advantage).tolist() for row in rows] == [[1.0], [-1.0]]
     assert torch.allclose(
         gradient(trainer, [group]), gradient(a_trainer(folder, advantage="leave_one_out"), [group]), atol=1e-6

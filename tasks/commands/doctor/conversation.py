@@ -17,6 +17,7 @@ from tasks.core.records import Trajectory, Turn
 from tasks.core.text import one_line
 from tasks.models.embedded import is_embedded
 from tasks.planning.family import check_config
+from tasks.stages.evaluate.sharded import choose_problems
 
 BROKEN_UP = (
     "Episodes split such a token with a space, so that no text is read as another message. Do the same in "
@@ -118,12 +119,15 @@ def rendering_fault(context: DoctorContext, reference: PlayedReference) -> str:
 
 
 def requests(context: DoctorContext) -> Finding:
+    """No text is read as another message; and where evaluation tells test in parts, it has problems with parts."""
+    in_parts = choose_problems(context.environment, context.problems["test"], context.settings.evaluate.sharded)
     problems = [problem for split in context.problems.values() for problem in split]
     marked = [problem.id for problem in problems if with_control_tokens(context, problem.requests)]
     if marked:
         return warned(f"{len(marked):,} contain control tokens of the template: {list_some(marked)}", BROKEN_UP)
     most = max(len(problem.requests) for problem in problems)
-    return passed(f"{len(problems):,} problems, {'one' if most == 1 else f'up to {most}'} each, no control token")
+    told = f"{len(problems):,} problems, {'one' if most == 1 else f'up to {most}'} each, no control token"
+    return passed(f"{told}; {len(in_parts):,} of test told in parts too" if in_parts else told)
 
 
 def tool_replies(context: DoctorContext) -> Finding:

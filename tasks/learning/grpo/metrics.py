@@ -98,6 +98,17 @@ class StepSums:
     clipped: float = 0.0
     ratio_max: float = 0.0
 
+    @classmethod
+    def over(cls, ranks: Sequence[StepSums]) -> StepSums:
+        """Of the whole step, from what each rank found."""
+        return cls(
+            num_tokens=sum(sums.num_tokens for sums in ranks),
+            loss=sum(sums.loss for sums in ranks),
+            kl=sum(sums.kl for sums in ranks),
+            clipped=sum(sums.clipped for sums in ranks),
+            ratio_max=max(sums.ratio_max for sums in ranks),
+        )
+
     def metrics(self) -> Metrics:
         return {
             "loss": finite(self.loss),

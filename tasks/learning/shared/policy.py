@@ -25,6 +25,17 @@ Autocast = Literal["none", "bfloat16"]
 Distribution = tuple[float, float]  # temperature and top-p
 
 
+class LogProbs(torch.nn.Module):
+    """`token_logp` of a model as one module: the whole forward, which several ranks share (`sharding.py`)."""
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: MicroBatch, *, temperature: float, autocast: Autocast, top_p: float = 1.0) -> Tensor:
+        return token_logp(self.model, batch, temperature=temperature, top_p=top_p, autocast=autocast)
+
+
 def token_logp(
     model: PreTrainedModel,
     batch: MicroBatch,

@@ -1,7 +1,8 @@
 """evaluate: choose a snapshot on `select`, then confirm it on `test` beside the base model and the warm start.
 
 Snapshots race on `select` (`racing.py`); only the winner plays `test`. Scripted baselines and `evaluate.frontier`
-decide nothing; they play first, so that a wrong API key fails before an hour of evaluation. A model that plays again
+decide nothing; they play first, so that a wrong API key fails before an hour of evaluation, as does a test without
+parts where `evaluate.sharded` wants them. A model that plays again
 stays in memory where there is room, so its files are read once. A killed stage plays only what is missing. Results
 must not contain seconds, which go to artifacts/timings.
 """
@@ -39,7 +40,7 @@ from tasks.stages.evaluate.printout import describe_plan, print_race
 from tasks.stages.evaluate.racing import Race, Round, race
 from tasks.stages.evaluate.runner import EpisodeRunner
 from tasks.stages.evaluate.settings import EvaluateSections
-from tasks.stages.evaluate.sharded import measure_sharded
+from tasks.stages.evaluate.sharded import choose_problems, measure_sharded
 from tasks.stages.evaluate.transfer import OtherProblems, measure_transfer, read_others
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def run(settings: EvaluateSections, paths: Paths) -> None:
         closing(load_environment(settings.environment)) as environment,
         closing(EpisodeRunner(environment, plays=settings.plays, resume=resume)) as runner,
     ):
+        in_parts = choose_problems(environment, test, options.sharded)
         baselines = measure_baselines(environment, test, confidence=confidence)
         of_endpoint = measure_endpoint(settings, environment, test, resume)
         outcome = choose(snapshots, select, settings, runner)
@@ -87,7 +89,7 @@ def run(settings: EvaluateSections, paths: Paths) -> None:
         keep = partial(store, folder)
         transfer = measure_transfer(settings, others, models, resume=resume, store=keep)
         reflexion = play_reflexion(settings, environment, test, models, on_test, paths, resume=resume, store=keep)
-        sharded = measure_sharded(settings, environment, test, models, on_test, resume=resume, store=keep)
+        sharded = measure_sharded(settings, in_parts, models, on_test, resume=resume, store=keep)
         refuse_altered(models, hashes)
         store_test(folder, {**on_test, **({"frontier": of_endpoint} if options.frontier else {})})
 

@@ -15,10 +15,9 @@ from tasks.environments.catalog import load_environment
 from tasks.learning.grpo.curriculum import ProblemSampler
 from tasks.learning.grpo.exploration import draws_by_schedule, samples_at, temperature_at, top_p_at
 from tasks.learning.grpo.solve_rates import Played
-from tasks.learning.grpo.trainer import GRPOTrainer
-from tasks.learning.shared.checkpoints import Checkpoints, seed_generators
-from tasks.learning.shared.lora import Adapter
-from tasks.models.folders import load_model
+from tasks.learning.shared.checkpoints import Checkpoints
+from tasks.learning.shared.ranks import ALONE, Ranks
+from tasks.learning.shared.whole_policy import WholePolicy
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.engine import AdjustableEngine
 from tasks.rollouts.episode import EngineEpisodes
@@ -27,6 +26,7 @@ from tasks.rollouts.probe import probe_sequences
 from tasks.stages.train.alarms import Alarm
 from tasks.stages.train.collect_ahead import Batch, Pipeline, measure_staleness, refuse_stale
 from tasks.stages.train.groups import group_collector, load_prefixes
+from tasks.stages.train.policy import build_trainer, load_policy
 from tasks.stages.train.sentinel import Sentinel
 from tasks.stages.train.serving import Serving
 from tasks.stages.train.snapshots import Snapshots, policy_weights
@@ -51,9 +51,10 @@ class TrainingRun:
         problems: Sequence[Problem],
         resume: Path,
         baseline: Sequence[Played] = (),
+        ranks: Ranks | None = None,
     ):
         self.settings, self.params, self.start, self.problems = settings, settings.train, start, problems
-        self.baseline = baseline
+        self.baseline, self.ranks = baseline, ranks or ALONE
         self.sentinel = Sentinel(settings.sentinel)
         self.num_rollbacks = 0
         self.last_counts: dict[str, float] = {}
@@ -68,8 +69,8 @@ class TrainingRun:
             self.resources = resources.pop_all()
 
     def _build(self, resources: ExitStack) -> None:
-        """The order matters: the generators are seeded between the model and the adapter, which draws from them. An
-        engine with its own memory starts and sleeps before the trainer's model takes any of the device's.
+        """The order matters: an engine with its own memory starts and sleeps before the trainer's model takes any of
+        the device's.
         """
         settings, params = self.settings, self.params
         self.environment = resources.enter_context(closing(load_environment(settings.environment)))
@@ -77,13 +78,11 @@ class TrainingRun:
         if settings.engine.own.has_own_memory:
             self._start_engine(resources)
             self.engine.sleep()
-        model = load_model(self.start, compute=settings.compute, dtype=settings.compute.frozen if params.lora else None)
-        seed_generators(settings.seed)
-        self.adapter = None if params.lora is None else Adapter(model, params.lora, weights=settings.compute.weights)
-        self.serving = Serving(settings, model, self.adapter)
+        model, adapter = load_policy(settings, self.start)
+        policy = WholePolicy(model, adapter, self.ranks, in_host_memory=settings.engine.own.has_own_memory)
+        self.serving = Serving(settings, policy)
         if not settings.engine.own.has_own_memory:
             self._start_engine(resources, self.serving.served)
-        self.serving.connect(self.engine, self._probe() if self.engine.has_own_memory else [])
         self.collector = Collector(
             EngineEpisodes(self.engine, self.chat, settings.sampling),
             self.environment,
@@ -97,15 +96,9 @@ class TrainingRun:
             self.collector, self.sampler, prefixes=self.prefixes, rewards=settings.reward, explore=self._explore
         )
         self.collect = refuse_stale(collect, params.max_staleness)
-        self.trainer = GRPOTrainer(
-            model,
-            params,
-            compute=settings.compute,
-            temperature=settings.sampling.temperature,
-            max_tokens=settings.sampling.max_tokens_per_episode,
-            adapter=self.adapter,
-        )
-        self.snapshots = Snapshots(self.checkpoints, self.trainer, self.chat.tokenizer, base=self.start)
+        self.trainer = build_trainer(settings, model, adapter, self.ranks)
+        self.serving.connect(self.trainer, self.engine, self._probe() if self.engine.has_own_memory else [])
+        self.snapshots = Snapshots(self.checkpoints, self.trainer, policy, self.chat.tokenizer, base=self.start)
         self.pipeline = self._build_pipeline() if params.max_staleness else None
         if self.pipeline is not None:
             resources.callback(self.pipeline.close)

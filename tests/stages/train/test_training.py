@@ -174,6 +174,17 @@ def test_all_episodes_of_a_group_begin_with_the_same_replayed_turns_and_learn_fr
         assert all(item.sampler_logp[0] == 0.0 and item.num_sampled_tokens for item in group.trajectories)
 
 
+def test_a_shared_start_is_packed_once_and_gives_the_same_gradient(start: Path, tmp_path: Path) -> None:
+    rows = {}
+    for packing in ("tree", "none"):
+        options = settings(exploration=prefixed("reference"), max_tokens_per_episode=200, packing=packing)
+        training_run = training.TrainingRun(options, start=start, problems=PROBLEMS, resume=tmp_path / packing)
+        with closing(training_run):
+            rows[packing], _ = training_run.iterate()
+    for name in ("loss", "grad_norm", "mismatch_mean"):
+        assert rows["tree"][name] == pytest.approx(rows["none"][name], rel=1e-3, abs=1e-6)
+
+
 def test_a_killed_run_that_replays_its_own_episodes_ends_bitwise_the_same(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Trajectory
 from tasks.engines.transformers.speaker import FrozenSpeaker
+from tasks.stages.evaluate.measurement_key import code_of_episodes
 from tasks.tools.base import EnvironmentFault, block_until
 from tasks.tools.user.environment import UserEnvironment
 from tasks.tools.user.played import FAREWELLS
@@ -74,6 +75,15 @@ def test_the_agent_hears_what_the_user_says_and_never_the_hidden_goal(
         ("assistant", SAID[1]), ("user", "Noted."),
     ]  # fmt: skip
     assert not any(part in chat.decode(trajectory.token_ids) for part in PARTS)
+
+
+def test_the_code_that_speaks_in_this_process_is_code_of_the_episodes_whatever_the_engine() -> None:
+    """A changed speaker is another user: its episodes are neither resumed nor compared."""
+    speaker = Path("tasks/engines/transformers/speaker.py")
+    here, elsewhere = (environment_settings(user=user(url)) for url in (None, "http://127.0.0.1:1/v1"))
+    assert speaker in code_of_episodes("vllm", here)
+    assert speaker not in code_of_episodes("vllm", elsewhere)
+    assert (here.further_code(), elsewhere.further_code()) == (["tasks/engines/transformers"], [])
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/v1", None])
