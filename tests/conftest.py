@@ -33,6 +33,7 @@ pytest_plugins = [
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache"
 RESULTS = ROOT / "artifacts"
+FIGURES = RESULTS / "bench"  # of benchmarks, which write them where the demo's results are
 CHANGES = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "shutil.rmtree"}
 # Where an event tells the open folder that its path is relative to.
 FOLDER_ARGUMENT = {"os.mkdir": 2, "os.remove": 1, "os.rename": 2, "os.rmdir": 1}
@@ -71,8 +72,15 @@ def keep_results(event: str, arguments: tuple[object, ...]) -> None:
     if event in FOLDER_ARGUMENT and arguments[FOLDER_ARGUMENT[event]] != -1:
         return  # below a folder that is open: shutil.rmtree, which has told its own path
     for path in arguments[:2] if event == "os.rename" else arguments[:1]:
-        if isinstance(path, str | os.PathLike) and Path(os.path.abspath(path)).is_relative_to(RESULTS):
+        if isinstance(path, str | os.PathLike) and _is_a_result(Path(os.path.abspath(path)), event):
             raise RuntimeError(f"{event} of {path} in {Path.cwd()}: a test would change the results of this checkout")
+
+
+def _is_a_result(path: Path, event: str) -> bool:
+    """Of a run: neither the folder of results itself, where it is made, nor the figures of benchmarks."""
+    if path == RESULTS and event == "os.mkdir":
+        return False
+    return path.is_relative_to(RESULTS) and not path.is_relative_to(FIGURES)
 
 
 sys.addaudithook(keep_results)

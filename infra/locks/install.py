@@ -30,7 +30,6 @@ VENV = ROOT / ".venv"
 TESTED_PYTHON = (3, 11)
 LAYERS = {
     "demo": ["demo", "tau2"],
-    "tau2": ["demo", "tau2"],
     "services": ["demo", "tau2", "services"],
     "vllm-cpu": ["demo", "tau2", "vllm-cpu"],
     "vllm-gpu": ["demo", "tau2", "vllm-gpu"],

@@ -106,23 +106,32 @@ class ChatFormat:
     def _thought_tokens(self) -> set[str]:
         return set() if self.thinking is None else {self.thinking.opening, self.thinking.closing}
 
-    def prompt_ids(self, request: str, tools: list[dict[str, Any]]) -> list[int]:
-        """Ids of the opening: tools unless learnt, the user's request, the assistant's header."""
-        messages, rendered_tools = self.opening(request, tools)
+    def prompt_ids(self, request: str, tools: list[dict[str, Any]], rules: str = "") -> list[int]:
+        """Ids of the opening: rules, tools unless learnt, the user's request, the assistant's header."""
+        messages, rendered_tools = self.opening(request, tools, rules)
         return self.encode(self.template.render(messages, tools=rendered_tools, continues=True))
 
-    def opening(self, request: str, tools: list[dict[str, Any]]) -> tuple[list[Message], list[dict[str, Any]] | None]:
-        """The messages a conversation opens with, and the tools for the template if it renders them."""
-        asking = self.asking(request)
-        if self.template.tools_are_learnt or not tools:
-            return [asking], None
-        safe_tools = [self._as_data_throughout(tool) for tool in tools]
-        if self.template.renders_tools:
-            return [asking], safe_tools
-        rules = instructions(safe_tools)
+    def opening(
+        self, request: str, tools: list[dict[str, Any]], rules: str = ""
+    ) -> tuple[list[Message], list[dict[str, Any]] | None]:
+        """The messages a conversation opens with, and the tools for the template if it renders them.
+
+        The system message, or the beginning of the user's where there is none, has the rules and tools it does not.
+        """
+        asking, rendered_tools = self.asking(request), None
+        before = [self.as_data(rules)] if rules else []
+        if tools and not self.template.tools_are_learnt:
+            safe_tools = [self._as_data_throughout(tool) for tool in tools]
+            if self.template.renders_tools:
+                rendered_tools = safe_tools
+            else:
+                before.append(instructions(safe_tools))
+        if not before:
+            return [asking], rendered_tools
+        text = "\n\n".join(before)
         if self.template.takes_system:
-            return [{"role": "system", "content": rules}, asking], None
-        return [{**asking, "content": f"{rules}\n\n{asking['content']}"}], None
+            return [{"role": "system", "content": text}, asking], rendered_tools
+        return [{**asking, "content": f"{text}\n\n{asking['content']}"}], rendered_tools
 
     def asking(self, request: str) -> Message:
         return {"role": "user", "content": self.as_data(request)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -60,3 +60,8 @@ def spell(seconds: float) -> str:
         if seconds < limit:
             return f"{seconds / length:.1f} {unit}" if unit == "h" else f"{max(1, seconds / length):.0f} {unit}"
     return f"{seconds / 86400:,.0f} days"
+
+
+def span(told: Callable[[float], str], least: float, most: float) -> str:
+    """`3 min to 9 min`; one of them where both read the same."""
+    return " to ".join(dict.fromkeys((told(least), told(most))))

@@ -17,6 +17,7 @@ StopReason = Literal[
 ]
 BY_ENVIRONMENT = "success_by_environment"  # in a row of metrics: success rate by name, of a mixture
 OF_A_THOUGHT = ("thought", "num_thought_tokens", "thought_was_cut")
+LEFT_OUT_IF_EMPTY = ("score", "num_replayed_turns")
 Limit = Literal["max_turns", "max_tokens_per_episode", "max_completion_tokens"]
 
 
@@ -100,7 +101,8 @@ class Trajectory:
     first user message. `policy_version`: the oldest of its turns. `limit`: the budget that ended the episode, or None.
     `checks` and `details` (JSON): the environment's verdict. `fault`: what failed, if the outcome is
     `environment_error`. Statistics cluster by the problem's `split_group`. `score`: of the reward it was trained or
-    rescored with; rows without one leave it out.
+    rescored with; rows without one leave it out. `num_replayed_turns`: leading turns that were given, not written by
+    the policy (`learning/grpo/prefixes.py`); rows without any leave it out.
     """
 
     problem_id: str
@@ -123,6 +125,11 @@ class Trajectory:
     details: dict[str, Any] = field(default_factory=dict)
     split_group: str = ""
     score: Score | None = None
+    num_replayed_turns: int = 0
+
+    @property
+    def own_turns(self) -> list[Turn]:
+        return self.turns[self.num_replayed_turns :]
 
     @property
     def num_sampled_tokens(self) -> int:
@@ -143,10 +150,8 @@ class Trajectory:
 
     def to_row(self) -> dict[str, Any]:
         """Without copying: a deep copy would visit every call."""
-        row = _row(self) | {"turns": [_turn_row(turn) for turn in self.turns]}
-        return (
-            {**row, "score": _row(self.score)} if self.score else {name: row[name] for name in row if name != "score"}
-        )
+        row = _row(self) | {"turns": [_turn_row(turn) for turn in self.turns], "score": self.score and _row(self.score)}
+        return {name: row[name] for name in row if row[name] or name not in LEFT_OUT_IF_EMPTY}
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Trajectory:
@@ -184,3 +189,8 @@ class Group:
     trajectories: list[Trajectory]
     scores: list[Score]
     round_number: int = 0
+
+    @property
+    def is_prefixed(self) -> bool:
+        """Whether its episodes began with replayed turns, so that their success is not of the problem as it is."""
+        return any(trajectory.num_replayed_turns for trajectory in self.trajectories)

@@ -1,8 +1,8 @@
 """The folder in which a stage keeps its state to resume after a kill: `artifacts/.resume/<stage>/<hash>`.
 
-It is outside the outs, which DVC deletes before a stage. The hash covers the settings and every dep in dvc.yaml, code
-included, so another run's state is never used. It is removed after success, except for incomplete checkpoints, which
-may be the last copy of hours of work.
+It is outside the outs, which DVC deletes before a stage. The hash covers the settings, every dep in dvc.yaml, code
+included, and the folders of code that dvc.yaml cannot name, so another run's state is never used. It is removed after
+success, except for incomplete checkpoints, which may be the last copy of hours of work.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def resume_folder(stage: str, settings: Settings, paths: Paths) -> Path:
     """The folder for these settings and deps; it may not exist yet."""
     params = {**read_params(), "paths": {"artifacts": str(paths.artifacts)}}
     graph = read_yaml(GRAPH)["stages"]
-    deps = [fill_in(dep, params) for dep in graph[stage]["deps"]]
+    deps = [*(fill_in(dep, params) for dep in graph[stage]["deps"]), *settings.unwatched_folders()]
     hashes = {dep: content_hash(local_path(dep), ignore=is_page_of_code) for dep in deps}
     key = {"settings": settings.model_dump(mode="json"), "deps": hashes}
     return resume_root(stage, paths) / json_hash(key)[:16]

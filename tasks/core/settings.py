@@ -53,6 +53,10 @@ class Settings(BaseModel):
                 )
         return given
 
+    def unwatched_folders(self) -> list[str]:
+        """Of a stage's sections: folders of code it runs that dvc.yaml cannot name, relative to the root."""
+        return []
+
     @classmethod
     def read(cls, given: Any) -> Settings:
         """For classes found by name inside a validator: `load` then reports mistakes under the full key."""

@@ -6,6 +6,7 @@ imports nothing heavy.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,14 @@ from tasks.tools.settings import CacheSettings, FaultSettings, ToolSettings, che
 from tasks.tools.user.settings import UserSettings
 
 ROOM = "tasks.environments"
+SPEAKER = "tasks/engines/transformers"  # its speaker.py, found by name
 
 
-class EnvironmentSettings(Settings):
-    """`settings` are the environment's own, null if it has none; the others configure the wrappers."""
+class NamedEnvironment(Settings):
+    """A folder of tasks/environments/, and the environment's own settings, null if it has none."""
 
     name: str
     settings: SerializeAsAny[Settings] | None
-    tools: ToolSettings
-    cache: CacheSettings
-    faults: FaultSettings | None
-    judge: JudgeSettings | None
-    user: UserSettings | None
 
     @field_validator("name")
     @classmethod
@@ -41,6 +38,16 @@ class EnvironmentSettings(Settings):
     def _read_as_the_environment_says(cls, given: Any, info: ValidationInfo) -> Settings | None:
         name = info.data.get("name")
         return read_own_settings(ROOM, name, given) if name else None
+
+
+class EnvironmentSettings(NamedEnvironment):
+    """What params hold beside that configures the wrappers."""
+
+    tools: ToolSettings
+    cache: CacheSettings
+    faults: FaultSettings | None
+    judge: JudgeSettings | None
+    user: UserSettings | None
 
     @model_validator(mode="after")
     def _somebody_decides(self) -> EnvironmentSettings:
@@ -55,7 +62,42 @@ class EnvironmentSettings(Settings):
                 f"user.reveal: {self.user.reveal} tells a request in several messages, and {self.name} judges what was "
                 f"done after each, so such an episode would fail. Set user.reveal to at_once, or user to null"
             )
+        self.refuse_asking_back()
         return self
+
+    @model_validator(mode="after")
+    def _somebody_speaks(self) -> EnvironmentSettings:
+        self.refuse_no_user()
+        return self
+
+    def refuse_no_user(self) -> None:
+        """ValueError where nobody would speak; also for an environment that took the place of another."""
+        names = [played.name for played in members_of(self) if getattr(played.settings, "needs_user", False)]
+        if names and self.user is None:
+            raise ValueError(
+                f"environment.user is null, and these problems of {names[0]} are conversations, so nobody would answer "
+                f"the agent. Fill in environment.user, as tasks/tools/user/README.md shows"
+            )
+
+    def refuse_asking_back(self) -> None:
+        """ValueError where a user who answers questions meets problems that are judged after each of its messages; also
+        for an environment that took the place of another.
+        """
+        names = [played.name for played in members_of(self) if getattr(played.settings, "judges_each_turn", False)]
+        if names and self.user is not None and self.user.played_by != "script":
+            raise ValueError(
+                f"user.played_by: {self.user.played_by} answers what the agent asks, and {names[0]} judges what was "
+                f"done after each message of its user, so the answer to a question would count as the next request. "
+                f"Set user.played_by to script, or leave {names[0]} out"
+            )
+
+    def further_code(self) -> list[str]:
+        """Folders of code that its episodes run and its name does not tell, relative to the root: of a mixture's
+        members, and of the engine that plays a user in this process.
+        """
+        members = [folder_of(played.name) for played in members_of(self) if played is not self]
+        is_user_here = self.user is not None and self.user.played_by == "base"
+        return [*members, *([SPEAKER] if is_user_here else [])]
 
     def refuse_no_verdict(self) -> None:
         """ValueError where nothing decides on success; also for one that took the place of another."""
@@ -78,30 +120,16 @@ class BudgetSettings(Settings):
         return {name: value for name, value in self.model_dump().items() if value is not None}
 
 
-class OtherEnvironmentSettings(Settings):
+class OtherEnvironmentSettings(NamedEnvironment):
     """An environment beside or within the `environment` section, whose tools, cache and faults it shares.
 
     `source` is a JSONL file of problems in tasks/custom, null where the environment writes its own, of at most
     `max_level` (null: curate's).
     """
 
-    name: str
-    settings: SerializeAsAny[Settings] | None
     source: str | None
     max_level: int | None = Field(ge=1)
     budgets: BudgetSettings
-
-    @field_validator("name")
-    @classmethod
-    def _is_a_folder(cls, name: str) -> str:
-        check_environment_name(name)
-        return name
-
-    @field_validator("settings", mode="before")
-    @classmethod
-    def _read_as_the_environment_says(cls, given: Any, info: ValidationInfo) -> Settings | None:
-        name = info.data.get("name")
-        return read_own_settings(ROOM, name, given) if name else None
 
     @field_validator("source")
     @classmethod
@@ -115,9 +143,14 @@ class OtherEnvironmentSettings(Settings):
         return section.model_copy(update={"name": self.name, "settings": self.settings})
 
 
-def names_of(section: EnvironmentSettings) -> list[str]:
-    """The environments that a section plays: its own, or those of its mixture."""
-    return [member.name for member in getattr(section.settings, "members", ())] or [section.name]
+def members_of(section: EnvironmentSettings) -> Sequence[EnvironmentSettings | OtherEnvironmentSettings]:
+    """What a section plays: its own environment, or those of its mixture."""
+    return getattr(section.settings, "members", None) or [section]
+
+
+def folder_of(name: str) -> str:
+    """Where the code of an environment is, relative to the root."""
+    return f"{ROOM.replace('.', '/')}/{name}"
 
 
 def check_environment_name(name: str) -> None:

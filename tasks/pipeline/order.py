@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tasks.core.files import remove_leftovers
 from tasks.core.provenance import RECORDED, provenance, provenance_file, write_provenance
@@ -20,14 +20,18 @@ from tasks.core.settings import PARAMS_FILE, Paths, Settings, check_section_name
 from tasks.core.urls import local_path
 from tasks.models.settings import ComputeSettings
 from tasks.models.torch_setup import device_name
+from tasks.pipeline.launch import LAUNCHED, joined, place_of, supervise
 from tasks.pipeline.run_lock import only_run
-from tasks.pipeline.settings import PipelineSettings
+from tasks.pipeline.settings import LaunchSettings, PipelineSettings
 from tasks.planning.family import check_family
 from tasks.planning.nearest import check_size
 from tasks.storage.inputs import check_storage, copy_inputs, share_endpoint
 from tasks.storage.mirror import RUN, fetch_resume
 from tasks.storage.settings import StorageSections
 from tasks.storage.uploader import uploading
+
+if TYPE_CHECKING:
+    from tasks.learning.shared.ranks import Ranks
 
 STAGES = ("curate", "assess", "warm_start", "train", "evaluate", "promote")
 CHECKPOINTED = ("warm_start", "train")
@@ -46,8 +50,13 @@ class StageModule(Protocol):
     def run(self, settings: Any, paths: Paths, **asked: Any) -> None: ...
 
 
+class LaunchedStage(StageModule, Protocol):
+    def follow(self, settings: Any, paths: Paths, ranks: Ranks) -> None: ...
+
+
 class CommonSections(StorageSections):
     compute: ComputeSettings
+    launch: LaunchSettings
     pipeline: PipelineSettings
 
 
@@ -99,12 +108,33 @@ def check_sources(params: dict[str, Any]) -> None:
             )
 
 
-def run_stage(name: str, **asked: Any) -> Path:
-    """Run one stage with `params.yaml`; returns the folder with its results. `asked` are options beyond params.yaml."""
+def run_stage(name: str, **asked: Any) -> Path | None:
+    """Run one stage with `params.yaml`; returns the folder with its results, or None where another process tells of
+    them. `asked` are options beyond params.yaml.
+    """
     params = read_params()
     check_params(params)
-    stage, paths, compute = stage_module(name), load_paths(params), ComputeSettings(**params["compute"])
+    paths, common = load_paths(params), load(CommonSections, params)
     prepare_process(params)
+    place = place_of(common.launch, os.environ) if name in LAUNCHED else None
+    if place is not None:
+        with joined(place, common.launch, common.compute, paths.artifacts) as ranks:
+            if not ranks.leads:
+                launched = cast(LaunchedStage, stage_module(name))
+                launched.follow(load(launched.SETTINGS, params), paths, ranks)
+                return None
+            _run_here(name, params, paths, {**asked, "ranks": ranks})
+    elif name in LAUNCHED and common.launch.launcher == "torchrun":
+        supervise(name, common.launch)
+        return None
+    else:
+        _run_here(name, params, paths, asked)
+    return paths.stage(name)
+
+
+def _run_here(name: str, params: dict[str, Any], paths: Paths, asked: Mapping[str, Any]) -> None:
+    """The stage in this process, with its lock, its record and its copies on S3."""
+    stage, compute = stage_module(name), ComputeSettings(**params["compute"])
     device = device_name(compute)  # refuses one that is not there
     copy_inputs(params)
     if name in LOADS_A_MODEL:
@@ -119,7 +149,6 @@ def run_stage(name: str, **asked: Any) -> Path:
             stage.run(settings, paths, **asked)
             if record is not None:
                 write_provenance(record, paths)
-    return paths.stage(name)
 
 
 def _mirrored(name: str, params: dict[str, Any], settings: Settings, paths: Paths) -> AbstractContextManager[None]:

@@ -86,7 +86,7 @@ def plan_memory(setup: Setup) -> Memory:
 
 
 def warm_start_memory(setup: Setup) -> Memory:
-    """What a supervised warm start takes: it plays nothing, and takes its next step while a checkpoint is written."""
+    """What a supervised warm start takes: its next step while a checkpoint is written. It plays when that is over."""
     parts = plan_memory(warm_start_setup(setup)).parts
     updating = [Part(part.name, 0, part.save if part.name == CHECKPOINT else part.update, 0) for part in parts]
     return Memory(tuple(part for part in updating if part.update))

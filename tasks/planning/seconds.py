@@ -63,7 +63,8 @@ def assumed_lengths(setup: Setup) -> Lengths:
 @dataclass(frozen=True, slots=True)
 class Seconds:
     """Of one iteration by phase, saving spread over its interval; `warm_start` (0 where there is none), `evaluate` and
-    `total` are of the whole run.
+    `total` are of the whole run. A warm start takes `warm_start` if its first attempt is good enough, and
+    `warm_start_most` if it makes every one; `total` has the least, `total_most` the most.
     """
 
     rollout: float
@@ -72,6 +73,7 @@ class Seconds:
     refresh: float
     checkpoint: float
     warm_start: float
+    warm_start_most: float
     evaluate: float
     num_iterations: int
     sampled_tokens: float
@@ -89,12 +91,17 @@ class Seconds:
         return self.warm_start + self.train + self.evaluate
 
     @property
+    def total_most(self) -> float:
+        return self.warm_start_most + self.train + self.evaluate
+
+    @property
     def tokens_per_day(self) -> float:
         """Sampled ones, while training."""
         return self.sampled_tokens / self.iteration * DAY
 
-    def dollars(self, per_hour: float) -> float:
-        return self.total / 3600 * per_hour
+    def dollars(self, per_hour: float) -> tuple[float, float]:
+        """The least and the most."""
+        return self.total / 3600 * per_hour, self.total_most / 3600 * per_hour
 
 
 def plan_seconds(setup: Setup, lengths: Lengths, *, evaluated_episodes: float, has_warm_start: bool = False) -> Seconds:
@@ -103,13 +110,15 @@ def plan_seconds(setup: Setup, lengths: Lengths, *, evaluated_episodes: float, h
     forwards = train.updates_per_batch * _forwards_per_step(train)
     forwards += 1 - 1 / train.steps_per_batch  # notes the old log-probs of all groups but the first step's
     num_steps = train.updates_per_batch * train.steps_per_batch
+    warm_start, warm_start_most = _warm_start_seconds(setup, lengths) if has_warm_start else (0.0, 0.0)
     return Seconds(
         rollout=rollout_seconds(setup, lengths, setup.episodes),
         reference=forward if train.kl_weight else 0.0,
         update=forwards * forward + num_steps * _optimizer_seconds(setup),
         refresh=_refresh_seconds(setup),
         checkpoint=_saving_seconds(setup),
-        warm_start=_warm_start_seconds(setup, lengths) if has_warm_start else 0.0,
+        warm_start=warm_start,
+        warm_start_most=warm_start_most,
         evaluate=START_SECONDS + rollout_seconds(setup, lengths, evaluated_episodes),
         num_iterations=train.num_iterations,
         sampled_tokens=setup.episodes * lengths.sampled,
@@ -121,12 +130,26 @@ def _forwards_per_step(optimizer: OptimizerSettings) -> float:
     return 4.0 if optimizer.gradient_checkpointing else 3.0
 
 
-def _warm_start_seconds(setup: Setup, lengths: Lengths) -> float:
-    """Of demonstrations as long as the episodes."""
+def _warm_start_seconds(setup: Setup, lengths: Lengths) -> tuple[float, float]:
+    """The least and the most, of demonstrations as long as the episodes: one attempt, which a held-out loss may end
+    early, and all of `stop.max_attempts`. Without `stop` both are the one attempt.
+    """
+    own, stop = setup.settings.warm_start, setup.settings.warm_start.stop
+    if stop is None:
+        seconds = START_SECONDS + _attempt_seconds(setup, lengths, num_steps=own.num_steps)
+        return seconds, seconds
+    soonest = (1 + stop.patience) * stop.check_interval if stop.held_out_share else own.num_steps
+    least = _attempt_seconds(setup, lengths, num_steps=min(soonest, own.num_steps))
+    most = _attempt_seconds(setup, lengths, num_steps=own.num_steps)
+    check = rollout_seconds(setup, lengths, stop.num_problems)
+    return START_SECONDS + least + check, START_SECONDS + stop.max_attempts * (most + check)
+
+
+def _attempt_seconds(setup: Setup, lengths: Lengths, *, num_steps: int) -> float:
     own, alike = setup.settings.warm_start, warm_start_setup(setup)
     step = _forwards_per_step(own) * _forward_seconds(alike, lengths) + _optimizer_seconds(alike)
-    saving = own.num_steps // own.checkpoint_interval * checkpoint_bytes(alike) + snapshot_bytes(alike)
-    return START_SECONDS + own.num_steps * step + saving / DISK_BYTES
+    saving = num_steps // own.checkpoint_interval * checkpoint_bytes(alike) + snapshot_bytes(alike)
+    return num_steps * step + saving / DISK_BYTES
 
 
 def rollout_seconds(setup: Setup, lengths: Lengths, episodes: float) -> float:

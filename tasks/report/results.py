@@ -22,6 +22,7 @@ class StoredResults:
 
     evaluation: dict[str, Any]
     baseline: dict[str, Any] | None
+    attempts: list[dict[str, Any]]  # of the warm start; none where it was not needed
     decision: dict[str, Any] | None
     run: dict[str, Any]
     timings: dict[str, Any]
@@ -122,11 +123,17 @@ def read_results(paths: Paths) -> StoredResults:
     return StoredResults(
         evaluation=evaluation,
         baseline=_read_if_there(paths, "assess/baseline.json"),
+        attempts=_read_attempts(paths),
         decision=decision,
         run=_read_if_there(paths, "run.json") or {},
         timings=_read_timings(paths),
         untrained=read_untrained(paths.stage("train"), evaluation["best_snapshot"]),
     )
+
+
+def _read_attempts(paths: Paths) -> list[dict[str, Any]]:
+    path = paths.stage("warm_start") / "attempts.json"
+    return list(read_json(path)) if path.exists() else []
 
 
 def _read_timings(paths: Paths) -> dict[str, Any]:

@@ -56,6 +56,7 @@ def build_summary(paths: Paths) -> dict[str, Any]:
         **({"greedy": greedy} if greedy else {}),
         **({"sharded": _sharded(results.sharded)} if results.sharded else {}),
         **({"warm_start_best_of_k": results.best_of_k} if results.best_of_k else {}),
+        **({"warm_start_attempts": [_attempt(row) for row in results.attempts]} if results.attempts else {}),
         **({"also": {name: _elsewhere(row) for name, row in results.also.items()}} if results.also else {}),
         **({"reflexion": _tried_again(results.reflexion)} if results.reflexion else {}),
         "champion": results.champion,
@@ -67,6 +68,10 @@ def build_summary(paths: Paths) -> dict[str, Any]:
         usage = {f"{name}_per_episode": value for name, value in results.frontier["usage_per_episode"].items()}
         summary["frontier"] = {"model": results.frontier["model"], **_shared(results.frontier["result"]), **usage}
     return summary
+
+
+def _attempt(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in ("success", "num_steps", "end", "learning_rate", "is_kept")}
 
 
 def _elsewhere(row: dict[str, Any]) -> dict[str, Any]:
@@ -84,8 +89,10 @@ def print_summary(summary: dict[str, Any], paths: Paths, console: SafeConsole) -
     results = read_results(paths)
     frontier = [_frontier_table(summary["frontier"])] if "frontier" in summary else []
     elsewhere = [_elsewhere_table(summary["also"], results)] if "also" in summary else []
+    in_parts = [_parts_table(summary["sharded"], results)] if "sharded" in summary else []
     for part in (
         _results_table(summary, results),
+        *in_parts,
         *elsewhere,
         *frontier,
         _categories_table(results),
@@ -135,10 +142,6 @@ def _results_table(summary: dict[str, Any], results: StoredResults) -> Table:
     }
     if "greedy" in summary:
         rows[f"{results.best_snapshot} on test, greedy"] = summary["greedy"]["best"]
-    if "sharded" in summary:
-        told = summary["sharded"]["best"]
-        rows["… some of them at once"] = told["at_once"]
-        rows["… the same in parts"] = told["in_parts"]
     if "frontier" in summary:
         rows[f"{short_name(summary['frontier']['model'])} on test"] = summary["frontier"]
     if "reflexion" in summary:
@@ -162,6 +165,16 @@ def _more_tries(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
         return {}
     tries = f"{found['k']:.2g}"
     return {f"warm start, best of {tries}": {**found, "samples_per_problem": tries}}
+
+
+def _parts_table(told: dict[str, Any], results: StoredResults) -> Table:
+    """The same problems of test told at once and in parts."""
+    table = new_table("Success told in parts, %", "at once", "in parts", f"lost, {results.interval_name}", "problems")
+    for policy, name in {**POLICIES, "best": results.best_snapshot}.items():
+        row = told[policy]
+        rates = (percent(row[way]["success_rate"]).rstrip("%") for way in ("at_once", "in_parts"))
+        table.add_row(name, *rates, points(row["drop"]), str(row["in_parts"]["num_problems"]))
+    return table
 
 
 def _elsewhere_table(also: dict[str, Any], results: StoredResults) -> Table:

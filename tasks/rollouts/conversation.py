@@ -23,11 +23,15 @@ Waits = Generator[Future[Any], None, None]  # yields what it waits for
 
 @dataclass(frozen=True, slots=True)
 class EpisodeKey:
-    """Identifies an episode and its random numbers: equal keys under one run seed replay each other."""
+    """Identifies an episode and its random numbers: equal keys under one run seed replay each other.
+
+    `prefix` are the ids of messages that the episode begins with, as if the policy had written them.
+    """
 
     problem: Problem
     draw: int
     sample_index: int
+    prefix: tuple[tuple[int, ...], ...] = ()
 
 
 class Conversation:
@@ -47,6 +51,7 @@ class Conversation:
         self.sampled_mask: list[bool] = []
         self.sampler_logp: list[float] = []
         self.turns: list[Turn] = []
+        self.num_replayed_turns = 0
         self.num_calls = self.num_invalid_calls = self.num_retries = 0
         self.user = environment.start_user(key.problem, stream=stream)
         self.request = key.problem.requests[0]  # the user's first message, once it is known
@@ -75,7 +80,7 @@ class Conversation:
             request=self.request,
             draw=self.key.draw,
             sample_index=self.key.sample_index,
-            policy_version=min((turn.policy_version for turn in self.turns), default=0),
+            policy_version=min((turn.policy_version for turn in self.turns[self.num_replayed_turns :]), default=0),
             environment_fingerprint=fingerprint,
             token_ids=self.token_ids,
             sampled_mask=self.sampled_mask,
@@ -89,6 +94,7 @@ class Conversation:
             fault=str(self.fault) if self.fault else None,
             details=self._details(),
             split_group=self.key.problem.split_group,
+            num_replayed_turns=self.num_replayed_turns,
         )
 
     def _details(self) -> dict[str, Any]:

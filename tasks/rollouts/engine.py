@@ -95,6 +95,6 @@ class Engine(Protocol):
 
 
 class AdjustableEngine(Engine, Protocol):
-    """One in the trainer's memory, whose temperature may change between batches."""
+    """One in the trainer's memory, whose temperature and top-p may change between batches."""
 
-    def set_temperature(self, temperature: float) -> None: ...
+    def set_distribution(self, *, temperature: float, top_p: float) -> None: ...

@@ -5,14 +5,17 @@ after the last request the episode ends. It also ends at a limit (turns: an ordi
 a fault of the environment. A turn cut at its own token limit, or that ends within its thought, does not end it: it is
 answered as a malformed call.
 
+An episode may begin with messages that are given, such as the start of an earlier one. The environment answers them
+afresh, so its state is right, and no loss sees them.
+
 Where thoughts have a budget of their own, a turn is two requests: the first ends with the thought, or with the turn
 where there is none. A thought that its budget cuts is closed by ids that are given, not sampled, so no loss sees them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Problem, StopReason, Turn
@@ -26,8 +29,15 @@ if TYPE_CHECKING:
     from tasks.rollouts.fault_log import FaultLog
 
 TokenBudget = Literal["max_tokens_per_episode", "max_completion_tokens"]
-Opening = tuple[list[dict[str, Any]], SamplingSettings]  # schemas of the tools, budgets
 Prompt = Callable[[str], tuple[list[int], SamplingSettings]]  # from the user's first message
+
+
+class Opening(NamedTuple):
+    """What a problem's episodes begin with, beside what the user says: schemas of the tools, budgets, rules."""
+
+    tools: list[dict[str, Any]]
+    sampling: SamplingSettings
+    rules: str
 
 
 class EpisodeRun(Conversation):
@@ -53,6 +63,7 @@ class EpisodeRun(Conversation):
         self.handle, self.chat, self.tools, self.sampling = handle, chat, tools, sampling
         self.seed_key = (seed, stage, key.draw, key.problem.id, key.sample_index)
         self._budget = sampling.max_thinking_tokens_per_turn if chat.thinking else None
+        self._unsent = []
         self._begin_turn()
         self._steps = self._open(prompt)
         self.resume()
@@ -65,6 +76,15 @@ class EpisodeRun(Conversation):
         if len(prompt_ids) >= self.token_limit:
             raise EnvironmentFault("its first message leaves no room for the agent", tool="user")
         self._append(prompt_ids)
+        for message in self.key.prefix:
+            if self.outcome is None:
+                yield from self._replay(message)
+
+    def _replay(self, message: Sequence[int]) -> Waits:
+        self.num_replayed_turns += 1
+        self._written += message
+        self._append(self._written)
+        yield from self._take_turn(TurnReply(self.handle, self._written, [0.0] * len(message), "end_of_turn"))
 
     def next_request(self) -> TurnRequest:
         """The second request of a turn has a stream of its own; the first has the one it always had."""
@@ -176,7 +196,7 @@ class EpisodeRun(Conversation):
         return turn
 
     def _append(self, token_ids: list[int]) -> None:
-        self._unsent = token_ids
+        self._unsent = [*self._unsent, *token_ids]
         self.token_ids += token_ids
         self.sampled_mask += [False] * len(token_ids)
         self.sampler_logp += [0.0] * len(token_ids)
@@ -202,8 +222,8 @@ class EngineEpisodes:
             environment=environment,
             chat=self.chat,
             prompt=lambda request: self._prompt(key.problem, request, opening),
-            tools=opening[0],
-            sampling=opening[1],
+            tools=opening.tools,
+            sampling=opening.sampling,
             seed=seed,
             stage=stage,
             attempt=attempt,
@@ -242,16 +262,17 @@ class EngineEpisodes:
         return self.engine.counts()
 
     def _open_problem(self, problem: Problem, environment: Environment) -> Opening:
-        """(schemas of the tools, budgets), cached as prompts are: for one problem's samples, which follow one another;
-        those of all problems would fill the memory.
+        """Cached as prompts are: for one problem's samples, which follow one another; those of all problems would fill
+        the memory.
         """
         if self._opening is None or self._opening[0] is not problem:
             tools = [tool.schema() for tool in environment.tools_for(problem)]
-            self._opening = problem, (tools, self.sampling.within(environment.budgets_for(problem)))
+            budgets = self.sampling.within(environment.budgets_for(problem))
+            self._opening = problem, Opening(tools, budgets, environment.rules_for(problem))
         return self._opening[1]
 
     def _prompt(self, problem: Problem, request: str, opening: Opening) -> tuple[list[int], SamplingSettings]:
         """The prompt of the user's first message, and the episode's budgets."""
         if self._last is None or self._last[0] is not problem or self._last[1] != request:
-            self._last = problem, request, self.chat.prompt_ids(request, opening[0])
-        return self._last[2], opening[1]
+            self._last = problem, request, self.chat.prompt_ids(request, opening.tools, opening.rules)
+        return self._last[2], opening.sampling

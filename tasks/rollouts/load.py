@@ -18,6 +18,7 @@ from tasks.models.folders import load_model, model_config, stored_dtype
 from tasks.models.policy_weights import AdapterShape, PolicyWeights
 from tasks.models.settings import ComputeSettings, Dtype
 from tasks.models.torch_setup import find_device, free_unused, product_dtype
+from tasks.rollouts.budgets import check_prompts
 from tasks.rollouts.engine import Engine, FixedWeights
 from tasks.rollouts.kept_models import KeptModels
 from tasks.rollouts.probe import compare_logp, probe_sequences
@@ -34,27 +35,7 @@ def load_checked_chat(
     """Reads tokenizer and config.json only; ValueError where the tokenizer, the context or a prompt cannot work."""
     chat = load_chat(folder)
     refuse_thinking_budget(chat, sampling)
-    config = model_config(folder)
-    config = config.get("text_config", config)
-    max_positions = config.get("max_position_embeddings")
-    if max_positions is not None and sampling.max_tokens_per_episode > max_positions:
-        raise ValueError(
-            f"sampling.max_tokens_per_episode is {sampling.max_tokens_per_episode} and the model's context is "
-            f"{max_positions} tokens, so long episodes would exceed it. Set it to at most {max_positions}."
-        )
-    longest, problem_id = 0, ""
-    for problem in problems:
-        tools = [tool.schema() for tool in environment.tools_for(problem)]
-        sampling.within(environment.budgets_for(problem))
-        longest, problem_id = max((longest, problem_id), (len(chat.prompt_ids(problem.requests[0], tools)), problem.id))
-        for request in problem.requests[1:]:
-            chat.request_ids(request)  # refuses a template that rewrites earlier text then
-    if longest >= sampling.max_tokens_per_episode:
-        raise ValueError(
-            f"problem {problem_id!r}: its prompt has {longest} tokens, more than any other, and "
-            f"sampling.max_tokens_per_episode is {sampling.max_tokens_per_episode}, so no turn fits. Set that to more "
-            f"than {longest + sampling.max_tokens_per_turn}, or drop the problem."
-        )
+    check_prompts(chat, model_config(folder), environment, problems, sampling)
     return chat
 
 

@@ -8,7 +8,6 @@ attempt with notes has as much room as one without. Source: Reflexion, Shinn et 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Problem, Trajectory
@@ -37,18 +36,16 @@ class RememberingEpisodes(EngineEpisodes):
 
     def _prompt(self, problem: Problem, request: str, opening: Opening) -> tuple[list[int], SamplingSettings]:
         prompt, sampling = super()._prompt(problem, request, opening)
-        longer = self._with_notes(self.notes.get(problem.id, ()), request, prompt, opening[0])
+        longer = self._with_notes(self.notes.get(problem.id, ()), request, prompt, opening)
         most = sampling.max_tokens_per_episode + len(longer) - len(prompt)
         return longer, sampling.model_copy(update={"max_tokens_per_episode": most})
 
-    def _with_notes(
-        self, given: Sequence[str], request: str, prompt: list[int], tools: list[dict[str, Any]]
-    ) -> list[int]:
+    def _with_notes(self, given: Sequence[str], request: str, prompt: list[int], opening: Opening) -> list[int]:
         """The prompt with the newest notes that fit."""
         notes = list(given)
         while notes:
             listed = "\n".join(f"- {note}" for note in notes)
-            longer = self.chat.prompt_ids(f"{PREFACE}\n{listed}\n\n{request}", tools)
+            longer = self.chat.prompt_ids(f"{PREFACE}\n{listed}\n\n{request}", opening.tools, opening.rules)
             if len(prompt) <= len(longer) <= len(prompt) + self.max_memory_tokens:
                 return longer
             notes.pop(0)

@@ -78,7 +78,11 @@ def probe_sequences(
 def _sequence(chat: ChatFormat, environment: Environment, problem: Problem) -> list[int]:
     tools = [tool.schema() for tool in environment.tools_for(problem)]
     request = problem.requests[0]
-    return [*chat.prompt_ids(request, tools), *chat.encode(chat.as_data(request)), chat.end_of_turn]
+    return [
+        *chat.prompt_ids(request, tools, environment.rules_for(problem)),
+        *chat.encode(chat.as_data(request)),
+        chat.end_of_turn,
+    ]
 
 
 def check_weights(

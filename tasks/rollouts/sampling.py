@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tasks.chat.format import ChatFormat
+from tasks.models.nucleus import outside_nucleus
 
 
 class StopStrings:
@@ -28,24 +29,22 @@ class StopStrings:
         return any(string in text for string in self.strings)
 
 
-def sample_tokens(logits_NV: Tensor, noise_N: Tensor, *, temperature: float, top_p: float) -> tuple[Tensor, Tensor]:
+def sample_tokens(
+    logits_NV: Tensor, noise_N: Tensor, *, temperature: float | Tensor, top_p: float | Tensor
+) -> tuple[Tensor, Tensor]:
     """One token per row by inverse CDF: ids [N] and their log-probs [N] under the distribution actually sampled from.
 
-    `noise_N` is uniform in [0, 1). The log-prob is after temperature and top-p (the smallest set of tokens whose
-    probability reaches `top_p`, renormalised), as importance ratios need it. Temperature 0 is greedy, with log-prob 0:
-    the likeliest token is certain.
+    `noise_N` is uniform in [0, 1). The log-prob is after temperature and top-p (`outside_nucleus`, renormalised), as
+    importance ratios need it. Temperature 0 is greedy, with log-prob 0: the likeliest token is certain. A tensor is a
+    temperature above 0 or a top-p below 1: a traced step has no branch on its value.
     """
     logits_NV = logits_NV.float()
-    if temperature == 0:
+    if not isinstance(temperature, Tensor) and temperature == 0:
         likeliest_N = logits_NV.argmax(dim=-1)
         return likeliest_N, torch.zeros_like(likeliest_N, dtype=torch.float32)
-    logp_NV = torch.log_softmax(logits_NV if temperature == 1 else logits_NV / temperature, dim=-1)
-    if top_p < 1:
-        sorted_logp, order = logp_NV.sort(dim=-1, descending=True)
-        probability = sorted_logp.exp()
-        is_cut = probability.cumsum(-1) - probability >= top_p
-        logp_NV = logp_NV.masked_fill(torch.zeros_like(is_cut).scatter(-1, order, is_cut), float("-inf"))
-        logp_NV = torch.log_softmax(logp_NV, dim=-1)
+    logp_NV = torch.log_softmax(logits_NV / temperature, dim=-1)
+    if isinstance(top_p, Tensor) or top_p < 1:
+        logp_NV = torch.log_softmax(logp_NV.masked_fill(outside_nucleus(logp_NV, top_p), float("-inf")), dim=-1)
     cdf_NV = logp_NV.exp().cumsum(-1, dtype=torch.float64)
     tokens = torch.searchsorted(cdf_NV, noise_N.double()[:, None] * cdf_NV[:, -1:], right=True)
     tokens = tokens.clamp_(max=logits_NV.shape[-1] - 1)

@@ -145,6 +145,10 @@ class PlaySections(Settings):
     engine: EngineSettings
     sampling: SamplingSettings
 
+    def unwatched_folders(self) -> list[str]:
+        """dvc.yaml watches the one environment and the one engine that params name."""
+        return self.environment.further_code()
+
     def play(self, samples_per_problem: int, *, drawn_from: DistributionSettings | None = None) -> PlaySettings:
         """`drawn_from` is a measurement's distribution; None samples as training does."""
         return PlaySettings(

@@ -200,6 +200,10 @@ class Environment(Protocol):
         """The tools that a model sees for a problem."""
         return self.tools
 
+    def rules_for(self, problem: Problem) -> str:
+        """What a model reads before the user's first message, such as a company's policy; empty: nothing."""
+        return ""
+
     def budgets_for(self, problem: Problem) -> Mapping[str, int]:
         """Budgets of `sampling` that are lower for this problem's episodes, by name."""
         return {}
@@ -223,6 +227,10 @@ class Environment(Protocol):
     def start_user(self, problem: Problem, *, stream: str = "") -> User:
         """Who speaks in an episode; `stream` is that of `start`."""
         return ToldRequests(problem.requests)
+
+    def user_guidelines(self, problem: Problem) -> str:
+        """All that a model reads who plays this problem's user, for `user.model.instructions: null`; empty: none."""
+        return ""
 
     def shards(self, problem: Problem) -> Sequence[str]:
         """The problem's only request in parts, which a user tells one after the other; fewer than two: it has none."""

@@ -1,9 +1,11 @@
 """One training of travel_desk with four levels, by one sampler and seed, with success on the hardest level as it goes.
 
-`python -m tests.benchmarks.curriculum FOLDER MIX SAMPLER SEED` prints a line of JSON per measurement. FOLDER has the
-start that all share, which `prepare` makes: curated problems and the warm-started model. Held-out problems are of
-select. MIX is `categories` (as curated: as many problems of each of 17 categories, so one in 17 is a cancellation,
-which the start always solves) or `levels` (as many of each level, so one in four is).
+`python -m tests.benchmarks.curriculum FOLDER POOL SAMPLER SEED` prints a line of JSON per measurement. FOLDER has the
+start that all share, which `prepare` makes: curated problems, and a model that was shown levels 1 to 3 and only
+`HARD_DEMONSTRATIONS` of level 4, so that the hardest level is hard and not impossible. POOL is `curated` (as many
+problems of each of 17 categories) or `half_mastered` (half are cancellations, which the start always solves). Held-out
+problems are the hardest of select and test. Every sampler begins with the episodes that judged the warm start, as in
+the train stage.
 """
 
 from __future__ import annotations
@@ -11,27 +13,31 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from tasks.core.records import Problem
+from tasks.core.files import read_jsonl, write_jsonl
+from tasks.core.records import Group, Problem
 from tasks.core.settings import Paths, load
 from tasks.core.splits import read_split
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.stages.assess import stage as assess
 from tasks.stages.curate import stage as curate
+from tasks.stages.train.outlook import read_baseline
 from tasks.stages.train.run import TrainingRun
 from tasks.stages.train.settings import TrainSections
 from tasks.stages.warm_start import stage as warm_start
 from tests.profiles import profile_params
 
+MASTERED = 1  # cancellations
 HARDEST = 4  # changes of a booking: a cancellation and a booking in one request
-TARGETS = {"categories": 0.6, "levels": 0.5}  # of the hardest level's held-out problems; the start solves a third
-PER_LEVEL = 280  # problems, in the mix of levels
-ITERATIONS, INTERVAL = 45, 3
+HARD_DEMONSTRATIONS = 40  # of 800 of the hardest level
+TARGETS = {"curated": 0.4, "half_mastered": 0.3}  # of the held-out problems; the start solves about 4%
+ITERATIONS, INTERVAL = 56, 4
 LEVELS = {"by": "level", "open_at": 0.5, "confidence": 0.9}
 SAMPLERS: dict[str, dict[str, Any]] = {
     "uniform": {"problem_sampler": "uniform"},
@@ -48,6 +54,7 @@ def params_of(folder: Path) -> dict[str, Any]:
     params["compute"] |= {"num_threads": 1}
     params["curate"] |= {"num_generated": 6800, "max_level": 4, "max_select_problems": 340, "max_test_problems": 340}
     params["assess"] |= {"num_problems": 34, "max_episodes": 34}
+    params["warm_start"]["stop"] |= {"num_problems": 340, "max_attempts": 1}
     params["sampling"] |= {"max_turns": 12, "max_tokens_per_episode": 480}
     params["train"] |= {
         "num_iterations": ITERATIONS, "snapshot_interval": 1000, "checkpoint_interval": 1000, "schedule": "constant",
@@ -57,53 +64,79 @@ def params_of(folder: Path) -> dict[str, Any]:
 
 
 def prepare(folder: Path) -> None:
-    for stage in (curate, assess, warm_start):
-        stage.run(load(stage.SETTINGS, params_of(folder)), Paths(folder))
+    paths = Paths(folder)
+    for stage in (curate, assess):
+        stage.run(load(stage.SETTINGS, params_of(folder)), paths)
+    leave_out_demonstrations(paths)
+    warm_start.run(load(warm_start.SETTINGS, params_of(folder)), paths)
 
 
-def training_problems(paths: Paths, mix: str) -> list[Problem]:
+def leave_out_demonstrations(paths: Paths) -> None:
+    """Of the hardest level, all but the first `HARD_DEMONSTRATIONS`."""
+    file = paths.stage("curate") / "demonstrations.jsonl"
+    hardest = {problem.id for problem in read_split(paths, "train") if problem.level == HARDEST}
+    rows = [row for _, row in read_jsonl(file)]
+    hard = [row for row in rows if row["problem_id"] in hardest][:HARD_DEMONSTRATIONS]
+    write_jsonl(file, [row for row in rows if row["problem_id"] not in hardest or row in hard])
+
+
+def training_problems(paths: Paths, pool: str) -> list[Problem]:
     problems = read_split(paths, "train")
-    if mix == "categories":
+    if pool == "curated":
         return problems
-    by_level: dict[int, list[Problem]] = {}
-    for problem in problems:
-        by_level.setdefault(problem.level, []).append(problem)
-    return [problem for level in sorted(by_level) for problem in by_level[level][:PER_LEVEL]]
+    mastered = [problem for problem in problems if problem.level == MASTERED]
+    return mastered + [problem for problem in problems if problem.level != MASTERED][: len(mastered)]
 
 
-def train(folder: Path, mix: str, sampler: str, seed: int) -> Iterator[dict[str, Any]]:
-    """A row at the start and after every `INTERVAL` iterations: the training episodes so far and held-out success on
-    the hardest level. The last is that of the target, or of the last iteration.
+def train(folder: Path, pool: str, sampler: str, seed: int) -> Iterator[dict[str, Any]]:
+    """A row at the start and after every `INTERVAL` iterations: the training episodes so far, held-out success on the
+    hardest level, and what was drawn since the row before. The last is that of the target, or of the last iteration.
     """
     params, paths = params_of(folder), Paths(folder)
     chosen = SAMPLERS[sampler]
     params["train"] |= {**chosen, "band": {**params["train"]["band"], **chosen.get("band", {})}}
     params["seed"] = seed
-    held_out = [problem for problem in read_split(paths, "select") if problem.level == HARDEST]
+    problems, baseline = training_problems(paths, pool), read_baseline(paths)
+    assert baseline is not None
+    level_of = {problem.id: problem.level for problem in problems}
+    held_out = [item for split in ("select", "test") for item in read_split(paths, split) if item.level == HARDEST]
     with tempfile.TemporaryDirectory() as resume:
         run = TrainingRun(
             load(TrainSections, params),
             start=paths.stage("warm_start") / "model",
-            problems=training_problems(paths, mix),
+            problems=problems,
             resume=Path(resume),
+            baseline=baseline.played,
         )
         with closing(run):
-            hardest, episodes, rows = success(run, held_out), 0, list[dict[str, Any]]()
+            hardest, episodes, groups = success(run, held_out), 0, list[Group]()
             yield {"iteration": 0, "episodes": 0, "hardest": hardest}
-            while not run.is_done and hardest < TARGETS[mix]:
+            while not run.is_done and hardest < TARGETS[pool]:
                 row, alarm = run.iterate()
                 assert alarm is None, alarm
                 episodes += row["num_episodes"]
-                rows.append(row)
+                groups += run.trainer.last_groups
                 if run.iteration % INTERVAL == 0:
                     hardest = success(run, held_out)
-                    yield {"iteration": run.iteration, "episodes": episodes, "hardest": hardest, **means(rows)}
-                    rows = []
+                    drawn = by_level(groups, level_of)
+                    yield {"iteration": run.iteration, "episodes": episodes, "hardest": hardest, "drawn": drawn}
+                    groups = []
 
 
-def means(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    names = ("success_rate", "informative_group_share", "expected_informative_share", "open_level")
-    return {name: sum(row[name] for row in rows) / len(rows) for name in names if name in rows[0]}
+def by_level(groups: Sequence[Group], level_of: dict[str, int]) -> dict[int, dict[str, float]]:
+    """Of the groups of each level: the share of all groups, the mean solve rate, and the share with signal."""
+    rates = defaultdict[int, list[float]](list)
+    for group in groups:
+        solved = sum(trajectory.is_success for trajectory in group.trajectories)
+        rates[level_of[group.problem_id]].append(solved / len(group.trajectories))
+    return {
+        level: {
+            "share": len(found) / len(groups),
+            "solved": sum(found) / len(found),
+            "signal": sum(0 < rate < 1 for rate in found) / len(found),
+        }
+        for level, found in sorted(rates.items())
+    }
 
 
 def success(run: TrainingRun, problems: Sequence[Problem]) -> float:
@@ -121,6 +154,6 @@ def episodes_until(rows: Sequence[dict[str, Any]], target: float) -> int | None:
 
 
 if __name__ == "__main__":
-    place, split, name, number = sys.argv[1:]
-    for line in train(Path(place), split, name, int(number)):
+    place, mix, name, number = sys.argv[1:]
+    for line in train(Path(place), mix, name, int(number)):
         print(json.dumps(line), flush=True)

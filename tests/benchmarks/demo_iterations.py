@@ -23,6 +23,7 @@ from tasks.core import settings
 from tasks.core.records import Group, Problem
 from tasks.core.settings import Paths
 from tasks.core.splits import read_split
+from tasks.learning.grpo.mini_batches import divide
 from tasks.learning.shared.batching import Row
 from tasks.stages.train import groups as grouping
 from tasks.stages.train import run as training
@@ -161,7 +162,7 @@ def _iterate(run: training.TrainingRun, watches: Watches) -> Iteration:
     assert alarm is None, alarm
     groups = run.trainer.last_groups
     rollout, environment, reward = (watch.seconds - then for watch, then in zip(parts, before, strict=True))
-    rows, _ = run.trainer._divide(groups)
+    rows, _ = divide(groups, run.trainer.settings)
     return Iteration(seconds, rollout, environment, reward, groups, rows)
 
 

@@ -198,7 +198,7 @@ def our_batches(
         stage="bench",
     )
     rewards = RewardSettings(**params["reward"])
-    collect = group_collector(collector, sampler, rewards=rewards, explore=lambda _: settings.group_size)
+    collect = group_collector(collector, sampler, rewards=rewards, prefixes=None, explore=lambda _: settings.group_size)
     trainer = GRPOTrainer(
         model,
         settings,

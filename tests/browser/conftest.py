@@ -15,6 +15,7 @@ from tasks.report.build import build_report
 from tests.measurement.hostile import write_hostile_episodes
 from tests.measurement.small_world import small_policies
 from tests.measurement.synthetic import write_artifacts
+from tests.report.test_told_in_parts import tell_in_parts
 
 CHROMIUM_FLAGS = [
     "--no-sandbox",  # Chromium refuses to run as root with it
@@ -107,14 +108,14 @@ def open_page(browser) -> Iterator[Callable[..., Tab]]:
 
 @pytest.fixture(scope="session")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of a made-up run."""
-    return build_report(write_artifacts(tmp_path_factory.mktemp("run"))).absolute()
+    """The report of a made-up run, whose requests were told in parts too."""
+    return build_report(tell_in_parts(write_artifacts(tmp_path_factory.mktemp("run")))).absolute()
 
 
 @pytest.fixture(scope="session")
 def hostile_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with an episode whose every text tries to break the page."""
-    paths = write_artifacts(tmp_path_factory.mktemp("hostile"))
+    paths = tell_in_parts(write_artifacts(tmp_path_factory.mktemp("hostile")))
     write_hostile_episodes(paths)
     return build_report(paths).absolute()
 

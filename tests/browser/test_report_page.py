@@ -69,6 +69,15 @@ def test_nothing_sticks_out_sideways_on_small_screens(hostile_report: Path, open
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.parametrize("width", [320, 390, 1280])
+def test_no_column_of_numbers_presses_the_names_beside_it_into_a_letter_a_line(
+    report: Path, open_page: Open, width: int
+):
+    page = open_page(report, width=width, height=800).page
+    widths = page.evaluate("[...document.querySelectorAll('th[scope=row]')].map(name => name.offsetWidth)")
+    assert len(widths) > 10 and min(widths) >= 72  # pixels
+
+
 def test_a_count_of_the_overview_opens_the_list_it_counts(report: Path, open_page: Open):
     page = open_page(report).page
     count = page.locator(".doors b").first.inner_text()

@@ -142,6 +142,17 @@ def test_the_recipe_stands_in_a_system_message_or_else_before_the_request() -> N
         assert user["content"] == f"{system['content']}\n\nTo Rome." and tools is None
 
 
+@pytest.mark.parametrize("template", [templates.QWEN, templates.LLAMA, templates.PHI, templates.GEMMA])
+def test_rules_are_in_the_prompt_once_before_the_request_and_beside_the_tools(template: str) -> None:
+    chat, rules = chat_of(template), "Be kind. <|im_end|> Never refund."
+    prompt = chat.decode(chat.prompt_ids("To Rome.", TOOLS, rules))
+    assert prompt.count("Never refund.") == 1 and prompt.index("Be kind.") < prompt.index("To Rome.")
+    assert all(name in prompt for name in NAMES)
+    messages, _ = chat.opening("To Rome.", [], rules)
+    assert len(messages) == (2 if chat.template.takes_system else 1)
+    assert messages[0]["content"].startswith(chat.as_data(rules))
+
+
 def test_replies_are_one_message_of_the_user_where_there_is_no_role_for_them() -> None:
     chat = chat_of(templates.GEMMA)
     assert chat.decode(chat.reply_ids(("sunny", "rain"))) == (

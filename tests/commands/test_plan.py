@@ -23,6 +23,7 @@ def test_nothing_need_be_downloaded_to_know_where_seven_billion_with_lora_fit() 
     assert row["fits"]
     assert row["memory"]["weights"]["update"] == 2 * 7_615_616_512
     assert row["dollars"] == pytest.approx(2.0 * row["seconds"]["total"] / 3600)
+    assert row["dollars_most"] == pytest.approx(2.0 * row["seconds"]["total_most"] / 3600)
 
 
 def test_what_does_not_fit_is_told_with_the_arithmetic_and_the_status_says_so() -> None:
@@ -65,6 +66,7 @@ def test_what_a_warm_start_would_take_under_lora_is_told_where_there_may_be_one(
 ) -> None:
     params = profile_params("qwen2.5_7b_lora_80gb")
     params["assess"]["warm_start_below"] = 0.1
+    params["warm_start"]["stop"] = {**profile_params("demo")["warm_start"]["stop"], "max_attempts": 3}
     monkeypatch.setattr("tasks.commands.plan.plan.read_params", lambda: params)
     plan = make_plan(gpu="a100-80gb")
     told = printed(plan)
@@ -72,8 +74,8 @@ def test_what_a_warm_start_would_take_under_lora_is_told_where_there_may_be_one(
     assert "warm start would train all weights" in told
     assert "Set assess.warm_start_below: 0.0" in told
     assert plan.fits_on["a100-80gb"] == "with assess.warm_start_below: 0.0"
-    assert "steps, if the base model needs them" in told
-    assert plan.seconds is not None and plan.seconds.warm_start > 0
+    assert "steps, up to 3 times, if the base model needs them" in told
+    assert plan.seconds is not None and plan.seconds.warm_start_most > 2 * plan.seconds.warm_start > 0
 
 
 def test_of_a_card_whose_speed_is_not_known_memory_alone_is_planned() -> None:

@@ -11,11 +11,14 @@ import pytest
 from tasks.commands.plan.output import dollars
 from tasks.commands.plan.plan import make_plan
 from tasks.commands.profile import difference, merge, read_profiles
-from tasks.core.progress import spell
-from tasks.core.settings import parse_params, read_params
+from tasks.core.progress import span, spell
+from tasks.core.settings import load, parse_params, read_params
+from tasks.environments.catalog import find_environment_class
 from tasks.pipeline.order import check_params
 from tasks.planning.hardware import amount
 from tasks.planning.nearest import fits
+from tasks.stages.curate.settings import CurateSections
+from tasks.tools.base import Environment
 from tests.conftest import ROOT
 from tests.profiles import FOLDER, NAMES, profile_params, profile_text
 
@@ -24,7 +27,7 @@ MODELS = [name for name in NAMES if name.endswith(("24gb", "80gb"))]
 GPU = {"24gb": "4090-24gb", "80gb": "a100-80gb"}
 PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
 MERGES = sorted({tuple(names.split(" ")) for names in re.findall(r"tasks profile ([\w.]+(?: [\w.]+)+)", PAGE)})
-WHOLE_PROFILES = [name for name in NAMES if name not in ("bfcl", "mcp", "services", "tau2")]
+WHOLE_PROFILES = [name for name in NAMES if name not in ("bfcl", "mcp", "services", "tau2", "tau2_retail")]
 SOURCE = Path("infra/profiles/mine.yaml")
 WHOLE = """\
 seed: 1              # every random stream
@@ -75,13 +78,14 @@ def test_a_models_profile_takes_an_environment_over_it_and_fits_its_gpu(model: s
     assert "**Not run.**" in section
 
 
-def test_tau2_takes_a_model_with_room_for_its_prompts() -> None:
-    """Its prompts have 9,500 tokens, and an episode gets 8,192 more."""
-    params = profile_params("qwen2.5_7b_lora_80gb", "tau2")
-    check_params(params, source=FOLDER / "tau2.yaml")
+@pytest.mark.parametrize(("name", "num_prompt_tokens"), [("tau2", 9_500), ("tau2_retail", 5_000)])
+def test_tau2_takes_a_model_with_room_for_its_prompts(name: str, num_prompt_tokens: int) -> None:
+    """Beside the prompt an episode gets all of its completion tokens."""
+    params = profile_params("qwen2.5_7b_lora_80gb", name)
+    check_params(params, source=FOLDER / f"{name}.yaml")
     sampling = params["sampling"]
-    assert sampling["max_tokens_per_episode"] > 9_500 + sampling["max_completion_tokens"]
-    assert fits(make_plan(gpu=GPU["80gb"], profiles=["qwen2.5_7b_lora_80gb", "tau2"]).setup)
+    assert sampling["max_tokens_per_episode"] > num_prompt_tokens + sampling["max_completion_tokens"]
+    assert fits(make_plan(gpu=GPU["80gb"], profiles=["qwen2.5_7b_lora_80gb", name]).setup)
 
 
 def test_the_page_merges_profiles_in_its_commands() -> None:
@@ -94,6 +98,15 @@ def test_every_merge_that_the_page_names_is_valid(names: tuple[str, ...]) -> Non
     params = profile_params(*names)
     check_params(params, source=FOLDER / f"{names[0]}.yaml")
     assert leaves(read_params(FOLDER / f"{names[-1]}.yaml")).items() <= leaves(params).items()
+
+
+@pytest.mark.parametrize("names", [*((name,) for name in NAMES), *MERGES], ids=" ".join)
+def test_only_an_environment_that_cuts_requests_is_told_in_parts(names: tuple[str, ...]) -> None:
+    """Elsewhere the end of an evaluation would be that no problem of test has parts."""
+    params = profile_params(*names)
+    has_parts = find_environment_class(load(CurateSections, params).environment).shards is not Environment.shards
+    told = [section for section in ("curate", "evaluate") if params[section]["sharded"] is not None]
+    assert told == [] or has_parts
 
 
 @pytest.mark.parametrize("environment", ["bfcl", "mcp"])
@@ -115,7 +128,7 @@ def test_the_page_says_of_a_models_profile_what_plan_says(
     memory, seconds = plan.memory, plan.seconds
     assert seconds is not None
     playing, there = amount(memory.phases["playing"]), amount(plan.setup.machine.memory)
-    cost = dollars(seconds.dollars(plan.setup.machine.dollars_per_hour))
+    cost = span(dollars, *seconds.dollars(plan.setup.machine.dollars_per_hour))
     cells = (
         f"`{model}`",
         f"`{environment}`",
@@ -123,7 +136,7 @@ def test_the_page_says_of_a_models_profile_what_plan_says(
         amount(memory.phases["updating"]),
         amount(memory.host),
         spell(seconds.iteration),
-        f"{spell(seconds.total)}, {cost} dollars",
+        f"{span(spell, seconds.total, seconds.total_most)}, {cost} dollars",
         "**not run**",
     )
     assert f"| {' | '.join(cells)} |" in PAGE

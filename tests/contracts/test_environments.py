@@ -11,6 +11,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,10 +24,13 @@ from tasks.core.records import Problem
 from tasks.environments.bfcl.problems import problems as bfcl_problems
 from tasks.environments.catalog import load_environment
 from tasks.environments.settings import environment_names
+from tasks.environments.tau2.desk_problems import problems as desk_problems
 from tasks.environments.tau2.problems import problems as tau2_problems
+from tasks.environments.tau2.settings import Domain
 from tasks.tools.base import Environment, Episode, Verdict, block_until
 from tasks.tools.schemas import ArgumentSchema
 from tasks.tools.settings import FaultSettings
+from tasks.tools.user.settings import UserSettings
 from tests import tiny
 from tests.environments import mcp_server
 from tests.readme import page_block
@@ -37,6 +41,7 @@ RARE_FAULTS = FaultSettings(
     seed=1, seen_by="model", error_rate=0.1, timeout_rate=0.1, rate_limit_rate=0.1, latency_rate=0.0,
     latency_seconds=0.0, truncate_rate=0.0, rename_rate=0.0,
 )  # fmt: skip
+SCRIPT = UserSettings(played_by="script", reveal="at_once", model=None)
 
 
 def is_envelope(value: Any) -> bool:
@@ -131,6 +136,12 @@ def tau2(folder: Path) -> Case:
     return Case(load_environment(environment_settings("tau2")), problems)
 
 
+def desk(folder: Path, domain: Domain) -> Case:
+    """A conversation of tau2, whose user a script plays."""
+    section = environment_settings("tau2", settings={"domain": domain, "problems": "base"}, user=SCRIPT)
+    return Case(load_environment(section), list(desk_problems(domain).values())[:30])
+
+
 def mixture(folder: Path) -> Case:
     """Two environments whose tools have some names in common."""
     environment = load_environment(environment_settings("mixture"))
@@ -144,6 +155,8 @@ MAKERS: dict[str, Callable[[Path], Case]] = {
     "bfcl": bfcl,
     "research": research,
     "tau2": tau2,
+    "tau2, retail": partial(desk, domain="retail"),
+    "tau2, airline": partial(desk, domain="airline"),
     "custom": custom,
     "mixture": mixture,
     "stockroom, the page's": page_example,
@@ -152,7 +165,8 @@ MAKERS: dict[str, Callable[[Path], Case]] = {
 }
 
 
-SLOW = {"mcp", "bfcl", "tau2", "research", "mixture"}  # they start servers, or load a package
+# They start servers, or load a package.
+SLOW = {"mcp", "bfcl", "tau2", "tau2, retail", "tau2, airline", "research", "mixture"}
 
 
 @pytest.fixture(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import RESULTS, ROOT
+from tests.conftest import FIGURES, RESULTS, ROOT, keep_results
 
 CHANGES: dict[str, Callable[[Path], object]] = {
     "removed with all in it": shutil.rmtree,
@@ -26,6 +26,15 @@ def test_a_test_that_would_change_results_fails(change: Callable[[Path], object]
     for path in (RESULTS / "not-there", Path("artifacts/not-there")):
         with pytest.raises(RuntimeError, match="would change the results of this checkout"):
             change(path)
+
+
+def test_a_benchmark_may_write_its_figures_where_no_result_of_a_run_is():
+    keep_results("os.mkdir", (RESULTS, 0o777, -1))
+    for event, further in (("os.mkdir", (0o777, -1)), ("open", ("w", os.O_WRONLY)), ("os.remove", (-1,))):
+        keep_results(event, (FIGURES / "storage.json", *further))
+    keep_results("os.rename", (FIGURES / "storage.json.part", FIGURES / "storage.json", -1, -1))
+    with pytest.raises(RuntimeError, match="would change the results of this checkout"):
+        keep_results("os.rename", (FIGURES / "storage.json", RESULTS / "summary.json", -1, -1))
 
 
 def test_results_are_read_and_others_are_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -32,12 +32,38 @@ def test_a_stage_that_was_never_killed_has_nothing_to_clear(paths: Paths) -> Non
     assert not resume_root("evaluate", paths).exists()
 
 
-def test_code_that_changed_is_another_run_and_compiled_code_or_a_page_is_not(tmp_path: Path, monkeypatch) -> None:
+class OfOthers(Settings):
+    """The sections of a stage that also plays in another environment, which dvc.yaml does not name."""
+
+    def unwatched_folders(self) -> list[str]:
+        return ["tasks/desk"]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "params.yaml").write_text("environment: {name: shop}\n")
     (tmp_path / "dvc.yaml").write_text("stages: {train: {deps: ['tasks/${environment.name}']}}\n")
-    (compiled := tmp_path / "tasks" / "shop" / "__pycache__").mkdir(parents=True)
-    code = tmp_path / "tasks" / "shop" / "environment.py"
+    return tmp_path
+
+
+def test_code_of_an_environment_that_dvc_does_not_watch_is_another_run_where_it_is_played(project: Path) -> None:
+    for name in ("shop", "desk"):
+        (project / "tasks" / name).mkdir(parents=True)
+        (project / "tasks" / name / "environment.py").write_text("1")
+
+    def folders() -> list[Path]:
+        return [resume_folder("train", settings, Paths("artifacts")) for settings in (Settings(), OfOthers())]
+
+    own, also = folders()
+    (project / "tasks" / "desk" / "environment.py").write_text("2")
+    assert folders()[0] == own
+    assert folders()[1] != also
+
+
+def test_code_that_changed_is_another_run_and_compiled_code_or_a_page_is_not(project: Path) -> None:
+    (compiled := project / "tasks" / "shop" / "__pycache__").mkdir(parents=True)
+    code = project / "tasks" / "shop" / "environment.py"
     code.write_text("1")
 
     def folder() -> Path:
@@ -45,7 +71,7 @@ def test_code_that_changed_is_another_run_and_compiled_code_or_a_page_is_not(tmp
 
     before = folder()
     (compiled / "environment.cpython-311.pyc").write_bytes(b"1")
-    (tmp_path / "tasks" / "shop" / "README.md").write_text("What a shop is.")
+    (project / "tasks" / "shop" / "README.md").write_text("What a shop is.")
     assert folder() == before
     code.write_text("2")
     assert folder() != before

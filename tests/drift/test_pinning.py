@@ -31,7 +31,7 @@ from tests import tiny
 from tests.conftest import ROOT
 from tests.environments.shop import PROBLEM, SETTINGS, TOOLS, Shop, open_shop, pin_shop
 from tests.measurement.synthetic import BASELINE
-from tests.profiles import profile_text
+from tests.stages.curated import curated_project
 from tests.worlds import cache_settings, environment_settings
 
 STOPPED = "the environment has changed since curation"
@@ -221,15 +221,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def project(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     """travel_desk on the test profile up to where a stage loads its model, which fails the test that gets there."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(ACCEPT_VARIABLE, raising=False)
-    for name in ("tasks", "infra", "dvc.yaml"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    Path("params.yaml").write_text(profile_text("test"), encoding="utf-8")
-    paths = Paths("artifacts")
-    problems = tiny.problems(20, max_level=1)
-    for split in ("train", "select", "test"):
-        write_jsonl(paths.split(split), (problem.model_dump() for problem in problems))
+    paths = curated_project(tmp_path, monkeypatch)
     for name in ("demonstrations", "references"):
         write_jsonl(paths.stage("curate") / f"{name}.jsonl", [])
     write_json(paths.stage("assess") / "baseline.json", {**BASELINE, "gate": "rl"})

@@ -1,4 +1,4 @@
-"""The package's own play and verdict of a telecom problem: its tools, its environment, its scorer, as it wires them.
+"""The package's own play and verdict of a problem: its tools, its environment, its scorer, as it wires them.
 
 Its modules are loaded a second time, with stand-ins for all that they import of inspect_ai, and leave again; so what
 turnwise loads is neither used nor changed. Its state is the package's store: one object per class.
@@ -11,7 +11,7 @@ import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partialmethod
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from tasks.core.records import ToolCall
 from tasks.environments.tau2.package import PACKAGE, Task, data_file
+from tasks.environments.tau2.settings import Domain
 
 NAMES = ("", ".tool", ".util", ".model", ".agent", ".scorer", ".solver", ".dataset")
 STORE: dict[str, Any] = {}
@@ -32,6 +33,13 @@ class Message:
 
     def __init__(self, call: ToolCall):
         self.tool_calls = [SimpleNamespace(function=call.name, arguments=call.arguments)]
+
+
+class Said:
+    """A message to the user; the scorer takes what the user was sent, its own prompt among it."""
+
+    def __init__(self, content: str):
+        self.content = content
 
 
 class Score(BaseModel):
@@ -79,6 +87,7 @@ class StandIn(ModuleType):
         "CORRECT": "C",
         "INCORRECT": "I",
         "ChatMessageAssistant": Message,
+        "ChatMessageUser": Said,
         "scorer": decorator,
         "solver": decorator,
         "tool": decorator,
@@ -100,7 +109,7 @@ def apart() -> Iterator[None]:
     mine = [name for name in sys.modules if name.split(".")[0] in ("inspect_evals", "inspect_ai")]
     before = {name: sys.modules.pop(name) for name in mine}
     bare = ModuleType(PACKAGE)
-    bare.__path__ = [str(Path(data_file("db.toml")).parents[3])]
+    bare.__path__ = [str(Path(data_file("telecom", "db.toml")).parents[3])]
     try:
         sys.modules[PACKAGE] = bare
         for name in NAMES:
@@ -123,6 +132,38 @@ def _modules() -> SimpleNamespace:
     for side in ready:
         side.initialize()
     return SimpleNamespace(**loaded, ready=ready)
+
+
+@cache
+def _desks() -> SimpleNamespace:
+    """The scorer of retail and airline, with databases that are read once and copied for each use."""
+    with apart():
+        scorer = importlib.import_module(f"{PACKAGE}.common.scorer")
+        opening = importlib.import_module(f"{PACKAGE}.common.dataset").USER_MESSAGE
+    for tools in (scorer.RetailAgentTools, scorer.AirlineAgentTools):
+        ready = tools()
+        ready.initialize()
+        tools.initialize = partialmethod(_initialize, ready.db)
+    return SimpleNamespace(scorer=scorer, opening=opening)
+
+
+def _initialize(tools: Any, ready: Any) -> None:
+    if not tools.initialized:
+        tools.initialized, tools.db = True, ready.model_copy(deep=True)
+
+
+def desk_verdict(domain: Domain, task: Task, calls: Sequence[ToolCall], said: Sequence[str]) -> bool:
+    """Whether the package's scorer of retail or airline is satisfied after these calls and messages to the user."""
+    package = _desks()
+    STORE.clear()
+    tools = (package.scorer.get_retail_tools if domain == "retail" else package.scorer.get_airline_tools)()
+    for call in calls:
+        with suppress(Exception):  # an error is a reply; two tools have no method, and change nothing
+            getattr(tools, call.name)(**call.arguments)
+    messages = [package.opening, *map(Said, said)]
+    state = SimpleNamespace(metadata={"instance": domain, "task": task}, messages=messages)
+    scorers = [package.scorer.db_match(domain=domain), package.scorer.score_communicated_info()]
+    return all(asyncio.run(score(state, None)).value == "C" for score in scorers)
 
 
 def package_verdict(task: Task, calls: Sequence[ToolCall]) -> bool:

@@ -23,6 +23,7 @@ GRPO: dict[str, Any] = {
     "importance_correction": "none", "importance_cap": 2.0,
     "lora": None, "max_staleness": 0, "exploration": None,
 }  # fmt: skip
+NO_EXPLORATION = dict.fromkeys(("temperature", "top_p", "samples_per_problem", "keep", "prefixes"))
 
 
 def grpo(**changed: Any) -> GRPOSettings:

@@ -15,7 +15,7 @@ from tasks.core.records import Group, Problem
 from tasks.learning.grpo.curriculum import ProblemSampler
 from tasks.learning.grpo.solve_rates import Played
 from tests import tiny
-from tests.learning.options import grpo
+from tests.learning.options import NO_EXPLORATION, grpo
 from tests.learning.rows import a_group
 
 
@@ -140,6 +140,20 @@ def test_measured_and_expected_signal_agree_while_the_policy_stays() -> None:
         sampler.learn(groups)
     # 1,600 groups: the standard error is about 1 point, and the prior's strength is not exactly the truth's.
     assert sum(measured) / len(measured) == pytest.approx(sum(expected) / len(expected), abs=0.05)
+
+
+def test_the_expected_signal_is_of_the_samples_that_are_scheduled() -> None:
+    """Nothing is known, so every problem is Beta(2, 2): of 4 samples 1 − 2·(2·3·4·5)/(4·5·6·7) = 5/7 have signal."""
+    points = [{"iteration": 1, "value": 4}, {"iteration": 2, "value": 16}]
+    exploration = {**NO_EXPLORATION, "samples_per_problem": points}
+    options = grpo(problem_sampler="band", group_size=16, exploration=exploration)
+    sampler = ProblemSampler(tiny.problems(33), options, seed=3)
+    shares = []
+    for iteration in (1, 2):
+        sampler.draw(iteration, 0, 8)
+        shares.append(sampler.metrics()["expected_informative_share"])
+    assert shares[0] == pytest.approx(5 / 7)
+    assert shares[1] > 0.9
 
 
 @settings(max_examples=20, deadline=None)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tasks.learning.grpo.exploration import max_variance_subset, samples_at, temperature_at
-from tests.learning.options import grpo
+from tasks.learning.grpo.exploration import max_variance_subset, samples_at, temperature_at, top_p_at
+from tests.learning.options import NO_EXPLORATION, grpo
 
 REWARDS = st.lists(st.integers(0, 6).map(lambda sixth: sixth / 6), min_size=1, max_size=9)
 
@@ -21,8 +21,8 @@ def points(*pairs: tuple[int, float]) -> list[dict[str, Any]]:
 
 
 def exploring(**changed: Any) -> Any:
-    whole = {"temperature": None, "samples_per_problem": None, "keep": None, **changed}
-    return grpo(exploration=whole, group_size=8)
+    whole = {name: changed.pop(name, None) for name in NO_EXPLORATION}
+    return grpo(exploration=whole, group_size=8, **changed)
 
 
 def variance(values: list[float]) -> float:
@@ -58,6 +58,26 @@ def test_a_temperature_goes_in_straight_lines_and_stays_after_the_last_point() -
     assert found == pytest.approx([1.2, 1.1, 1.0, 0.8, 0.9, 1.0, 1.0])
 
 
+def test_top_p_goes_in_straight_lines_and_is_1_without_a_schedule() -> None:
+    settings = exploring(top_p=points((1, 0.8), (3, 1.0)), updates_per_batch=1)
+    assert [top_p_at(settings, iteration) for iteration in (1, 2, 3, 9)] == pytest.approx([0.8, 0.9, 1.0, 1.0])
+    assert top_p_at(exploring(), 1) == top_p_at(grpo(), 1) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changed", "remedy"),
+    [
+        ({"updates_per_batch": 2}, "Set train.updates_per_batch to 1, or train.exploration.top_p to null"),
+        ({"steps_per_batch": 2, "updates_per_batch": 1}, "Set train.steps_per_batch to 1"),
+        ({"max_staleness": 1, "updates_per_batch": 1, "importance_correction": "token_truncate"},
+         "Set train.max_staleness to 0"),
+    ],
+)  # fmt: skip
+def test_a_nucleus_is_refused_where_a_step_is_of_another_policy_than_drew(changed: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(ValidationError, match=remedy):
+        exploring(top_p=points((1, 0.9)), **changed)
+
+
 def test_a_number_of_samples_holds_from_its_point_on() -> None:
     settings = exploring(samples_per_problem=points((1, 8), (4, 2)))
     assert [samples_at(settings, iteration) for iteration in (1, 3, 4, 9)] == [8, 8, 2, 2]
@@ -78,6 +98,9 @@ def test_without_a_schedule_everything_is_as_usual(settings: Any) -> None:
         ({"keep": 8}, "nothing would be left out"),
         ({"keep": 4, "samples_per_problem": points((1, 8), (9, 4))}, "nothing would be left out"),
         ({"temperature": points((1, 0.0))}, "greater than 0"),
+        ({"top_p": points((1, 1.1))}, "less than or equal to 1"),
+        ({"prefixes": {"source": "own", "share": points((1, 1.0)), "depth": points((1, 1.0))}}, "less than 1"),
+        ({"prefixes": {"source": "own", "share": points((2, 0.5)), "depth": points((1, 1.0))}}, "Begin at iteration 1"),
     ],
 )
 def test_a_schedule_that_cannot_work_is_refused(changed: dict[str, Any], message: str) -> None:

@@ -12,6 +12,7 @@ from tasks.learning.shared.agreement import trainer_logp
 from tasks.learning.shared.batching import MicroBatch, Row, micro_batches
 from tasks.learning.shared.checkpoints import seed_generators
 from tasks.learning.shared.lora import POLICY, SERVED, Adapter, adapter_tensors, frozen_copy
+from tasks.learning.shared.policy import LogProbs
 from tasks.learning.shared.reference import Reference, unique_tensors, with_tied
 from tasks.models.architecture import model_logp
 from tasks.models.differences import Differences, tolerance_of
@@ -48,7 +49,7 @@ def test_a_reference_in_bfloat16_takes_half_and_says_nearly_the_same(folder: Pat
     model, batch = load_model(folder, compute=on_cpu(1)), a_batch()
     logps = []
     for frozen in ("float32", "bfloat16"):
-        reference = Reference(model, frozen=frozen)
+        reference = Reference(LogProbs(model), frozen=frozen)
         assert {str(tensor.dtype) for tensor in reference.tensors().values()} == {f"torch.{frozen}"}
         (logp_M,) = reference.logps([batch], temperature=1.0, autocast="none")
         logps.append(logp_M)
@@ -62,7 +63,7 @@ def test_a_reference_in_bfloat16_takes_half_and_says_nearly_the_same(folder: Pat
 def test_a_reference_in_bfloat16_follows_a_float32_policy(folder: Path, mix: float) -> None:
     """Every weight doubled: the reference moves to it, or half the way, rounded to 8 bits."""
     model = load_model(folder, compute=on_cpu(1))
-    reference = Reference(model, frozen="bfloat16")
+    reference = Reference(LogProbs(model), frozen="bfloat16")
     before = {name: tensor.float() for name, tensor in reference.tensors().items()}
     with torch.no_grad():
         for parameter in model.parameters():
@@ -108,7 +109,7 @@ def test_an_adapter_kept_for_an_engine_is_that_of_its_version_merged_and_as_file
     adapter.add_copy(SERVED)
     trainer.iterate(fresh([1.0, 0.0, 0.0, 0.0]))
     noted = {name: tensor.clone() for name, tensor in adapter.tensors(POLICY).items()}
-    expected = trainer_logp(trainer.model, ids, trainer.settings)
+    expected = trainer_logp(trainer.log_probs, ids, trainer.settings)
     trainer.iterate(fresh([1.0, 0.0, 0.0, 0.0]))
     adapter.write(noted, SERVED)
     weights, plain = adapter.weights(SERVED), load_model(folder, compute=on_cpu(1))

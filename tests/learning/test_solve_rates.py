@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tasks.core.records import Problem, ReferenceTurn, ToolCall
 from tasks.learning.grpo.signal import ExpectedSignal, expected_signal, share_without_signal
 from tasks.learning.grpo.solve_rates import Beta, Played, SolveRates, difficulty, probabilities_between
+from tests import tiny
 from tests.learning.options import grpo
 
 
@@ -76,6 +77,19 @@ def test_difficulty_is_the_level_the_horizon_or_the_number_of_tools() -> None:
     assert [difficulty(problem, by) for by in ("level", "calls", "tools")] == [4, 3, 2]
 
 
+def test_strictness_counts_each_value_once_that_a_solution_must_get_right() -> None:
+    """Oslo, LHR, 17, True and B73: a call that is repeated after a timeout makes nothing stricter, nor do words."""
+    look = ToolCall(name="look", arguments={"city": "Oslo"})
+    book = ToolCall(name="book", arguments={"route": ["LHR", {"cost": 17}], "insured": True})
+    turns = [
+        ReferenceTurn(calls=[look, look], answer="It costs 17."),
+        ReferenceTurn(calls=[book], answer="Booked as B73."),
+    ]
+    assert difficulty(a_problem("p").model_copy(update={"reference": turns}), "strictness") == 5
+    kinds = {item.category: difficulty(item, "strictness") for item in tiny.problems(17, max_level=4)}
+    assert (kinds["cancel/none"], kinds["quote/none"], kinds["change/none"]) == (2, 9, 10)
+
+
 def test_the_probability_of_a_band_under_beta_1_1_is_its_width() -> None:
     assert probabilities_between([Beta(1, 1), Beta(2, 1)], 0.1, 0.9) == pytest.approx([0.8, 0.81 - 0.01])
 
@@ -88,12 +102,12 @@ def test_the_share_without_signal_by_hand() -> None:
 
 def test_the_recommended_size_is_where_doubling_brings_less_than_a_tenth() -> None:
     """Beta(1, 1): 1 − 2/(G + 1), so 0.6, 0.778, 0.882, 0.939: 16, since 32 has but 1.06 times as many."""
-    signal = expected_signal([Beta(1, 1)], [1.0], group_size=6)
+    signal = expected_signal([Beta(1, 1)], [1.0], group_sizes=[6])
     assert list(signal.without_signal) == [4, 6, 8, 16, 32]
     assert signal.recommended == 16
     assert signal.episodes_per_useful_group(8) == pytest.approx(8 / (7 / 9))
     # Every rate near ½: 87% of the groups of 4, 99% of those of 8, all of those of 16.
-    assert expected_signal([Beta(200, 200)], [1.0], group_size=4).recommended == 8
+    assert expected_signal([Beta(200, 200)], [1.0], group_sizes=[4]).recommended == 8
 
 
 def test_dynamic_sampling_plays_again_what_had_no_signal() -> None:
@@ -118,7 +132,7 @@ def test_expected_and_measured_shares_agree_in_a_simulation() -> None:
     """
     rng = random.Random(3)
     known = [Beta(0.4, 3.6), Beta(2, 2), Beta(3.5, 0.5)] * 1_334
-    signal = expected_signal(known, [1.0] * len(known), group_size=8)
+    signal = expected_signal(known, [1.0] * len(known), group_sizes=[8])
     for size in (4, 8, 16):
         without = 0
         for rate in known:

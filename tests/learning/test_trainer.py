@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from tasks.core.records import Group
 from tasks.learning.grpo.credit import carries_loss
+from tasks.learning.grpo.mini_batches import divide
 from tasks.learning.grpo.trainer import Collect, GRPOTrainer
-from tasks.learning.shared.batching import Row, micro_batches
+from tasks.learning.shared.batching import Packing, Row, micro_batches
 from tasks.learning.shared.checkpoints import seed_generators
 from tasks.learning.shared.host_memory import HostMemory
 from tasks.learning.shared.lora import POLICY, Adapter
@@ -27,7 +28,7 @@ from tasks.models.folders import load_model
 from tasks.models.settings import on_cpu
 from tests import tiny
 from tests.contracts.test_families import FAMILIES, LENGTH
-from tests.learning.options import grpo
+from tests.learning.options import NO_EXPLORATION, grpo
 from tests.learning.rows import a_group, random_rows, weights
 
 pytestmark = pytest.mark.slow
@@ -489,7 +490,7 @@ def test_no_dropout_of_the_model_enters_a_ratio(is_recomputed: bool) -> None:
     model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: forwards.append(1))
     row = trainer.iterate(always([small_ids(a_group(1, [1.0, 0.0, 0.0, 1.0]))]))
     assert (row["ratio_max"], row["clip_share"]) == (1.0, 0.0)
-    assert len(forwards) == 1 + (4 if is_recomputed else 2)  # the reference; one per step, one more for gradients
+    assert len(forwards) == (4 if is_recomputed else 2)  # one per step, one more for gradients
 
 
 def small_ids(group: Group) -> Group:
@@ -610,7 +611,7 @@ def test_a_roll_back_of_16_bit_weights_takes_the_masters_along(folder: Path, mon
 def test_what_is_left_out_carries_no_loss_and_is_not_in_the_denominator(folder: Path) -> None:
     """Of rewards 0, 1, 0, 0 the pair that differs is kept, and the step is the one of that pair alone."""
     group = a_group(1, [0.0, 1.0, 0.0, 0.0])
-    trainer = a_trainer(folder, exploration={"temperature": None, "samples_per_problem": None, "keep": 2})
+    trainer = a_trainer(folder, exploration={**NO_EXPLORATION, "keep": 2})
     kept = [number for number, is_kept in enumerate(carries_loss(group, trainer.settings)) if is_kept]
     assert len(kept) == 2 and 1 in kept
     pair = dataclasses.replace(
@@ -621,11 +622,36 @@ def test_what_is_left_out_carries_no_loss_and_is_not_in_the_denominator(folder: 
     assert torch.equal(gradient(trainer, [group]), gradient(a_trainer(folder), [pair]))
 
 
+@pytest.mark.parametrize("packing", ["tree", "none"])
+def test_in_a_nucleus_the_policy_is_the_model_over_the_likeliest_tokens_renormalised(
+    folder: Path, packing: Packing
+) -> None:
+    """After 5, 6, 7 those inside get p / their sum; a sampled one that rounding puts outside is finite."""
+    model = load_model(folder, compute=on_cpu(1))
+
+    def logps(*tokens: int) -> torch.Tensor:
+        rows = [Row([5, 6, 7, token], [False] * 3 + [True], [0.0] * 4, 1.0) for token in tokens]
+        (batch,) = micro_batches([rows], packing=packing, max_tokens=99, device=model.device)
+        return token_logp(model, batch, temperature=0.3, top_p=0.5)[batch.trajectory_M.argsort()]
+
+    probability = (model(input_ids=torch.tensor([[5, 6, 7]])).logits[0, -1].detach() / 0.3).softmax(-1)
+    order = probability.argsort(descending=True).tolist()
+    inside = order[: int((probability[order].cumsum(0) < 0.5).sum()) + 1]
+    assert 1 < len(inside) < len(order) - 1
+    found, whole = logps(inside[0], inside[-1]), probability[inside].sum()
+    assert found.tolist() == pytest.approx(
+        [float((probability[t] / whole).log()) for t in (inside[0], inside[-1])], abs=1e-4
+    )
+    (gradient,) = torch.autograd.grad(found[0], model.get_output_embeddings().weight)
+    assert gradient.isfinite().all() and gradient.any()
+    assert logps(order[-1]).isfinite().all()
+
+
 def test_a_credit_per_turn_reaches_its_own_tokens(folder: Path) -> None:
     """Two trajectories part after their first turn: at it they are alike but for the reward."""
     group = a_group(1, [1.0, 0.0])
     trainer = a_trainer(folder, advantage="turn_leave_one_out")
-    (rows,), _ = trainer._divide([group])
+    (rows,), _ = divide([group], trainer.settings)
     assert [np.unique(row.advantage).tolist() for row in rows] == [[1.0], [-1.0]]
     assert torch.allclose(
         gradient(trainer, [group]), gradient(a_trainer(folder, advantage="leave_one_out"), [group]), atol=1e-6

@@ -6,15 +6,14 @@ stage did its work at prompts of thousands of tokens: curation, rollouts with re
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import pytest
 
 from tasks.core.files import read_json
-from tests.pipeline.project import Project, make_project
+from tests.pipeline.project import Project
+from tests.pipeline.smoke import check_doctor, check_verdicts, rows, run_smoke
 from tests.readme import page_block
 
 pytestmark = pytest.mark.demo
@@ -23,15 +22,9 @@ pytestmark = pytest.mark.demo
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory: pytest.TempPathFactory, databases: Path, prefect: dict[str, str]) -> Project:
     """A finished flow on the smoke profile; every test below looks at this one run."""
-    project = make_project(tmp_path_factory.mktemp("bfcl") / "project", profile="bfcl_smoke").lay(databases)
-    project.server = prefect
-    project.set_params({"warm_start.num_steps": 4})  # of the profile's 40, which are most of its minute
-    project.flow()
-    return project
-
-
-def rows(project: Project, name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (project.artifacts / name).read_text(encoding="utf-8").splitlines()]
+    fewer = {"warm_start.num_steps": 4}  # of the profile's 40, which are most of its minute
+    folder = tmp_path_factory.mktemp("bfcl")
+    return run_smoke(folder, "bfcl_smoke", databases=databases, prefect=prefect, changed=fewer)
 
 
 def test_the_readmes_recipe_is_this_run() -> None:
@@ -64,15 +57,11 @@ def test_two_iterations_take_four_optimizer_steps_that_change_the_weights(smoke:
 
 
 def test_the_doctor_found_no_failure_and_references_score_1(smoke: Project) -> None:
-    results = {item["check"]: item["result"] for item in read_json(smoke.artifacts / "doctor.json")["results"]}
-    assert "fail" not in results.values()
-    assert results["references score 1"] == "pass"
+    check_doctor(smoke)
 
 
 def test_every_episode_was_judged_and_none_was_lost(smoke: Project) -> None:
-    played = [row for file in ("assess/trajectories.jsonl", *_of_test(smoke)) for row in rows(smoke, file)]
-    assert {row["outcome"] for row in played} <= {"success", "failure", "max_turns", "overlong"}
-    assert all(row["checks"].keys() == {"answered", "state", "response"} for row in played)
+    check_verdicts(smoke, {"answered", "state", "response"})
 
 
 def test_the_ground_truth_solves_every_test_problem_and_silence_none(smoke: Project) -> None:
@@ -90,9 +79,3 @@ def test_a_model_that_learnt_nothing_is_not_promoted_and_the_reasons_say_so(smok
     assert decision["reasons"][-1] == "There is still no champion."
     assert smoke.versions() == []
     assert (smoke.artifacts / "report" / "index.html").exists()
-
-
-def _of_test(project: Project) -> list[str]:
-    """The trajectories on test, of every policy."""
-    folder = project.artifacts / "evaluate"
-    return [str(path.relative_to(project.artifacts)) for path in sorted(folder.rglob("test_*.jsonl"))]

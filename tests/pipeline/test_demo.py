@@ -70,7 +70,7 @@ def fresh_problems(count: int) -> list[Problem]:
 
 
 def test_the_summary_has_the_agreed_shape(summary: dict[str, Any]) -> None:
-    more = {"greedy", "warm_start_best_of_k"}
+    more = {"greedy", "sharded", "warm_start_best_of_k"}
     assert set(summary) == {"baseline", "warm_start", "select", "test", "champion", "seconds"} | more
     assert set(summary["baseline"]) == set(summary["warm_start"]) == SHARED
     assert set(summary["select"]) == SHARED | {"snapshot"}
@@ -87,6 +87,14 @@ def test_it_goes_from_nothing_to_a_champion_far_above_its_warm_start(summary: di
     assert summary["test"]["ci_low"] > summary["warm_start"]["ci_high"]
     assert min(summary["test"]["by_category"].values()) >= 0.85
     assert len(summary["test"]["by_category"]) == 11
+
+
+def test_telling_requests_in_parts_is_measured_for_each_policy(summary: dict[str, Any]) -> None:
+    told = summary["sharded"]
+    assert {told[policy]["in_parts"]["num_problems"] for policy in ("base", "warm_start", "best")} == {264}
+    assert told["base"]["at_once"]["success_rate"] == told["base"]["in_parts"]["success_rate"] == 0
+    assert told["best"]["in_parts"]["ci_low"] > told["warm_start"]["in_parts"]["ci_high"]
+    assert told["noise"]["changed_share"] == 0  # a script
 
 
 def test_the_evidence_is_wide_enough(demo: Project, summary: dict[str, Any]) -> None:

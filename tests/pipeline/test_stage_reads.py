@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,29 +15,19 @@ from tasks.drift.pin import make_pin, play_probes, write_pin
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.pipeline.order import stage_module
 from tests import tiny
-from tests.conftest import ROOT
 from tests.opened import counting_reads
 from tests.pipeline.training_worker import unwatched
-from tests.profiles import profile_params, profile_text
+from tests.profiles import profile_params
+from tests.stages.curated import PROBLEMS, curated_project
 from tests.stages.evaluate.test_evaluate_reads import loads as loads
 from tests.worlds import environment_settings
 
 pytestmark = pytest.mark.slow
-PROBLEMS = tiny.problems(20, max_level=1)
 
 
 @pytest.fixture
 def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
-    """What `curate` leaves."""
-    monkeypatch.chdir(tmp_path)
-    Path("params.yaml").write_text(profile_text("test"), encoding="utf-8")
-    for name in ("tasks", "infra", "dvc.yaml"):
-        Path(name).symlink_to(ROOT / name)
-    made, world = Paths("artifacts"), TravelDesk()
-    for split in ("train", "select", "test"):
-        write_jsonl(made.split(split), (problem.model_dump() for problem in PROBLEMS))
-    shown = [world.demonstrate(problem, random.Random(number)) for number, problem in enumerate(PROBLEMS)]
-    write_jsonl(made.stage("curate") / "demonstrations.jsonl", (item.model_dump() for item in shown if item))
+    made, world = curated_project(tmp_path, monkeypatch), TravelDesk()
     write_jsonl(made.stage("curate") / "references.jsonl", [])
     write_pin(made.stage("curate"), make_pin(world, PROBLEMS[:2], [play_probes(environment_settings(), PROBLEMS[:2])]))
     return made

@@ -6,14 +6,13 @@ with the official problems, demonstrations that look before they act, rollouts w
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tasks.core.files import read_json
-from tests.pipeline.project import Project, make_project
+from tests.pipeline.project import Project
+from tests.pipeline.smoke import check_doctor, check_verdicts, rows, run_smoke
 
 pytestmark = pytest.mark.demo
 
@@ -21,14 +20,8 @@ pytestmark = pytest.mark.demo
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory: pytest.TempPathFactory, databases: Path, prefect: dict[str, str]) -> Project:
     """A finished flow on the smoke profile; every test below looks at this one run."""
-    project = make_project(tmp_path_factory.mktemp("tau2") / "project", profile="tau2_smoke").lay(databases)
-    project.server = prefect
-    project.flow()
-    return project
-
-
-def rows(project: Project, name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (project.artifacts / name).read_text(encoding="utf-8").splitlines()]
+    folder = tmp_path_factory.mktemp("tau2")
+    return run_smoke(folder, "tau2_smoke", databases=databases, prefect=prefect)
 
 
 def test_the_rows_are_curated_and_no_set_of_faults_is_on_two_sides(smoke: Project) -> None:
@@ -51,15 +44,11 @@ def test_an_iteration_changes_the_weights(smoke: Project) -> None:
 
 
 def test_the_doctor_found_no_failure_and_references_score_1(smoke: Project) -> None:
-    results = {item["check"]: item["result"] for item in read_json(smoke.artifacts / "doctor.json")["results"]}
-    assert "fail" not in results.values()
-    assert results["references score 1"] == "pass"
+    check_doctor(smoke)
 
 
 def test_every_episode_was_judged_and_none_was_lost(smoke: Project) -> None:
-    played = [row for file in ("assess/trajectories.jsonl", *_of_test(smoke)) for row in rows(smoke, file)]
-    assert {row["outcome"] for row in played} <= {"success", "failure", "max_turns", "overlong"}
-    assert all(row["checks"].keys() == {"done", "assertions", "actions"} for row in played)
+    check_verdicts(smoke, {"done", "assertions", "actions"})
 
 
 def test_the_expert_solves_every_test_problem_and_done_alone_none(smoke: Project) -> None:
@@ -73,9 +62,3 @@ def test_a_model_that_learnt_nothing_is_not_promoted(smoke: Project) -> None:
     assert decision["decision"] in ("hold", "reject") and decision["champion_after"] is None
     assert smoke.versions() == []
     assert (smoke.artifacts / "report" / "index.html").exists()
-
-
-def _of_test(project: Project) -> list[str]:
-    """The trajectories on test, of every policy."""
-    folder = project.artifacts / "evaluate"
-    return [str(path.relative_to(project.artifacts)) for path in sorted(folder.rglob("test_*.jsonl"))]

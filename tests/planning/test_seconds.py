@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tasks.planning.seconds import DAY, GPU_EFFICIENCY, Lengths, Seconds, assumed_lengths, plan_seconds
+from tasks.learning.shared.settings import StopSettings
+from tasks.planning.seconds import DAY, GPU_EFFICIENCY, START_SECONDS, Lengths, Seconds, assumed_lengths, plan_seconds
 from tests.planning.setups import setup
 
 LENGTHS = Lengths(prompt=2000, sampled=500, replies=500, longest=1500)
@@ -20,6 +21,7 @@ def test_a_run_adds_up_to_hours_tokens_and_dollars() -> None:
         refresh=1,
         checkpoint=1,
         warm_start=400,
+        warm_start_most=1300,
         evaluate=595,
         num_iterations=260,
         sampled_tokens=1000,
@@ -27,7 +29,8 @@ def test_a_run_adds_up_to_hours_tokens_and_dollars() -> None:
     assert run.iteration == 10
     assert run.total == 400 + 5 + 2600 + 595 == 3600
     assert run.tokens_per_day == 1000 / 10 * DAY
-    assert run.dollars(2.5) == 2.5
+    assert run.total_most == 1300 + 5 + 2600 + 595 == 4500
+    assert run.dollars(2.5) == (2.5, 3.125)
 
 
 def test_an_update_is_three_forwards_and_with_checkpointing_four() -> None:
@@ -44,9 +47,12 @@ def test_a_warm_start_is_three_forwards_of_each_demonstration_and_its_checkpoint
         "batch_size": 64,
         "checkpoint_interval": 50,
         "gradient_checkpointing": False,
+        "stop": None,
     }
     wanted = setup("Qwen2.5-1.5B", "h100-80gb", **{f"warm_start__{name}": value for name, value in own.items()})
-    found = plan_seconds(wanted, LENGTHS, evaluated_episodes=0, has_warm_start=True).warm_start
+    planned = plan_seconds(wanted, LENGTHS, evaluated_episodes=0, has_warm_start=True)
+    found = planned.warm_start
+    assert planned.warm_start_most == found
     # 64 × 3,000 tokens through 1.31 billion weights of matrices, in float32 or TF32, at 35%; 100 steps.
     tokens, matrices, head = 64 * 3000, 1.31e9, 151_936 * 1536
     rate = GPU_EFFICIENCY * wanted.machine.rate["tf32" if wanted.settings.compute.tf32 else "float32"]
@@ -55,6 +61,25 @@ def test_a_warm_start_is_three_forwards_of_each_demonstration_and_its_checkpoint
     saving = (2 * 12 + 2) * 1.543e9 / 1e9
     assert arithmetic + saving < found < 1.5 * arithmetic + saving
     assert plan_seconds(wanted, LENGTHS, evaluated_episodes=0).warm_start == 0
+
+
+def test_a_warm_start_takes_one_attempt_at_least_and_all_of_them_at_most() -> None:
+    stop = {"num_problems": 200, "minimum_success": 0.3, "max_attempts": 3, "rate_factor": 0.5}
+    early = {"check_interval": 20, "patience": 2}  # (1 + 2) checks of 20 steps
+
+    def seconds(num_steps: int, stop: dict[str, Any] | None) -> Seconds:
+        checked = stop and StopSettings.model_validate(stop)
+        own: dict[str, Any] = {"num_steps": num_steps, "checkpoint_interval": 1000, "stop": checked}
+        wanted = setup("Qwen2.5-1.5B", "h100-80gb", **{f"warm_start__{name}": value for name, value in own.items()})
+        return plan_seconds(wanted, LENGTHS, evaluated_episodes=0, has_warm_start=True)
+
+    one, alone = seconds(100, {**stop, **early, "held_out_share": 0.0}), seconds(100, None).warm_start
+    check = one.warm_start - alone
+    assert check > 0  # 200 episodes
+    assert one.warm_start_most == pytest.approx(3 * (alone - START_SECONDS + check) + START_SECONDS)
+    patient = seconds(100, {**stop, **early, "held_out_share": 0.1})
+    assert patient.warm_start_most == one.warm_start_most
+    assert patient.warm_start == pytest.approx(seconds(60, None).warm_start + check)
 
 
 def test_a_forward_is_two_operations_per_weight_and_token() -> None:

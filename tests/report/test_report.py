@@ -64,6 +64,24 @@ def test_the_page_shows_the_measured_numbers(finished_run: Paths):
     assert "the gate answered: warm start" in page.words
 
 
+def test_the_attempts_of_the_warm_start_are_told_with_the_one_that_was_kept(finished_run: Paths):
+    assert "The warm start made" not in page_of(finished_run).words
+    ended = {"num_steps": 150, "start": None, "learning_rate": 0.01, "held_out_loss": None, "end": "num_steps"}
+    rows = [
+        {**ended, "number": 0, "success": 0.125, "is_kept": False},
+        {**ended, "number": 1, "success": 0.4, "is_kept": True},
+        {**ended, "number": 2, "num_steps": 7, "success": None, "end": "not_finite", "is_kept": False},
+    ]
+    write_json(finished_run.stage("warm_start") / "attempts.json", rows)
+    summary = build_all(finished_run)
+    assert [(row["success"], row["is_kept"]) for row in summary["warm_start_attempts"]] == [
+        (0.125, False), (0.4, True), (None, False)
+    ]  # fmt: skip
+    words = page_of(finished_run).words
+    assert "made 3 attempts: 150 steps, 12.5% solved on select; 150 steps, 40.0% solved on select (kept); 7 " in words
+    assert "7 steps, given up, since its gradient was not finite." in words
+
+
 def test_a_type_has_base_warm_start_and_best_in_the_columns_that_say_so(finished_run: Paths):
     html = build_report(finished_run).read_text(encoding="utf-8")
     evaluation = read_json(finished_run.stage("evaluate") / "evaluation.json")

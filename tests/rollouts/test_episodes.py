@@ -106,9 +106,9 @@ def test_a_prompt_is_rendered_once_for_all_samples_of_a_problem(
     problems, rendered = tiny.problems(3), []
     render = chat.prompt_ids
 
-    def noted(request: str, tools: Any) -> Any:
+    def noted(request: str, tools: Any, rules: str) -> Any:
         rendered.append(request)
-        return render(request, tools)
+        return render(request, tools, rules)
 
     monkeypatch.setattr(chat, "prompt_ids", noted)
     scripts = [(problem, reference_texts(problem)) for problem in problems for _ in range(4)]

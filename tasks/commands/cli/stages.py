@@ -17,32 +17,33 @@ stages = typer.Typer()
 @command(stages)
 def curate() -> None:
     """Validate problems, drop duplicates, split them."""
-    tell(_run("curate"))
+    for line in _run("curate"):
+        tell(line)
     from tasks.commands.doctor.outlook import print_outlook
 
     print_outlook()
 
 
 @command(stages)
-def assess(accept_drift: AcceptDrift = False) -> str:
+def assess(accept_drift: AcceptDrift = False) -> list[str]:
     """Measure the base model: does it need a warm start?"""
     return _run("assess", accept_drift)
 
 
 @command(stages)
-def warm_start() -> str:
+def warm_start() -> list[str]:
     """Fine-tune on expert episodes, where that is needed."""
     return _run("warm_start")
 
 
 @command(stages)
-def train(accept_drift: AcceptDrift = False) -> str:
+def train(accept_drift: AcceptDrift = False) -> list[str]:
     """Train by reinforcement learning; writes snapshots."""
     return _run("train", accept_drift)
 
 
 @command(stages)
-def evaluate(accept_drift: AcceptDrift = False) -> str:
+def evaluate(accept_drift: AcceptDrift = False) -> list[str]:
     """Choose a snapshot on select, confirm it on test."""
     return _run("evaluate", accept_drift)
 
@@ -69,10 +70,12 @@ def promote(
     return approvals.approve(override) if approve else approvals.withdraw(override)
 
 
-def _run(stage: str, accept_drift: bool = False, **asked: Any) -> str:
-    """`asked`: options beyond params.yaml."""
+def _run(stage: str, accept_drift: bool = False, **asked: Any) -> list[str]:
+    """`asked`: options beyond params.yaml. No line where another process says where the results are."""
     from tasks.pipeline.order import run_stage
 
     use_accept_drift(accept_drift)
     folder = run_stage(stage, **asked)
-    return f"{stage}: results are in {folder} ({', '.join(sorted(item.name for item in folder.iterdir()))})"
+    if folder is None:
+        return []
+    return [f"{stage}: results are in {folder} ({', '.join(sorted(item.name for item in folder.iterdir()))})"]

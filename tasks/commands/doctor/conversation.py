@@ -17,6 +17,7 @@ from tasks.core.records import Trajectory, Turn
 from tasks.core.text import one_line
 from tasks.models.embedded import is_embedded
 from tasks.planning.family import check_config
+from tasks.stages.evaluate.sharded import choose_problems
 
 BROKEN_UP = (
     "Episodes split such a token with a space, so that no text is read as another message. Do the same in "
@@ -29,7 +30,8 @@ MOST_RENDERED = 50  # references compared with the template's own rendering; the
 def chat_template(context: DoctorContext) -> Finding:
     """The template can render a conversation (`ChatFormat` refuses one that cannot), and shows the tools."""
     chat, tools = context.chat, context.tool_schemas
-    prompt = chat.decode(chat.prompt_ids("?", tools))
+    rules = context.environment.rules_for(context.problems["train"][0]) if context.problems["train"] else ""
+    prompt = chat.decode(chat.prompt_ids("?", tools, rules))
     if not is_embedded(context.settings.model.path) and not any(tool["function"]["name"] in prompt for tool in tools):
         return warned(
             "the prompt that it renders names no tool",
@@ -97,7 +99,9 @@ def rendering_fault(context: DoctorContext, reference: PlayedReference) -> str:
     """How the template's rendering of the whole conversation differs from the episode; empty where it does not."""
     chat, played = context.chat, reference.trajectory
     tools = [tool.schema() for tool in context.environment.tools_for(reference.problem)]
-    messages, rendered_tools = chat.opening(reference.problem.requests[0], tools)
+    messages, rendered_tools = chat.opening(
+        reference.problem.requests[0], tools, context.environment.rules_for(reference.problem)
+    )
     for text, turn in zip(reference.texts, played.turns, strict=False):
         messages.append(chat.template.written(text))
         messages += chat.replies(tuple(turn.replies)) if turn.replies else []
@@ -115,12 +119,15 @@ def rendering_fault(context: DoctorContext, reference: PlayedReference) -> str:
 
 
 def requests(context: DoctorContext) -> Finding:
+    """No text is read as another message; and where evaluation tells test in parts, it has problems with parts."""
+    in_parts = choose_problems(context.environment, context.problems["test"], context.settings.evaluate.sharded)
     problems = [problem for split in context.problems.values() for problem in split]
     marked = [problem.id for problem in problems if with_control_tokens(context, problem.requests)]
     if marked:
         return warned(f"{len(marked):,} contain control tokens of the template: {list_some(marked)}", BROKEN_UP)
     most = max(len(problem.requests) for problem in problems)
-    return passed(f"{len(problems):,} problems, {'one' if most == 1 else f'up to {most}'} each, no control token")
+    told = f"{len(problems):,} problems, {'one' if most == 1 else f'up to {most}'} each, no control token"
+    return passed(f"{told}; {len(in_parts):,} of test told in parts too" if in_parts else told)
 
 
 def tool_replies(context: DoctorContext) -> Finding:

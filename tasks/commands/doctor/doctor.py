@@ -23,6 +23,7 @@ from tasks.commands.doctor.machine import disk, duration, memory, threads
 from tasks.commands.doctor.scoring import doing_nothing, references_score
 from tasks.commands.doctor.signal import expected_signal
 from tasks.commands.doctor.storage import storage
+from tasks.commands.doctor.transfer import other_environments
 from tasks.core.files import json_hash, read_json, read_yaml, write_json
 from tasks.core.provenance import LOCK_FILE
 from tasks.core.settings import Paths, load, load_paths, read_params
@@ -51,6 +52,7 @@ CHECKS: dict[str, Check] = {
     "separate episodes": separate_episodes,
     "references score 1": references_score,
     "doing nothing": doing_nothing,
+    "other environments": other_environments,
     "signal": expected_signal,
     "threads": threads,
     "memory": memory,
@@ -60,7 +62,16 @@ CHECKS: dict[str, Check] = {
 }
 # With a template that fails, checks that play references as text would only fail too.
 NEEDS = dict.fromkeys(
-    ("tools answer", "lost episodes", "loss mask", "tool replies", "same seed", "references score 1", "doing nothing"),
+    (
+        "tools answer",
+        "lost episodes",
+        "loss mask",
+        "tool replies",
+        "same seed",
+        "references score 1",
+        "doing nothing",
+        "other environments",
+    ),
     "chat template",
 ) | {"separate episodes": "same seed"}
 

@@ -75,9 +75,14 @@ def disk_needed(context: DoctorContext) -> float:
 
 
 def evaluated_episodes(train: GRPOSettings, evaluate: EvaluateSettings, num_problems: Mapping[str, int]) -> int:
-    """Every snapshot on select; base, warm start and best on test."""
+    """Every snapshot on select; base, warm start and best on test, greedily and in parts too; the best's replays."""
     on_select = num_problems["select"] * evaluate.select_samples_per_problem
-    return num_snapshots(train) * on_select + 3 * num_problems["test"] * evaluate.test_samples_per_problem
+    on_test = num_problems["test"] * (evaluate.test_samples_per_problem + evaluate.greedy)
+    in_parts, replays = 0, 0
+    if (told := evaluate.sharded) is not None:
+        in_parts = min(told.num_problems or num_problems["test"], num_problems["test"]) * told.samples_per_problem
+        replays = (told.num_replays - 1) * in_parts
+    return num_snapshots(train) * on_select + 3 * (on_test + in_parts) + replays
 
 
 def num_snapshots(train: GRPOSettings) -> int:

@@ -14,7 +14,7 @@ from tasks.commands.doctor.estimates import (
 )
 from tasks.commands.doctor.findings import Finding, failed, passed, warned
 from tasks.core.machine import num_processors
-from tasks.core.progress import spell
+from tasks.core.progress import span, spell
 from tasks.planning.hardware import amount
 from tasks.planning.memory import plan_memory, share_fault, snapshot_bytes, warm_start_memory
 from tasks.planning.nearest import TIGHT, WITHOUT_WARM_START, arithmetic, remedy
@@ -62,9 +62,11 @@ def disk(context: DoctorContext) -> Finding:
 
 def duration(context: DoctorContext) -> Finding:
     seconds = seconds_needed(context)
-    warm_start = f"warm start {spell(seconds.warm_start)}, " if seconds.warm_start else ""
+    warm_start = (
+        f"warm start {span(spell, seconds.warm_start, seconds.warm_start_most)}, " if seconds.warm_start else ""
+    )
     told = f"a guess: {warm_start}train {spell(seconds.train)}, evaluate {spell(seconds.evaluate)}"
-    if seconds.total > LONG_HOURS * 3600:
+    if seconds.total_most > LONG_HOURS * 3600:
         return warned(told, "Lower train.num_iterations, use a smaller model, or plan for it; a killed run continues.")
     return passed(told)
 

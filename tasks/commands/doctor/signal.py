@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tasks.commands.doctor.context import DoctorContext
 from tasks.commands.doctor.findings import Finding, passed, warned
-from tasks.stages.train.outlook import expect, read_baseline
+from tasks.learning.shared.settings import GRPOSettings
+from tasks.stages.train.outlook import Outlook, expect, read_baseline
 
 MOST_WITHOUT_SIGNAL = 0.75
 
@@ -13,18 +14,24 @@ def expected_signal(context: DoctorContext) -> Finding:
     baseline = read_baseline(context.paths)
     if baseline is None:
         return passed("unknown: no episode of the model that training starts from was played")
-    train = context.settings.train
-    outlook = expect(train, context.problems["train"], baseline)
-    planned = outlook.row(train.group_size)
-    told = (
-        f"{outlook.sentence}; with train.group_size {train.group_size} about {planned.episodes:,.0f} episodes, "
-        f"{planned.sampled_tokens:,.0f} sampled tokens"
-    )
-    if planned.without_signal <= MOST_WITHOUT_SIGNAL:
+    outlook = expect(context.settings.train, context.problems["train"], baseline)
+    told = f"{outlook.sentence}; {outlook.planned.sentence}"
+    share = outlook.planned.without_signal
+    if share <= MOST_WITHOUT_SIGNAL:
         return passed(told)
+    remedy = ", or ".join([*_better_settings(context.settings.train, outlook), "bring problems of another difficulty"])
     return warned(
         told,
-        f"{planned.without_signal:.0%} of the groups would teach nothing, because all their episodes succeed or all "
-        f"fail. Set train.problem_sampler to band, or train.group_size to {outlook.recommended}, or bring problems of "
-        f"another difficulty (curate.max_level).",
+        f"{share:.0%} of the groups would teach nothing, because all their episodes succeed or all fail. "
+        f"{remedy[0].upper()}{remedy[1:]} (curate.max_level).",
     )
+
+
+def _better_settings(train: GRPOSettings, outlook: Outlook) -> list[str]:
+    """What could be set, but for what is set already."""
+    found = [] if train.problem_sampler == "band" else ["set train.problem_sampler to band"]
+    if max(outlook.planned.num_iterations) >= outlook.recommended:
+        return found
+    is_scheduled = train.exploration is not None and train.exploration.samples_per_problem is not None
+    samples = "train.exploration.samples_per_problem up" if is_scheduled else "train.group_size"
+    return [*found, f"set {samples} to {outlook.recommended}"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tasks.commands.plan.plan import Plan, is_tight, train_seconds
-from tasks.core.progress import spell
+from tasks.core.progress import span, spell
 from tasks.planning.hardware import amount
 from tasks.planning.memory import Memory, share_fault
 from tasks.planning.nearest import WITHOUT_WARM_START, arithmetic, fits
@@ -13,6 +13,7 @@ from tasks.planning.seconds import Seconds
 
 if TYPE_CHECKING:
     from tasks.core.console import SafeConsole
+    from tasks.learning.shared.settings import SupervisedSettings
     from tasks.stages.train.outlook import Outlook
 
 
@@ -71,31 +72,37 @@ def _seconds_table(plan: Plan, seconds: Seconds) -> Any:
         table.add_row(name, _time(getattr(seconds, name)), "")
     table.add_row("one iteration", _time(seconds.iteration), "all of the above")
     if seconds.warm_start:
-        num_steps = plan.setup.settings.warm_start.num_steps
-        table.add_row("warm start", _time(seconds.warm_start), f"{num_steps:,} steps, if the base model needs them")
+        told = f"{_steps(plan.setup.settings.warm_start)}, if the base model needs them"
+        table.add_row("warm start", span(_time, seconds.warm_start, seconds.warm_start_most), told)
     table.add_row("train", _time(seconds.train), f"{seconds.num_iterations:,} iterations")
     table.add_row("evaluate", _time(seconds.evaluate), "all snapshots on select, three models on test")
     table.add_row("sampled tokens a day", count(seconds.tokens_per_day), "while training")
     per_hour = plan.setup.machine.dollars_per_hour
     price = "" if plan.is_own_price else ", an assumed price"
-    table.add_row("dollars", dollars(seconds.dollars(per_hour)), f"at {per_hour:.2f} an hour{price}")
+    table.add_row("dollars", span(dollars, *seconds.dollars(per_hour)), f"at {per_hour:.2f} an hour{price}")
     return table
 
 
 def _signal_table(plan: Plan, outlook: Outlook) -> Any:
     """The same problems with groups of several sizes, from episodes of the model that training starts from."""
     columns = ("groups without", "episodes per useful one", "episodes", "sampled tokens", "train")
-    table = _table("Signal", *columns)
+    table, set_sizes = _table("Signal", *columns), outlook.planned.num_iterations
     for row in outlook.rows:
         told = f"G = {row.group_size}" + ", recommended" * (row.group_size == outlook.recommended)
         seconds = train_seconds(plan, group_size=row.group_size, episodes=row.episodes)
         table.add_row(
-            told + ", as set" * (row.group_size == plan.setup.settings.train.group_size),
+            told + ", as set" * ([*set_sizes] == [row.group_size]),
             f"{row.without_signal:.0%}",
             f"{row.episodes_per_useful_group:,.0f}",
             count(row.episodes),
             count(row.sampled_tokens),
             "" if seconds is None else _time(seconds),
+        )
+    if len(set_sizes) > 1:
+        planned = outlook.planned
+        told = f"{planned.sizes}, as scheduled"
+        table.add_row(
+            told, f"{planned.without_signal:.0%}", "", count(planned.episodes), count(planned.sampled_tokens), ""
         )
     return table
 
@@ -108,6 +115,12 @@ def count(value: float) -> str:
             break
         value /= 1000
     return f"{value:,.1f}{unit}" if unit and value < 10 else f"{value:,.0f}{unit}"
+
+
+def _steps(own: SupervisedSettings) -> str:
+    """`500 steps, up to 3 times`"""
+    times = own.stop.max_attempts if own.stop else 1
+    return f"{own.num_steps:,} steps" + (f", up to {times} times" if times > 1 else "")
 
 
 def dollars(value: float) -> str:

@@ -68,6 +68,7 @@ class Plan:
     def as_row(self) -> dict[str, Any]:
         """Everything, for a program."""
         machine, seconds = self.setup.machine, self.seconds
+        dollars = seconds.dollars(machine.dollars_per_hour) if seconds else (None, None)
         return {
             "model": asdict(self.setup.shape),
             "estimate": ESTIMATE[machine.is_gpu],
@@ -77,9 +78,9 @@ class Plan:
             "fits": self.does_fit,
             "fits_on": self.fits_on,
             "warm_start": self.warm_start,
-            "seconds": seconds and {**asdict(seconds), "iteration": seconds.iteration, "total": seconds.total},
+            "seconds": seconds and {**asdict(seconds), **_totals(seconds)},
             "tokens_per_day": seconds and seconds.tokens_per_day,
-            "dollars": seconds and seconds.dollars(machine.dollars_per_hour),
+            **dict(zip(("dollars", "dollars_most"), dollars, strict=True)),
             "signal": self.outlook and self.outlook.as_row(),
         }
 
@@ -197,6 +198,10 @@ def _machine_line(machine: Machine) -> str:
     if machine.is_gpu:
         return f"{machine.name} with {amount(machine.memory)}"
     return f"{machine.name}, {amount(machine.memory)} free of {amount(total_memory())}"
+
+
+def _totals(seconds: Seconds) -> dict[str, float]:
+    return {name: getattr(seconds, name) for name in ("iteration", "total", "total_most")}
 
 
 def as_json(plan: Plan) -> str:

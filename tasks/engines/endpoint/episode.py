@@ -113,7 +113,8 @@ class MessageEpisode(Conversation):
         super().__init__(key, environment=environment, seed=seed, stage=stage, attempt=attempt)
         self.model, self.max_turns, self.usage = model, max_turns, usage
         self.tools = [tool.schema() for tool in environment.tools_for(key.problem)]
-        self.messages: list[Message] = []
+        rules = environment.rules_for(key.problem)
+        self.messages: list[Message] = [{"role": "system", "content": rules}] if rules else []
         self._steps = self._play()
 
     def _play(self) -> Waits:

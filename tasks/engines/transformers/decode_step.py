@@ -2,7 +2,8 @@
 
 The forward is the Hugging Face model's own. On CPU, for the families below, it is traced once: bit for bit the same
 operations, run by torch's C++ interpreter. That saves the third of the time a small model spends in Python, and holds
-no Python lock, so two shards run in parallel. Weights are arguments of the trace, so none can be stale.
+no Python lock, so two shards run in parallel. Weights, temperature and top-p are arguments of the trace, so none can be
+stale.
 
 Shapes: P packed positions, N live rows, A appends of W positions each, T positions of the cache, V vocabulary.
 """
@@ -87,31 +88,33 @@ def packed_forward(
 
 class Decoder:
     def __init__(self, model: PreTrainedModel, *, temperature: float, top_p: float):
-        self.model, self.top_p = model, top_p
+        self.model = model
         self.places = _find_tensors(model)
         self.take_weights()
-        self.traced: dict[bool, Traced] = {}  # by whether the step has appends
+        self.traced: dict[tuple[bool, bool, bool], Traced] = {}  # has appends, is greedy, has a nucleus
         self.traced_prefill: Traced | None = None
-        self.set_temperature(temperature)
+        self.set_distribution(temperature=temperature, top_p=top_p)
         if is_traceable(model):
             self.traced_prefill = self._trace(run_prefill, [torch.zeros(2, 3, dtype=torch.long), torch.arange(3)])
 
-    def set_temperature(self, temperature: float) -> None:
-        """Of the steps from now on; a trace has its temperature as a constant."""
-        self.temperature = temperature
-        if is_traceable(self.model):
-            for has_appends in (False, True):
-                self.traced[has_appends] = self._trace_step(*_example(self.model, has_appends=has_appends))
+    def set_distribution(self, *, temperature: float, top_p: float) -> None:
+        """Of the steps from now on. Other values need no other trace: only greedy steps, and those with a nucleus."""
+        self.is_greedy, self.has_nucleus = temperature == 0, top_p < 1
+        self.distribution = [torch.tensor(value, dtype=torch.float64) for value in (temperature, top_p)]
+        for has_appends in (False, True):
+            kind = has_appends, self.is_greedy, self.has_nucleus
+            if kind not in self.traced and is_traceable(self.model):
+                self.traced[kind] = self._trace_step(*_example(self.model, has_appends=has_appends))
 
     def take_weights(self) -> None:
         """Look up the model's tensors again: needed after tensors were replaced, not after in-place changes."""
         self.weights = [getattr(module, name).detach() for module, name in self.places.values()]
 
     def step(self, cache: RaggedCache, step: Step) -> tuple[Tensor, Tensor]:
-        traced = self.traced.get(step.append_A is not None)
+        traced = self.traced.get((step.append_A is not None, self.is_greedy, self.has_nucleus))
         if traced is None or not cache.is_initialized:
-            return self._sampled(self.model, cache, *step.tensors())
-        tokens, logps = traced(*step.tensors(), *cache.storage, *self.weights)
+            return self._sampled(self.model, cache, *self.distribution, *step.tensors())
+        tokens, logps = traced(*self.distribution, *step.tensors(), *cache.storage, *self.weights)
         return tokens, logps
 
     def prefill(self, ids_BT: Tensor, place_T: Tensor) -> tuple[Tensor, ...]:
@@ -138,6 +141,8 @@ class Decoder:
         self,
         model: Callable[..., Any],
         cache: RaggedCache,
+        temperature: Tensor,
+        top_p: Tensor,
         packed_3P: Tensor,
         last_N: Tensor,
         span_T: Tensor,
@@ -149,16 +154,22 @@ class Decoder:
             model, cache, packed_3P, span_T, last_N=last_N, append_A=append_A, width_W=width_W,
             num_rows=last_N.shape[0], dtype=self.model.dtype,
         )  # fmt: skip
-        return sample_tokens(logits, noise_N, temperature=self.temperature, top_p=self.top_p)
+        return sample_tokens(
+            logits,
+            noise_N,
+            temperature=0.0 if self.is_greedy else temperature,
+            top_p=top_p if self.has_nucleus else 1.0,
+        )
 
     def _trace_step(self, step: Step, cache: RaggedCache) -> Traced:
-        num_inputs, num_layers = len(step.tensors()), len(cache.layers)
+        example = [*self.distribution, *step.tensors()]
+        num_inputs, num_layers = len(example), len(cache.layers)
 
         def run(model: Callable[..., Any], *tensors: Tensor) -> tuple[Tensor, Tensor]:
             inputs, storage = tensors[:num_inputs], tensors[num_inputs:]
             return self._sampled(model, RaggedCache.over(storage[:num_layers], storage[num_layers:]), *inputs)
 
-        return self._trace(run, [*step.tensors(), *cache.storage])
+        return self._trace(run, [*example, *cache.storage])
 
     @torch.no_grad()
     def _trace(self, run: Callable[..., tuple[Tensor, ...]], example: list[Tensor]) -> Traced:

@@ -90,10 +90,9 @@ class TransformersEngine:
         self.requests: list[list[TurnRequest | EpisodeHandle]] = [[] for _ in self.shards]
         self.under_way: deque[tuple[int, Callable[[], list[TurnReply]]]] = deque()
 
-    def set_temperature(self, temperature: float) -> None:
+    def set_distribution(self, *, temperature: float, top_p: float) -> None:
         """Of all turns from now on; no turn may be under way."""
-        if temperature != self.decoder.temperature:
-            self.decoder.set_temperature(temperature)
+        self.decoder.set_distribution(temperature=temperature, top_p=top_p)
 
     def submit(self, request: TurnRequest) -> None:
         shard = self.shard_of.get(request.episode)

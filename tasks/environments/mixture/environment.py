@@ -75,8 +75,14 @@ class Mixture(Environment):
     def tools_for(self, problem: Problem) -> tuple[Tool, ...]:
         return self._of(problem.id).tools_for(own_problem(problem))
 
+    def rules_for(self, problem: Problem) -> str:
+        return self._of(problem.id).rules_for(own_problem(problem))
+
     def start_user(self, problem: Problem, *, stream: str = "") -> User:
         return self._of(problem.id).start_user(own_problem(problem), stream=stream)
+
+    def user_guidelines(self, problem: Problem) -> str:
+        return self._of(problem.id).user_guidelines(own_problem(problem))
 
     def shards(self, problem: Problem) -> Sequence[str]:
         return self._of(problem.id).shards(own_problem(problem))

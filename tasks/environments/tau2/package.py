@@ -24,12 +24,19 @@ from types import ModuleType
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
+from pydantic_core import to_jsonable_python
+
+from tasks.environments.tau2.settings import Domain
 
 PACKAGE = "inspect_evals.tau2"
-DATA_FILES = (
-    "db.toml", "user_db.toml", "tasks.json.gz", "split_tasks.json", "main_policy_solo.txt",
-    "tech_support_workflow_solo.txt",
-)  # fmt: skip
+DATA_FILES: Mapping[Domain, tuple[str, ...]] = {
+    "telecom": (
+        "db.toml", "user_db.toml", "tasks.json.gz", "split_tasks.json", "main_policy_solo.txt",
+        "tech_support_workflow_solo.txt",
+    ),
+    "retail": ("db.json.gz", "tasks.json", "split_tasks.json", "policy.txt"),
+    "airline": ("db.json.gz", "tasks.json", "split_tasks.json", "policy.txt"),
+}  # fmt: skip
 _IMPORTS = RLock()
 
 Task = dict[str, Any]  # the package's word for a row
@@ -47,21 +54,24 @@ class _Content:
     """A message's content, which the worlds never make."""
 
 
+def _as_it_is(function: Any) -> Any:
+    return function
+
+
 def _store_as(model: type[Any], instance: str | None = None) -> Any:
     raise AssertionError("tau2 keeps the state of an episode itself")
 
 
 STAND_INS: Mapping[str, Mapping[str, Any]] = {
     "inspect_ai": {},
-    "inspect_ai.tool": {"ToolError": _ToolError},
+    "inspect_ai.tool": {"ToolError": _ToolError, "Tool": object, "tool": _as_it_is},
     "inspect_ai.util": {"StoreModel": _StoreModel, "store_as": _store_as},
     "inspect_ai.model": {"Content": _Content, "ContentText": _Content},
 }
 
 
-def data_file(name: str) -> Path:
-    """A file of the telecom domain."""
-    return _folder() / "data" / "domains" / "telecom" / name
+def data_file(domain: Domain, name: str) -> Path:
+    return _folder() / "data" / "domains" / domain / name
 
 
 @cache
@@ -73,9 +83,9 @@ def load_module(name: str) -> ModuleType:
 
 
 @cache
-def tools_class(name: str) -> type[Any]:
-    """TelecomAgentTools or TelecomUserTools as a plain class: its methods and properties, without a store."""
-    model = getattr(load_module(f"telecom.{name}"), name)
+def tools_class(domain: Domain, name: str) -> type[Any]:
+    """A class of tools, such as TelecomUserTools, as a plain class: its methods and properties, without a store."""
+    model = getattr(load_module(f"{domain}.{name}"), name)
     kept = {key: item for key, item in vars(model).items() if inspect.isfunction(item) or isinstance(item, property)}
     return type(name, (), {key: item for key, item in kept.items() if not key.startswith("__")})
 
@@ -83,26 +93,37 @@ def tools_class(name: str) -> type[Any]:
 @cache
 def tool_error() -> type[Exception]:
     """The error that the package's tools raise for a wrong call; any other is a slip of the package."""
-    found: type[Exception] = load_module("telecom.TelecomAgentTools").ToolError
+    found: type[Exception] = load_module("common.tools").ToolError
     return found
 
 
 @cache
-def read_tasks() -> tuple[Task, ...]:
-    return tuple(json.loads(gzip.decompress(data_file("tasks.json.gz").read_bytes())))
+def read_tasks(domain: Domain) -> tuple[Task, ...]:
+    (name,) = (name for name in DATA_FILES[domain] if name.startswith("tasks.json"))
+    return tuple(read_json(domain, name))
 
 
 @cache
-def read_splits() -> Mapping[str, tuple[str, ...]]:
-    """The ids of the official splits: full, base (train and test), small."""
-    splits = json.loads(data_file("split_tasks.json").read_text(encoding="utf-8"))
-    return {name: tuple(ids) for name, ids in splits.items()}
+def read_splits(domain: Domain) -> Mapping[str, tuple[str, ...]]:
+    """The ids of the official splits: base is train and test; telecom also has full and small."""
+    return {name: tuple(ids) for name, ids in read_json(domain, "split_tasks.json").items()}
+
+
+def read_json(domain: Domain, name: str) -> Any:
+    """A file of JSON, which may be compressed."""
+    content = data_file(domain, name).read_bytes()
+    return json.loads(gzip.decompress(content) if name.endswith(".gz") else content)
+
+
+def in_text(value: Any) -> str:
+    """A reply as the package writes it."""
+    return value if isinstance(value, str) else json.dumps(to_jsonable_python(value))
 
 
 @cache
-def policy() -> str:
-    """What a solo agent reads of the rules, as τ²-bench arranges it."""
-    main, support = (data_file(f"{name}_solo.txt") for name in ("main_policy", "tech_support_workflow"))
+def solo_policy() -> str:
+    """What a solo agent of telecom reads of the rules, as τ²-bench arranges it."""
+    main, support = (data_file("telecom", f"{name}_solo.txt") for name in ("main_policy", "tech_support_workflow"))
     return (
         f"<main_policy>\n{main.read_text(encoding='utf-8')}\n</main_policy>\n"
         f"<tech_support_policy>\n{support.read_text(encoding='utf-8')}\n</tech_support_policy>"
@@ -110,9 +131,10 @@ def policy() -> str:
 
 
 @cache
-def data_hashes() -> Mapping[str, str]:
+def data_hashes(domain: Domain) -> Mapping[str, str]:
     """SHA-256 of each file that problems or replies depend on."""
-    return {name: hashlib.sha256(data_file(name).read_bytes()).hexdigest() for name in DATA_FILES}
+    files = DATA_FILES[domain]
+    return {name: hashlib.sha256(data_file(domain, name).read_bytes()).hexdigest() for name in files}
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The package's rows as Problems: the rules and a ticket, with the expert's actions and `done` as reference.
+"""The package's rows of telecom as Problems: the rules and a ticket, with the expert's actions and `done` as reference.
 
 There are five different tickets: what is wrong is in the initial state alone. So problems with the same faults share a
 split group, whatever their ticket and the user's persona, which a solo agent never meets.
@@ -6,19 +6,15 @@ split group, whatever their ticket and the user's persona, which a solo agent ne
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Mapping
 from functools import cache
 
 from tasks.core.files import json_hash
 from tasks.core.records import Problem, ReferenceTurn, ToolCall
-from tasks.environments.tau2.package import Task, policy, read_splits, read_tasks
-from tasks.environments.tau2.settings import Problems
+from tasks.environments.tau2.package import Task, read_tasks, solo_policy
 from tasks.environments.tau2.tools import DONE
-from tasks.tools.base import Halves
 
-NUM_PROBLEMS: Mapping[Problems, int] = {"full": 2285, "base": 114, "small": 20}  # as published
 NO_FAULT = ("set_user_info", "set_user_location")
 ANSWER = "The ticket is closed."
 PROMPT = """<instructions>
@@ -43,26 +39,7 @@ Always follow the policy. Always make sure you generate valid JSON only.
 @cache
 def problems() -> Mapping[str, Problem]:
     """All problems of telecom by id, in the package's order."""
-    return {task["id"]: _problem(task) for task in read_tasks()}
-
-
-def chosen_problems(chosen: Problems) -> list[Problem]:
-    ids = set(read_splits()[chosen])
-    return [problem for id, problem in problems().items() if id in ids]
-
-
-def draw(chosen: Problems, *, seed: int, num_problems: int, max_level: int) -> tuple[list[Problem], list[Problem]]:
-    """(problems in use, the others of the choice), both in the package's order."""
-    rows = chosen_problems(chosen)
-    fit = [row.id for row in rows if row.level <= max_level]
-    kept = set(random.Random(seed).sample(fit, min(num_problems, len(fit))))
-    return [row for row in rows if row.id in kept], [row for row in rows if row.id not in kept]
-
-
-def published_halves() -> Halves:
-    """(train, test) of the official split; together they are `base`."""
-    splits = read_splits()
-    return frozenset(splits["train"]), frozenset(splits["test"])
+    return {task["id"]: _problem(task) for task in read_tasks("telecom")}
 
 
 def _problem(task: Task) -> Problem:
@@ -91,7 +68,7 @@ def _problem(task: Task) -> Problem:
 
 @cache
 def _prompt(ticket: str) -> str:
-    return PROMPT.format(policy=policy(), ticket=ticket)
+    return PROMPT.format(policy=solo_policy(), ticket=ticket)
 
 
 def faults(task: Task) -> list[list[object]]:

@@ -4,30 +4,35 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import field_validator
+from pydantic import model_validator
 
 from tasks.core.settings import Settings
 
+Domain = Literal["telecom", "retail", "airline"]
 Problems = Literal["full", "base", "small"]
 
 
 class Tau2Settings(Settings):
-    """`domain`: telecom is played solo, without a user. `problems`: 2,285 in `full`, 114 in `base`, 20 in `small`."""
+    """`domain`: telecom is played solo; retail and airline are conversations, with `environment.user` as the customer.
+    `problems`: of telecom 2,285 in `full`, 114 in `base`, 20 in `small`; retail (114) and airline (50) have `base`.
+    """
 
-    domain: str
+    domain: Domain
     problems: Problems
 
-    @field_validator("domain")
-    @classmethod
-    def _needs_no_user(cls, domain: str) -> str:
-        if domain in ("retail", "airline"):
+    @model_validator(mode="after")
+    def _were_published(self) -> Tau2Settings:
+        if self.domain != "telecom" and self.problems != "base":
             raise ValueError(
-                f"the problems of {domain} are conversations with a user, and tau2 plays without one, so nobody would "
-                f"answer the agent. Set environment.settings.domain to telecom, whose problems are tickets."
+                f"problems: {self.problems} is a list of telecom's, so there would be no problem of {self.domain}. Set "
+                f"it to base, which is all of them"
             )
-        if domain != "telecom":
-            raise ValueError(f"tau2 has no domain {domain!r}, so there are no problems. Set it to telecom.")
-        return domain
+        return self
+
+    @property
+    def needs_user(self) -> bool:
+        """Whether an episode is a conversation, which begins with the user."""
+        return self.domain != "telecom"
 
 
 SETTINGS = Tau2Settings

@@ -1,10 +1,10 @@
-"""The tools of a solo agent: the company's and the phone's, described by the package's docstrings, and `done`."""
+"""The tools, described by the package's docstrings; of a solo agent the company's, the phone's and `done`."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, get_type_hints
 
@@ -30,7 +30,7 @@ NAMES: Mapping[Side, tuple[str, ...]] = {
         "check_payment_request", "make_payment",
     ),
 }  # fmt: skip
-READS = ("get_", "check_", "can_", "run_speed_test")
+READS = ("get_", "check_", "can_", "run_speed_test", "find_", "list_", "search_", "calculate")
 DONE = Tool(
     "done",
     "Call this function when you are done with the task.",
@@ -50,7 +50,11 @@ def all_tools() -> tuple[Tool, ...]:
 
 
 def _tool(side: Side, name: str) -> Tool:
-    method = vars(getattr(load_module(f"telecom.{CLASSES[side]}"), CLASSES[side]))[name]
+    return tool_of(name, vars(getattr(load_module(f"telecom.{CLASSES[side]}"), CLASSES[side]))[name])
+
+
+def tool_of(name: str, method: Callable[..., Any]) -> Tool:
+    """A tool from its function; `self` is no argument."""
     description, arguments = read_docstring(inspect.getdoc(method) or "")
     return Tool(name, description, _parameters(method, arguments), read_only=name.startswith(READS))
 
@@ -59,15 +63,16 @@ def read_docstring(text: str) -> tuple[str, dict[str, str]]:
     """(description, text per argument) of a docstring with Args, Returns and Raises."""
     parts = re.split(r"^(Args|Returns|Raises):\n", text, flags=re.MULTILINE)
     sections = dict(zip(parts[1::2], parts[2::2], strict=True))
-    found = re.findall(r"^\s+(\w+)(?: \([^)]*\))?: (.+)$", sections.get("Args", ""), flags=re.MULTILINE)
-    return parts[0].strip(), dict(found)
+    described = r"^([ ]+)(\w+)(?: \([^)]*\))?: (.+(?:\n\1[ ]+.+)*)$"  # the lines that go on are indented further
+    found = re.findall(described, sections.get("Args", ""), flags=re.MULTILINE)
+    return parts[0].strip(), {name: " ".join(text.split()) for _, name, text in found}
 
 
 def _parameters(method: Any, described: Mapping[str, str]) -> dict[str, Any]:
     """The JSON Schema of a method's arguments, without `self`; no others are accepted."""
     hints = get_type_hints(method)
     fields: dict[str, Any] = {}
-    for item in list(inspect.signature(method).parameters.values())[1:]:
+    for item in (item for item in inspect.signature(method).parameters.values() if item.name != "self"):
         default = ... if item.default is item.empty else item.default
         fields[item.name] = (hints[item.name], Field(default, description=described.get(item.name)))
     schema = create_model("Arguments", __config__=ConfigDict(extra="forbid"), **fields).model_json_schema()

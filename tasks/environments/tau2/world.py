@@ -1,4 +1,4 @@
-"""The state behind a tau2 episode: the company's database and the user's phone, with the package's own methods on both.
+"""The state behind an episode of telecom: the company's database and the user's phone, with the package's own methods.
 
 A world starts from the package's data and the actions that break it; its bytes are kept, and an episode loads them,
 which takes a third of a millisecond. Nothing that a model wrote is evaluated: methods are looked up by name.
@@ -7,13 +7,10 @@ which takes a third of a millisecond. Nothing that a model wrote is evaluated: m
 from __future__ import annotations
 
 import hashlib
-import json
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal
-
-from pydantic_core import to_jsonable_python
 
 from tasks.environments.tau2.package import data_file, load_module, tools_class
 
@@ -41,7 +38,7 @@ class World:
 
     def method(self, side: Side, name: str) -> Any:
         """ValueError if the class has no such public method."""
-        if name.startswith("_") or not callable(getattr(tools_class(CLASSES[side]), name, None)):
+        if name.startswith("_") or not callable(getattr(tools_class("telecom", CLASSES[side]), name, None)):
             raise ValueError(f"{CLASSES[side]} has no method {name!r}")
         return getattr(self.tools if side == "assistant" else self.user_tools, name)
 
@@ -70,20 +67,15 @@ def fresh(state: bytes) -> World:
     return World(*pickle.loads(state))
 
 
-def in_text(value: Any) -> str:
-    """A reply as the package writes it."""
-    return value if isinstance(value, str) else json.dumps(to_jsonable_python(value))
-
-
 @cache
 def _untouched() -> bytes:
     """The package's data as every telecom problem finds it."""
     agent, user = (load_module(f"telecom.{CLASSES[side]}") for side in ("assistant", "user"))
     fields = user.TelecomUserTools.model_fields
     world = World(
-        {"db": agent.TelecomDB.load(str(data_file("db.toml")))},
+        {"db": agent.TelecomDB.load(str(data_file("telecom", "db.toml")))},
         {
-            "db": user.TelecomUserDB.load(str(data_file("user_db.toml"))),
+            "db": user.TelecomUserDB.load(str(data_file("telecom", "user_db.toml"))),
             **{name: fields[name].get_default() for name in ("network_mode_preference", "default_vpn_details")},
         },
     )
@@ -96,7 +88,7 @@ def _bytes(world: World) -> bytes:
 
 
 def _side(side: Side, state: Mapping[str, Any]) -> Any:
-    made = tools_class(CLASSES[side])()
+    made = tools_class("telecom", CLASSES[side])()
     vars(made).update(state)
     return made
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tasks.core.records import Group, Problem
+from tasks.learning.grpo.exploration import samples_at
 from tasks.learning.grpo.signal import share_without_signal
 from tasks.learning.grpo.solve_rates import Beta, Played, SolveRates, difficulty, probabilities_between
 from tasks.learning.shared.settings import GRPOSettings
@@ -131,7 +132,7 @@ class Band:
     """
 
     def __init__(self, problems: Sequence[Problem], settings: GRPOSettings, baseline: Sequence[Played] = ()):
-        self.settings, self.group_size = settings.band, settings.group_size
+        self.settings, self.training = settings.band, settings
         self.rates = SolveRates(problems, self.settings)
         self.rates.add_all(baseline)
         self.level_of = {problem.id: difficulty(problem, self.rates.difficulty) for problem in problems}
@@ -150,7 +151,8 @@ class Band:
         keys = {name: math.log(1 - rng.random()) / weight for name, weight in weights.items()}
         drawn = sorted((name for name in keys if name not in drawn_before), key=lambda name: -keys[name])[:count]
         if not drawn_before:
-            shares = [1 - share_without_signal(posteriors[name], self.group_size) for name in drawn]
+            size = samples_at(self.training, iteration)
+            shares = [1 - share_without_signal(posteriors[name], size) for name in drawn]
             self.expected_informative_share = sum(shares) / max(1, len(shares))
         return drawn
 

@@ -1,4 +1,4 @@
-"""How widely training explores, by iteration: temperature, samples per problem, and which rollouts carry loss.
+"""How widely training explores, by iteration: temperature, top-p, samples per problem, and which rollouts carry loss.
 
 Pure functions of the iteration and the settings, so that a run that was killed goes on without any state of them.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from tasks.learning.shared.settings import GRPOSettings
+from tasks.learning.shared.settings import GRPOSettings, Point
 
 
 def temperature_at(settings: GRPOSettings, iteration: int, *, otherwise: float) -> float:
@@ -17,8 +17,23 @@ def temperature_at(settings: GRPOSettings, iteration: int, *, otherwise: float) 
     The trainer computes log-probs at the temperature the tokens were drawn at, so an iteration stays on-policy.
     """
     points = settings.exploration.temperature if settings.exploration else None
-    if points is None:
-        return otherwise
+    return otherwise if points is None else on_straight_lines(points, iteration)
+
+
+def top_p_at(settings: GRPOSettings, iteration: int) -> float:
+    """Of the iteration (from 1), as a temperature; 1, the whole distribution, without a schedule."""
+    points = settings.exploration.top_p if settings.exploration else None
+    return 1.0 if points is None else on_straight_lines(points, iteration)
+
+
+def draws_by_schedule(settings: GRPOSettings) -> bool:
+    """Whether the engine's distribution changes with the iteration."""
+    exploration = settings.exploration
+    return exploration is not None and not (exploration.temperature is None and exploration.top_p is None)
+
+
+def on_straight_lines(points: Sequence[Point], iteration: int) -> float:
+    """Between the points; after the last, its value."""
     for before, after in pairwise(points):
         if iteration < after.iteration:
             share = (iteration - before.iteration) / (after.iteration - before.iteration)

@@ -19,33 +19,49 @@ NGRAM = 4  # tokens; ordinary tool calls seldom repeat this many
 
 
 def rollout_metrics(groups: Sequence[Group]) -> Metrics:
-    """Shares are of trajectories, `informative_group_share` of groups; entropy is in nats per token."""
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    rewards = [[score.reward for score in group.scores] for group in groups]
+    """Shares are of trajectories, `informative_group_share` of groups; entropy is in nats per token. Groups that began
+    with a prefix count as episodes and as groups; the rest is of those that were played from their start.
+    """
+    from_start = [group for group in groups if not group.is_prefixed]
+    trajectories = [trajectory for group in from_start for trajectory in group.trajectories]
+    is_informative = [len({score.reward for score in group.scores}) > 1 for group in groups]
     count = max(1, len(trajectories))
     num_sampled = sum(trajectory.num_sampled_tokens for trajectory in trajectories)
     return {
-        "num_episodes": len(trajectories),
+        "num_episodes": sum(len(group.trajectories) for group in groups),
         "success_rate": sum(trajectory.is_success for trajectory in trajectories) / count,
-        "mean_reward": sum(map(sum, rewards)) / count,
+        "mean_reward": sum(sum(score.reward for score in group.scores) for group in from_start) / count,
         "mean_sampled_tokens": num_sampled / count,
         "mean_turns": sum(len(trajectory.turns) for trajectory in trajectories) / count,
-        "informative_group_share": sum(max(group) > min(group) for group in rewards) / max(1, len(groups)),
+        "informative_group_share": sum(is_informative) / max(1, len(groups)),
         "overlong_share": sum(trajectory.outcome == "overlong" for trajectory in trajectories) / count,
         "max_turns_share": sum(trajectory.outcome == "max_turns" for trajectory in trajectories) / count,
         # The mean of −log p over sampled tokens is an unbiased estimate of the entropy.
         "entropy": -sum(sum(trajectory.sampler_logp) for trajectory in trajectories) / max(1, num_sampled),
         "repetition": sum(map(repetition, trajectories)) / count,
         **thinking_metrics(trajectories),
-        **part_metrics([score for group in groups for score in group.scores]),
+        **part_metrics([score for group in from_start for score in group.scores]),
+        **prefix_metrics([group for group in groups if group.is_prefixed]),
     }
 
 
-def exploration_metrics(settings: GRPOSettings, iteration: int, temperature: float) -> Metrics:
+def prefix_metrics(groups: Sequence[Group]) -> Metrics:
+    """Of the groups that began with replayed turns; empty without any."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    if not trajectories:
+        return {}
+    return {
+        "num_prefixed_groups": len(groups),
+        "prefixed_success_rate": sum(trajectory.is_success for trajectory in trajectories) / len(trajectories),
+        "mean_replayed_turns": sum(trajectory.num_replayed_turns for trajectory in trajectories) / len(trajectories),
+    }
+
+
+def exploration_metrics(settings: GRPOSettings, iteration: int, temperature: float, top_p: float) -> Metrics:
     """What the schedules say of this iteration; nothing where there are none."""
     if settings.exploration is None:
         return {}
-    return {"temperature": temperature, "samples_per_problem": samples_at(settings, iteration)}
+    return {"temperature": temperature, "top_p": top_p, "samples_per_problem": samples_at(settings, iteration)}
 
 
 def part_metrics(scores: Sequence[Score]) -> Metrics:
@@ -81,6 +97,17 @@ class StepSums:
     kl: float = 0.0
     clipped: float = 0.0
     ratio_max: float = 0.0
+
+    @classmethod
+    def over(cls, ranks: Sequence[StepSums]) -> StepSums:
+        """Of the whole step, from what each rank found."""
+        return cls(
+            num_tokens=sum(sums.num_tokens for sums in ranks),
+            loss=sum(sums.loss for sums in ranks),
+            kl=sum(sums.kl for sums in ranks),
+            clipped=sum(sums.clipped for sums in ranks),
+            ratio_max=max(sums.ratio_max for sums in ranks),
+        )
 
     def metrics(self) -> Metrics:
         return {

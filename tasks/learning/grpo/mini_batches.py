@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
+
+from tasks.core.records import Group
+from tasks.learning.grpo.credit import carries_loss, group_credit
 from tasks.learning.shared.batching import Row
+from tasks.learning.shared.settings import GRPOSettings
 
 Item = TypeVar("Item")
 
@@ -17,6 +22,26 @@ class MiniBatch:
 
     rows: Sequence[list[Row]]
     dropped_lengths: list[int]
+
+
+def divide(groups: Sequence[Group], settings: GRPOSettings) -> tuple[list[list[Row]], list[list[int]]]:
+    """The rows of each group that carries loss, and the sampled tokens of each trajectory of each dropped group.
+
+    Dropped groups count in the denominator: else the gradient would grow as groups become equal. Replaced groups are no
+    part of the batch (DAPO). With `zero_variance_groups: keep` equal groups carry their KL.
+    """
+    last_round = max((group.round_number for group in groups), default=0)
+    rows: list[list[Row]] = []
+    dropped_lengths: list[list[int]] = []
+    for group in groups:
+        advantages = group_credit(group, settings)
+        triples = zip(group.trajectories, advantages, carries_loss(group, settings), strict=True)
+        counted = [Row.of(item, advantage) for item, advantage, is_counted in triples if is_counted]
+        if counted and (any(map(np.any, advantages)) or settings.zero_variance_groups == "keep"):
+            rows.append(counted)
+        elif group.round_number == last_round:
+            dropped_lengths.append([sum(row.sampled_mask) for row in counted])
+    return rows, dropped_lengths
 
 
 def mini_batches(rows: Sequence[list[Row]], dropped_lengths: Sequence[list[int]], *, num_steps: int) -> list[MiniBatch]:

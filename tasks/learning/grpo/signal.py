@@ -7,7 +7,7 @@ With a solve rate p that is Beta(a, b), a group of G teaches nothing with E[p^G 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -53,8 +53,8 @@ def share_without_signal(rate: Beta, group_size: int) -> float:
     return all_solved + prod((rate.failed + number) / (total + number) for number in range(group_size))
 
 
-def expected_signal(rates: Sequence[Beta], weights: Sequence[float], *, group_size: int) -> ExpectedSignal:
-    """For problems with these posteriors, drawn with these weights; `group_size` is added to the usual sizes."""
+def expected_signal(rates: Sequence[Beta], weights: Sequence[float], *, group_sizes: Iterable[int]) -> ExpectedSignal:
+    """For problems with these posteriors, drawn with these weights; `group_sizes` are added to the usual ones."""
     total = sum(weights)
     return ExpectedSignal(
         {
@@ -62,6 +62,6 @@ def expected_signal(rates: Sequence[Beta], weights: Sequence[float], *, group_si
                 weight * share_without_signal(rate, size) for rate, weight in zip(rates, weights, strict=True) if weight
             )
             / total
-            for size in sorted({*GROUP_SIZES, group_size})
+            for size in sorted({*GROUP_SIZES, *group_sizes})
         }
     )

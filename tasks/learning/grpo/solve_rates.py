@@ -12,13 +12,15 @@ twice. The policy moves, so all counts halve every `half_life` iterations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tasks.core.records import Problem
 from tasks.learning.shared.settings import BandSettings, Difficulty
 
+FIGURE = re.compile(r"\w*\d\w*")  # a number, or a code that has one
 UNKNOWN_RATE = 0.5  # above the root: nothing was played
 
 
@@ -114,9 +116,23 @@ def probabilities_between(rates: Sequence[Beta], low: float, high: float) -> lis
 
 
 def difficulty(problem: Problem, by: Difficulty) -> int:
-    """The problem's own level, the calls of its reference (its horizon), or how many different tools these name."""
-    calls = [call.name for turn in problem.reference for call in turn.calls]
-    return {"level": problem.level, "calls": len(calls), "tools": len(set(calls))}[by]
+    """The problem's own level, the calls of its reference (its horizon), how many different tools these name, or its
+    strictness: how many different values a solution must get right, those of the arguments and the figures it answers.
+    """
+    calls = [call for turn in problem.reference for call in turn.calls]
+    if by == "strictness":
+        arguments = {value for call in calls for value in _leaves(call.arguments)}
+        return len(arguments.union(*(FIGURE.findall(turn.answer) for turn in problem.reference)))
+    return {"level": problem.level, "calls": len(calls), "tools": len({call.name for call in calls})}[by]
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    """The values of a JSON document, as text."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(item)
+    else:
+        yield str(value)
 
 
 def _level_node(level: int) -> str:

@@ -2,34 +2,24 @@
 
 Read `plain_grpo.py` first. `collect` returns scored groups; the trainer never sees an environment. One iteration is one
 batch of rollouts and its optimizer steps: `updates_per_batch` passes of `steps_per_batch` steps, each over whole
-groups. The very first is on-policy. The train stage decides when to stop.
+groups. The very first is on-policy. The train stage decides when to stop. With several ranks, rank 0 collects and all
+update: each computes its share of every step.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from tasks.core.records import Group
-from tasks.learning.grpo.credit import carries_loss, group_credit, has_signal
-from tasks.learning.grpo.exploration import temperature_at
-from tasks.learning.grpo.losses import (
-    aggregation_weights,
-    cispo_loss,
-    gspo_loss,
-    importance_weights,
-    is_clipped,
-    kl_estimate,
-    ppo_loss,
-    sequence_means,
-)
+from tasks.learning.grpo.credit import has_signal
+from tasks.learning.grpo.exploration import temperature_at, top_p_at
+from tasks.learning.grpo.losses import aggregation_weights
 from tasks.learning.grpo.metrics import (
     Metrics,
     StepSums,
@@ -38,38 +28,39 @@ from tasks.learning.grpo.metrics import (
     pass_metrics,
     rollout_metrics,
 )
-from tasks.learning.grpo.mini_batches import MiniBatch, mini_batches
-from tasks.learning.shared.agreement import prepare_model
-from tasks.learning.shared.batching import MicroBatch, Row, check_tokens, micro_batches
+from tasks.learning.grpo.mini_batches import MiniBatch, divide, mini_batches
+from tasks.learning.grpo.step_loss import LossBatch, batch_loss
+from tasks.learning.shared.agreement import check_engine, prepare_model, trainer_logp
+from tasks.learning.shared.batching import check_tokens, share_of
 from tasks.learning.shared.lora import POLICY, Adapter
 from tasks.learning.shared.optimizer import Optimizer
-from tasks.learning.shared.policy import prepare_for_gradients, token_logp
+from tasks.learning.shared.policy import LogProbs, prepare_for_gradients
+from tasks.learning.shared.ranks import ALONE, Ranks, on_all_ranks
 from tasks.learning.shared.reference import Reference, copy_tensors, unique_tensors
 from tasks.learning.shared.settings import GRPOSettings
+from tasks.learning.shared.sharding import (
+    NamedTensors,
+    Shapes,
+    computed_dtype,
+    gather_whole,
+    shapes_of,
+    shard,
+    share_whole,
+)
+from tasks.models.differences import Tolerance
 from tasks.models.settings import ComputeSettings
-
-NamedTensors = dict[str, dict[str, Tensor]]
 
 
 class Collect(Protocol):
     def __call__(self, iteration: int, round_number: int, num_problems: int) -> Sequence[Group]: ...
 
 
-@dataclass(slots=True)
-class _Batch:
-    """A micro-batch with its token weights and reference; after the first step also that step's log-probs."""
-
-    tensors: MicroBatch
-    weight_M: Tensor
-    reference_logp_M: Tensor | None
-    old_logp_M: Tensor | None = None
-
-
 class GRPOTrainer:
     """The policy, its reference and the optimizer. `tensors` and `state` are its whole state; `load` restores it
     bitwise.
 
-    `max_tokens` is the most an episode may have. ValueError where its log-probs would differ from the model's own.
+    `max_tokens` is the most an episode may have. ValueError where its log-probs would differ from the model's own. With
+    several ranks all have this trainer of equal weights; rank 0 calls its methods, and the others are in `follow`.
     """
 
     def __init__(
@@ -81,19 +72,26 @@ class GRPOTrainer:
         temperature: float,
         max_tokens: int,
         adapter: Adapter | None = None,
+        ranks: Ranks = ALONE,
     ):
-        self.model, self.settings, self.adapter = model, settings, adapter
+        self.model, self.settings, self.adapter, self.ranks = model, settings, adapter, ranks
         self.temperature = self.usual_temperature = temperature
-        self.reference = Reference(model, adapter, frozen=compute.frozen) if settings.kl_weight else None
+        self.top_p = 1.0
+        self.log_probs = LogProbs(model)
+        self.reference = None
+        if settings.kl_weight:
+            self.reference = Reference(self.log_probs, adapter, frozen=compute.frozen, ranks=ranks)
+        prepare_model(model, settings, max_tokens=max_tokens)
+        self.computes_in = computed_dtype(compute.weights, ranks)
+        shard(self.log_probs, ranks, computes_in=self.computes_in)
         self.steps_per_iteration = settings.updates_per_batch * settings.steps_per_batch
         self.optimizer = Optimizer(
             model,
             settings,
             num_steps=settings.num_iterations * self.steps_per_iteration,
             is_offloaded=compute.offload == "optimizer",
+            computes_in=self.computes_in,
         )
-        prepare_model(model, settings, max_tokens=max_tokens)
-        self.clip = {"low": settings.clip_low, "high": settings.clip_high}
         self.iteration = 0
         self.last_groups: Sequence[Group] = []
 
@@ -102,53 +100,102 @@ class GRPOTrainer:
 
         `before_update` is called when the batch is complete: an engine on the same device can then free memory.
         """
-        self.iteration += 1
-        self.temperature = temperature_at(self.settings, self.iteration, otherwise=self.usual_temperature)
-        self.model.eval()
+        self._begin(self.iteration + 1)
         groups, num_replaced = self.collect_with_signal(self.iteration, collect)
         check_tokens(groups, vocabulary_size=self.model.get_input_embeddings().num_embeddings)
         self.last_groups = groups
         before_update()
-        parts = [self._micro_batches(part) for part in self._mini_batches(groups)]
-        passes = self._update(parts)
-        self.model.eval()
-        self._move_reference()
+        step_metrics = self.update(self.iteration, groups)
         return {
             "iteration": self.iteration,
             "optimizer_steps": self.optimizer.steps_done,
             **rollout_metrics([group for group in groups if group.round_number == 0]),
             "num_replaced_groups": num_replaced,
-            **exploration_metrics(self.settings, self.iteration, self.temperature),
-            **(self._step_metrics(passes, [batch for part in parts for batch in part]) if parts else {}),
+            **exploration_metrics(self.settings, self.iteration, self.temperature, self.top_p),
+            **step_metrics,
         }
 
+    def follow(self) -> None:
+        """On every rank but 0: take part in each step until rank 0 ends."""
+        self.ranks.follow(self)
+
+    @on_all_ranks
+    def update(self, iteration: int, groups: Sequence[Group]) -> Metrics:
+        """Take the optimizer steps of a batch, and move the reference where that is due."""
+        self._begin(iteration)
+        parts = [self._micro_batches(part) for part in self._mini_batches(groups)]
+        passes = self._update(parts)
+        self.model.eval()
+        self._move_reference()
+        return self._step_metrics(passes, [batch for part in parts for batch in part]) if parts else {}
+
+    @on_all_ranks
+    def logp_of(self, sequences: Sequence[list[int]]) -> list[list[float]]:
+        """Log-prob (nats, temperature 1) of every token but the first, by the forward that is trained."""
+        return trainer_logp(self.log_probs, sequences, self.settings)
+
+    @on_all_ranks
+    def check_engine(
+        self, groups: Sequence[Group], policy_version: int, drawn: dict[str, float], most: Tolerance
+    ) -> bool:
+        """Return False where there is nothing to compare; ValueError where the engine's log-probs differ by more."""
+        return check_engine(
+            self.log_probs, groups, self.settings, policy_version=policy_version, **drawn, tolerance=most
+        )
+
+    @on_all_ranks
     def tensors(self) -> NamedTensors:
-        parts = {"policy": self._policy_tensors(), "optimizer": self.optimizer.tensors()}
-        return parts | ({"reference": self.reference.tensors()} if self.reference else {})
+        """Whole tensors; where they are cut over the ranks, copies in host memory, on rank 0."""
+        parts = {"policy": self._whole_policy(), "optimizer": gather_whole(self.optimizer.tensors(), self.ranks)}
+        return parts | ({"reference": gather_whole(self.reference.tensors(), self.ranks)} if self.reference else {})
+
+    @on_all_ranks
+    def policy_tensors(self) -> dict[str, Tensor]:
+        """What is trained, the whole model or its adapter, as `tensors` gives it."""
+        return self._whole_policy()
+
+    def _whole_policy(self) -> dict[str, Tensor]:
+        return gather_whole(self._policy_tensors(), self.ranks, dtype=self.computes_in)
 
     def state(self) -> dict[str, Any]:
         optimizer = self.optimizer
         return {"iteration": self.iteration, "steps_done": optimizer.steps_done, "rate_scale": optimizer.rate_scale}
 
-    @torch.no_grad()
     def load(self, tensors: NamedTensors, state: dict[str, Any]) -> None:
-        copy_tensors(tensors["policy"], self._policy_tensors())
-        self.optimizer.load_tensors(tensors["optimizer"])
+        self._load(shapes_of(tensors), state, tensors=tensors)
+
+    @on_all_ranks
+    @torch.no_grad()
+    def _load(self, shapes: Shapes, state: dict[str, Any], *, tensors: NamedTensors | None = None) -> None:
+        shared = share_whole(shapes, tensors, self.ranks)
+        copy_tensors(shared["policy"], self._policy_tensors())
+        self.optimizer.load_tensors(shared["optimizer"])
         if self.reference is not None:
-            copy_tensors(tensors["reference"], self.reference.tensors())
+            copy_tensors(shared["reference"], self.reference.tensors())
         self.iteration, self.optimizer.steps_done = state["iteration"], state["steps_done"]
         self.optimizer.rate_scale = state["rate_scale"]
 
-    @torch.no_grad()
     def roll_back(self, policy: dict[str, Tensor], *, step_factor: float) -> None:
         """Restore earlier weights, also as reference, and take smaller steps. Iterations count on, so no draw
         repeats.
         """
-        copy_tensors(policy, self._policy_tensors())
+        tensors = {"policy": policy}
+        self._roll_back(shapes_of(tensors), step_factor, tensors=tensors)
+
+    @on_all_ranks
+    @torch.no_grad()
+    def _roll_back(self, shapes: Shapes, step_factor: float, *, tensors: NamedTensors | None = None) -> None:
+        copy_tensors(share_whole(shapes, tensors, self.ranks)["policy"], self._policy_tensors())
         if self.reference is not None:
             self.reference.follow(1.0)
         self.optimizer.start_over()
         self.optimizer.rate_scale *= step_factor
+
+    def _begin(self, iteration: int) -> None:
+        self.iteration = iteration
+        self.temperature = temperature_at(self.settings, iteration, otherwise=self.usual_temperature)
+        self.top_p = top_p_at(self.settings, iteration)
+        self.model.eval()
 
     def _policy_tensors(self) -> dict[str, Tensor]:
         return unique_tensors(self.model) if self.adapter is None else self.adapter.tensors(POLICY)
@@ -169,18 +216,24 @@ class GRPOTrainer:
         return groups, num_replaced
 
     def _mini_batches(self, groups: Sequence[Group]) -> list[MiniBatch]:
-        rows, dropped_lengths = self._divide(groups)
+        rows, dropped_lengths = divide(groups, self.settings)
         return mini_batches(rows, dropped_lengths, num_steps=self.settings.steps_per_batch)
 
-    def _micro_batches(self, part: MiniBatch) -> list[_Batch]:
-        """What one optimizer step computes, with the denominators of this step alone."""
+    def _micro_batches(self, part: MiniBatch) -> list[LossBatch]:
+        """What this rank computes of one optimizer step, with the denominators of this whole step alone."""
         settings = self.settings
-        batches = micro_batches(
-            part.rows, packing=settings.packing, max_tokens=settings.micro_batch_tokens, device=self.model.device
+        share = share_of(
+            part.rows,
+            packing=settings.packing,
+            max_tokens=settings.micro_batch_tokens,
+            device=self.model.device,
+            rank=self.ranks.number,
+            num_ranks=self.ranks.size,
         )
+        batches = share.batches
         lengths = [batch.length_S for batch in batches]
         weight_S = aggregation_weights(
-            torch.cat([*lengths, lengths[0].new_tensor(part.dropped_lengths)]),
+            torch.cat([*lengths, lengths[0].new_tensor([*share.lengths_elsewhere, *part.dropped_lengths])]),
             aggregation=settings.aggregation,
             constant_length=settings.constant_length,
         ).float()
@@ -190,30 +243,11 @@ class GRPOTrainer:
         if self.reference is not None:
             references = self.reference.logps(batches, temperature=self.temperature, autocast=settings.autocast)
         return [
-            _Batch(batch, weight_S[batch.trajectory_M], reference_logp_M)
+            LossBatch(batch, weight_S[batch.trajectory_M], reference_logp_M)
             for batch, weight_S, reference_logp_M in zip(batches, weights, references, strict=True)
         ]
 
-    def _divide(self, groups: Sequence[Group]) -> tuple[list[list[Row]], list[list[int]]]:
-        """The rows of each group that carries loss, and the sampled tokens of each trajectory of each dropped group.
-
-        Dropped groups count in the denominator: else the gradient would grow as groups become equal. Replaced groups
-        are no part of the batch (DAPO). With `zero_variance_groups: keep` equal groups carry their KL.
-        """
-        last_round = max((group.round_number for group in groups), default=0)
-        rows: list[list[Row]] = []
-        dropped_lengths: list[list[int]] = []
-        for group in groups:
-            advantages = group_credit(group, self.settings)
-            triples = zip(group.trajectories, advantages, carries_loss(group, self.settings), strict=True)
-            counted = [Row.of(item, advantage) for item, advantage, is_counted in triples if is_counted]
-            if counted and (any(map(np.any, advantages)) or self.settings.zero_variance_groups == "keep"):
-                rows.append(counted)
-            elif group.round_number == last_round:
-                dropped_lengths.append([sum(row.sampled_mask) for row in counted])
-        return rows, dropped_lengths
-
-    def _update(self, parts: Sequence[Sequence[_Batch]]) -> list[list[Metrics]]:
+    def _update(self, parts: Sequence[Sequence[LossBatch]]) -> list[list[Metrics]]:
         """Pass over the batch, one optimizer step per part; the metrics of each step of each pass.
 
         Ratios are to the weights before the first step. The first part notes its log-probs in that step itself.
@@ -234,21 +268,23 @@ class GRPOTrainer:
         return passes
 
     @torch.no_grad()
-    def _note_old_logps(self, batches: Sequence[_Batch]) -> None:
+    def _note_old_logps(self, batches: Sequence[LossBatch]) -> None:
         for batch in batches:
             batch.old_logp_M = self._policy_logp(batch)
 
-    def _policy_logp(self, batch: _Batch) -> Tensor:
-        return token_logp(self.model, batch.tensors, temperature=self.temperature, autocast=self.settings.autocast)
+    def _policy_logp(self, batch: LossBatch) -> Tensor:
+        drawn = {"temperature": self.temperature, "top_p": self.top_p}
+        return self.log_probs(batch.tensors, **drawn, autocast=self.settings.autocast)
 
-    def _optimizer_step(self, batches: Sequence[_Batch], number: int) -> Metrics:
+    def _optimizer_step(self, batches: Sequence[LossBatch], number: int) -> Metrics:
         """Step `number` of the iteration, from 0; the schedule also counts steps that iterations did not take."""
         prepare_for_gradients(self.model)
         sums = StepSums(sum(batch.tensors.num_tokens for batch in batches))
         for batch in batches:
-            loss = self._loss(batch, sums)
+            loss = batch_loss(batch, self._policy_logp(batch), self.settings, sums)
             loss.backward()
             sums.loss += loss.item()
+        sums = StepSums.over(self.ranks.gather(sums))
         position = (self.iteration - 1) * self.steps_per_iteration + number
         step = self.optimizer.step(position=position, is_loss_finite=math.isfinite(sums.loss))
         return {
@@ -258,46 +294,15 @@ class GRPOTrainer:
             "non_finite": not step.is_finite,
         }
 
-    def _loss(self, batch: _Batch, sums: StepSums) -> Tensor:
-        settings, tensors = self.settings, batch.tensors
-        policy_logp_M = self._policy_logp(batch)
-        if batch.old_logp_M is None:
-            batch.old_logp_M = policy_logp_M.detach()
-        loss_M = self._policy_loss(policy_logp_M, batch.old_logp_M, tensors)
-        if settings.importance_correction != "none":
-            loss_M = loss_M * importance_weights(
-                batch.old_logp_M,
-                tensors.sampler_logp_M,
-                tensors.trajectory_M,
-                correction=settings.importance_correction,
-                cap=settings.importance_cap,
-            )
-        if batch.reference_logp_M is not None:
-            kl_M = kl_estimate(policy_logp_M, batch.reference_logp_M, estimator=settings.kl_estimator)
-            loss_M = loss_M + settings.kl_weight * kl_M
-            sums.kl += kl_M.detach().sum().item()
-        self._watch(policy_logp_M.detach(), batch.old_logp_M, tensors, sums)
-        return (loss_M * batch.weight_M).sum()
-
-    def _policy_loss(self, policy_logp_M: Tensor, old_logp_M: Tensor, tensors: MicroBatch) -> Tensor:
-        if self.settings.loss == "gspo":
-            return gspo_loss(policy_logp_M, old_logp_M, tensors.advantage_M, tensors.trajectory_M, **self.clip)
-        loss = ppo_loss if self.settings.loss == "ppo" else cispo_loss
-        return loss(policy_logp_M, old_logp_M, tensors.advantage_M, **self.clip)
-
-    def _watch(self, policy_logp_M: Tensor, old_logp_M: Tensor, tensors: MicroBatch, sums: StepSums) -> None:
-        difference_M = policy_logp_M - old_logp_M
-        if self.settings.loss == "gspo":
-            difference_M = sequence_means(difference_M, tensors.trajectory_M)
-        is_clipped_M = is_clipped(difference_M, torch.zeros_like(difference_M), tensors.advantage_M, **self.clip)
-        sums.clipped += is_clipped_M.sum().item()
-        sums.ratio_max = max(sums.ratio_max, difference_M.max().exp().item())
-
-    def _step_metrics(self, passes: Sequence[Sequence[Metrics]], batches: Sequence[_Batch]) -> Metrics:
-        old = torch.cat([batch.old_logp_M for batch in batches if batch.old_logp_M is not None])
-        sampler = torch.cat([batch.tensors.sampler_logp_M for batch in batches])
+    def _step_metrics(self, passes: Sequence[Sequence[Metrics]], batches: Sequence[LossBatch]) -> Metrics:
+        old = self._over_ranks(torch.cat([batch.old_logp_M for batch in batches if batch.old_logp_M is not None]))
+        sampler = self._over_ranks(torch.cat([batch.tensors.sampler_logp_M for batch in batches]))
         non_finite = any(step["non_finite"] for steps in passes for step in steps)
         return {**pass_metrics(passes[-1]), "non_finite": non_finite, **mismatch_metrics(old, sampler)}
+
+    def _over_ranks(self, values_M: Tensor) -> Tensor:
+        """The values of all ranks, on each."""
+        return torch.cat(self.ranks.gather(values_M.cpu())) if self.ranks.size > 1 else values_M
 
     def _move_reference(self) -> None:
         interval = self.settings.reference_interval

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from tasks.core.records import Group
 from tasks.learning.shared.batching import MicroBatch, Packing, Row, micro_batches
-from tasks.learning.shared.policy import Autocast, prepare_for_gradients, token_logp
+from tasks.learning.shared.policy import Autocast, LogProbs, prepare_for_gradients
 from tasks.learning.shared.settings import OptimizerSettings
 from tasks.models.architecture import check_own_forward, example_ids, own_logp
 from tasks.models.differences import Differences, Tolerance
@@ -59,16 +59,17 @@ def _gaps_from_own_forward(model: PreTrainedModel, packing: Packing) -> list[flo
         for ids, logp in zip(sequences, own, strict=True)
     ]
     batches = micro_batches([rows], packing=packing, max_tokens=sum(LENGTHS), device=model.device)
-    return _gaps(model, batches, temperature=1.0, autocast="none")
+    return _gaps(LogProbs(model), batches, temperature=1.0, top_p=1.0, autocast="none")
 
 
 def check_engine(
-    model: PreTrainedModel,
+    log_probs: LogProbs,
     groups: Sequence[Group],
     settings: OptimizerSettings,
     *,
     policy_version: int,
     temperature: float,
+    top_p: float,
     tolerance: Tolerance,
 ) -> bool:
     """Return False where there is nothing to compare; ValueError where the engine's log-probs of what `policy_version`
@@ -81,9 +82,9 @@ def check_engine(
         return False
     rows = [Row.of(trajectory, advantage=0.0) for trajectory in current]
     batches = micro_batches(
-        [rows], packing=settings.packing, max_tokens=settings.micro_batch_tokens, device=model.device
+        [rows], packing=settings.packing, max_tokens=settings.micro_batch_tokens, device=log_probs.model.device
     )
-    found = Differences.of(_gaps(model, batches, temperature=temperature, autocast=settings.autocast))
+    found = Differences.of(_gaps(log_probs, batches, temperature=temperature, top_p=top_p, autocast=settings.autocast))
     if not found.is_within(tolerance):
         raise ValueError(
             f"the engine's log-probs differ from the trainer's in {len(rows)} episodes (nats: {found}); "
@@ -94,30 +95,32 @@ def check_engine(
     return True
 
 
-def trainer_logp(
-    model: PreTrainedModel, sequences: Sequence[list[int]], settings: OptimizerSettings
-) -> list[list[float]]:
+def trainer_logp(log_probs: LogProbs, sequences: Sequence[list[int]], settings: OptimizerSettings) -> list[list[float]]:
     """Log-prob (nats, temperature 1) of every token but the first, by the forward that is trained."""
     found = []
     for ids in sequences:
         row = Row(ids, [False] + [True] * (len(ids) - 1), [0.0] * len(ids), advantage=0.0)
-        batches = micro_batches([[row]], packing=settings.packing, max_tokens=len(ids), device=model.device)
-        found.append(_logp(model, batches, temperature=1.0, autocast=settings.autocast).tolist())
+        device = log_probs.model.device
+        batches = micro_batches([[row]], packing=settings.packing, max_tokens=len(ids), device=device)
+        found.append(_logp(log_probs, batches, temperature=1.0, top_p=1.0, autocast=settings.autocast).tolist())
     return found
 
 
 def _gaps(
-    model: PreTrainedModel, batches: Sequence[MicroBatch], *, temperature: float, autocast: Autocast
+    log_probs: LogProbs, batches: Sequence[MicroBatch], *, temperature: float, top_p: float, autocast: Autocast
 ) -> list[float]:
     """Trainer's log-prob − sampler's of every sampled token."""
     sampler_logp = torch.cat([batch.sampler_logp_M for batch in batches])
-    gaps: list[float] = (_logp(model, batches, temperature=temperature, autocast=autocast) - sampler_logp).tolist()
+    policy_logp = _logp(log_probs, batches, temperature=temperature, top_p=top_p, autocast=autocast)
+    gaps: list[float] = (policy_logp - sampler_logp).tolist()
     return gaps
 
 
 @torch.no_grad()
-def _logp(model: PreTrainedModel, batches: Sequence[MicroBatch], *, temperature: float, autocast: Autocast) -> Tensor:
-    prepare_for_gradients(model)
-    parts = [token_logp(model, batch, temperature=temperature, autocast=autocast) for batch in batches]
-    model.eval()
+def _logp(
+    log_probs: LogProbs, batches: Sequence[MicroBatch], *, temperature: float, top_p: float, autocast: Autocast
+) -> Tensor:
+    prepare_for_gradients(log_probs.model)
+    parts = [log_probs(batch, temperature=temperature, top_p=top_p, autocast=autocast) for batch in batches]
+    log_probs.model.eval()
     return torch.cat(parts)

@@ -13,7 +13,7 @@ S trajectories. The log-prob of a token is read at the position before it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from tasks.core.records import Group, Trajectory
+from tasks.learning.shared.dealing import deal
 from tasks.models.attention import Branch, TreePlan
 from tasks.models.tree_blocks import tree_block_mask
 
@@ -107,6 +108,17 @@ class _Tree:
         return len(self.ids)
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one rank computes of an optimizer step. Every rank has as many micro-batches: where it has less work, the
+    last contain no sampled token, since ranks compute each layer together. `lengths_elsewhere` are the sampled tokens
+    of each trajectory that another rank has.
+    """
+
+    batches: list[MicroBatch]
+    lengths_elsewhere: list[int]
+
+
 def micro_batches(
     groups: Sequence[Sequence[Row]], *, packing: Packing, max_tokens: int, device: torch.device
 ) -> list[MicroBatch]:
@@ -114,11 +126,33 @@ def micro_batches(
 
     The cut changes no gradient: gradients add up, and every denominator covers the whole optimizer step.
     """
-    if packing == "tree":
+    return share_of(groups, packing=packing, max_tokens=max_tokens, device=device, rank=0, num_ranks=1).batches
+
+
+def share_of(
+    groups: Sequence[Sequence[Row]],
+    *,
+    packing: Packing,
+    max_tokens: int,
+    device: torch.device,
+    rank: int,
+    num_ranks: int,
+) -> Share:
+    """The micro-batches of one rank: whole trees, dealt by their positions."""
+    is_tree = packing == "tree"
+    if is_tree:
         trees = [tree for group in groups for tree in _trees(group, max_tokens)]
-        return [_pack(batch, device) for batch in _cut(trees, max_tokens, is_padded=False)]
-    chains = [_tree([row]) for group in groups for row in group]
-    return [_pad(batch, device) for batch in _cut(chains, max_tokens, is_padded=True)]
+    else:
+        trees = [_tree([row]) for group in groups for row in group]
+    dealt = [[trees[item] for item in items] for items in deal([tree.size for tree in trees], num_ranks)]
+    cuts = [_cut(share, max_tokens, is_padded=not is_tree) for share in dealt]
+    own = [(_pack if is_tree else _pad)(batch, device) for batch in cuts[rank]]
+    missing = max(map(len, cuts)) - len(own)
+    elsewhere = [tree.length for number, share in enumerate(dealt) if number != rank for tree in share]
+    return Share(
+        own + [_without_tokens(device, is_tree=is_tree) for _ in range(missing)],
+        [int(length) for lengths in elsewhere for length in lengths],
+    )
 
 
 def _cut(trees: list[_Tree], max_tokens: int, *, is_padded: bool) -> list[list[_Tree]]:
@@ -229,6 +263,14 @@ def _pack(trees: list[_Tree], device: torch.device) -> MicroBatch:
     )
     ids = np.concatenate([tree.ids for tree in trees])[None]
     return _with_entries(trees, starts.tolist(), device, ids_BT=torch.from_numpy(ids), tree=layout)
+
+
+def _without_tokens(device: torch.device, *, is_tree: bool) -> MicroBatch:
+    """One position, and nothing that was sampled: its loss is 0, and its gradient 0 in every weight."""
+    tree = _tree([Row([0, 0], [False, True], [0.0, 0.0], 0.0)])
+    batch = (_pack if is_tree else _pad)([tree], device)
+    nothing = {item.name: getattr(batch, item.name)[:0] for item in fields(batch) if item.name.endswith(("_M", "_S"))}
+    return replace(batch, **nothing)
 
 
 def _starts(trees: list[_Tree]) -> np.ndarray:

@@ -2,7 +2,8 @@
 
 A parameter that is not float32 has a float32 master: a step of 1e-5 is lost in bfloat16, whose numbers near 1 are 0.008
 apart. Gradients are added up on the masters in float32, micro-batch by micro-batch; the step moves the masters, and the
-parameters are their rounded copies. A float32 parameter is its own master.
+parameters are their rounded copies. A float32 parameter is its own master; also where several ranks compute in bfloat16
+(`sharding.py`), whose checkpoints name it as a master, so that one rank can read them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from transformers import PreTrainedModel
 
 from tasks.learning.shared.host_memory import HostMemory
 from tasks.learning.shared.settings import OptimizerSettings
+from tasks.learning.shared.sharding import part_of, whole
 
 MASTER = "master"
 
@@ -37,12 +39,19 @@ class Optimizer:
     """
 
     def __init__(
-        self, model: PreTrainedModel, settings: OptimizerSettings, *, num_steps: int, is_offloaded: bool = False
+        self,
+        model: PreTrainedModel,
+        settings: OptimizerSettings,
+        *,
+        num_steps: int,
+        is_offloaded: bool = False,
+        computes_in: torch.dtype | None = None,
     ):
         self.settings, self.num_steps, self.steps_done, self.rate_scale = settings, num_steps, 0, 1.0
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.masters = [_master(parameter) for parameter in self.parameters]
         self.parts = _torch_optimizers(model, self.parameters, self.masters, settings)
+        self.computes_in = computes_in
         self.host = HostMemory(model.device) if is_offloaded and model.device.type != "cpu" else None
         self.offload()
 
@@ -55,7 +64,7 @@ class Optimizer:
         rate = self.rate_scale * learning_rate(
             self.settings, step=self.steps_done + 1, position=position, num_steps=self.num_steps
         )
-        norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.settings.max_grad_norm))
+        norm = float(whole(torch.nn.utils.clip_grad_norm_(self.masters, self.settings.max_grad_norm)))
         is_finite = math.isfinite(norm) and is_loss_finite
         for part in self.parts:
             for group in part.param_groups:
@@ -91,20 +100,30 @@ class Optimizer:
             for index, values in part.state_dict()["state"].items()
             for name, value in values.items()
         }
-        return averages | {f"{MASTER}.{index}": master for index, _, master in self._rounded()}
+        return averages | {f"{MASTER}.{index}": master for index, master in self._named_masters()}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """From whole tensors, of which each rank takes its part."""
         self.load_to_device()
-        for index, _, master in self._rounded():
-            master.copy_(tensors[f"{MASTER}.{index}"])
+        for index, master in self._named_masters():
+            master.copy_(part_of(tensors[f"{MASTER}.{index}"], master))
         for number, part in enumerate(self.parts):
+            owners = [master for group in part.param_groups for master in group["params"]]
             state: dict[int, dict[str, Tensor]] = {}
             for key, value in tensors.items():
                 owner, *place = key.split(".")
                 if owner == str(number):
-                    state.setdefault(int(place[0]), {})[place[1]] = value
+                    master = owners[int(place[0])]
+                    is_average = value.shape == master.shape
+                    state.setdefault(int(place[0]), {})[place[1]] = part_of(value, master) if is_average else value
             part.load_state_dict({**part.state_dict(), "state": state})
         self.offload()
+
+    def _named_masters(self) -> list[tuple[int, Tensor]]:
+        """Those of weights that are computed with in fewer bits."""
+        if self.computes_in is not None:
+            return [*enumerate(master.detach() for master in self.masters)]
+        return [(index, master) for index, _, master in self._rounded()]
 
     def _rounded(self) -> list[tuple[int, torch.nn.Parameter, Tensor]]:
         """The parameters with a master of their own."""

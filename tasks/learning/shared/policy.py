@@ -19,20 +19,42 @@ from transformers import PreTrainedModel
 from tasks.learning.shared.batching import MicroBatch
 from tasks.learning.shared.chunked_head import Chunks, chunk_size, chunked_logp
 from tasks.models.head import with_replaced, without_layers
+from tasks.models.nucleus import outside_nucleus
 
 Autocast = Literal["none", "bfloat16"]
+Distribution = tuple[float, float]  # temperature and top-p
+
+
+class LogProbs(torch.nn.Module):
+    """`token_logp` of a model as one module: the whole forward, which several ranks share (`sharding.py`)."""
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: MicroBatch, *, temperature: float, autocast: Autocast, top_p: float = 1.0) -> Tensor:
+        return token_logp(self.model, batch, temperature=temperature, top_p=top_p, autocast=autocast)
 
 
 def token_logp(
-    model: PreTrainedModel, batch: MicroBatch, *, temperature: float = 1.0, autocast: Autocast = "none"
+    model: PreTrainedModel,
+    batch: MicroBatch,
+    *,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    autocast: Autocast = "none",
 ) -> Tensor:
-    """Log-prob (nats, [M], float32) of each sampled token, at the sampler's temperature."""
+    """Log-prob (nats, [M], float32) of each sampled token, at the sampler's temperature and top-p.
+
+    With `top_p` below 1 the policy is the model over the nucleus of its present weights, which has no gradient of its
+    own: so the nucleus is the sampler's only until the first step (infra/decisions/0065).
+    """
     layers = model.get_decoder()
     with _autocast(model, autocast):
         output = layers(input_ids=batch.ids_BT, use_cache=False, **attention_inputs(batch))
         hidden_UD = output.last_hidden_state.flatten(0, 1)[batch.predictor_U]
         head = without_layers(model, layers, type(output))
-        return _chunked_logp(model, head, hidden_UD, batch, temperature, autocast)
+        return _chunked_logp(model, head, hidden_UD, batch, (temperature, top_p), autocast)
 
 
 def attention_inputs(batch: MicroBatch) -> dict[str, Any]:
@@ -54,20 +76,20 @@ def _chunked_logp(
     head: PreTrainedModel,
     hidden_UD: Tensor,
     batch: MicroBatch,
-    temperature: float,
+    distribution: Distribution,
     autocast: Autocast,
 ) -> Tensor:
     """One chunk goes through plain autograd, so that a small model's gradients do not depend on chunks."""
     size = chunk_size(head.config.get_text_config().vocab_size, hidden_UD.device)
     if len(hidden_UD) <= size:
-        return _logp(head, hidden_UD, batch.predictor_M, batch.target_M, temperature)
+        return _logp(head, hidden_UD, batch.predictor_M, batch.target_M, distribution)
     output = model.get_output_embeddings()
     path = next(name for name, module in head.named_modules() if module is output).split(".")
 
     def logp(hidden_CD: Tensor, position: Tensor, target: Tensor, matrix: torch.nn.Module | None) -> Tensor:
         changed = head if matrix is None else with_replaced(head, path, matrix)
         with _autocast(model, autocast):
-            return _logp(changed, hidden_CD, position, target, temperature)
+            return _logp(changed, hidden_CD, position, target, distribution)
 
     chunks = Chunks(batch.predictor_M, batch.target_M, len(hidden_UD), size)
     return chunked_logp(logp, hidden_UD, chunks, output=output, parameters=_head_parameters(model, output))
@@ -79,8 +101,15 @@ def _head_parameters(model: PreTrainedModel, output: torch.nn.Module) -> list[Te
     return [item for item in model.parameters() if item.requires_grad and id(item) not in inside]
 
 
-def _logp(head: PreTrainedModel, hidden_CD: Tensor, position_M: Tensor, target_M: Tensor, temperature: float) -> Tensor:
+def _logp(
+    head: PreTrainedModel, hidden_CD: Tensor, position_M: Tensor, target_M: Tensor, distribution: Distribution
+) -> Tensor:
+    temperature, top_p = distribution
     logits_CV = head(inputs_embeds=hidden_CD[None], use_cache=False).logits[0].float() / temperature
+    if top_p < 1:
+        is_cut_CV = outside_nucleus(torch.log_softmax(logits_CV.detach(), dim=-1), top_p)
+        is_cut_CV[position_M, target_M] = False  # it was sampled: only rounding can put it outside
+        logits_CV = logits_CV.masked_fill(is_cut_CV, float("-inf"))
     return logits_CV[position_M, target_M] - logits_CV.logsumexp(-1)[position_M]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -10,7 +11,7 @@ from tasks.core.settings import Settings
 
 LARGEST_SEQUENCE_CLIP = 0.1  # beyond this, hardly any trajectory's ratio is clipped
 Beta = Annotated[float, Field(ge=0, lt=1)]
-Difficulty = Literal["level", "calls", "tools"]
+Difficulty = Literal["level", "calls", "tools", "strictness"]
 
 
 class OptimizerSettings(Settings):
@@ -64,9 +65,23 @@ class LoRASettings(Settings):
     target_modules: Literal["all-linear"] | list[str]
 
 
-class TemperaturePoint(Settings):
+class Point(Settings):
+    """Of a schedule over the iterations, in straight lines from point to point."""
+
     iteration: int = Field(ge=1)
+    value: float
+
+
+class TemperaturePoint(Point):
     value: float = Field(gt=0)
+
+
+class PartPoint(Point):
+    value: float = Field(gt=0, le=1)
+
+
+class SharePoint(Point):
+    value: float = Field(ge=0, lt=1)
 
 
 class SamplesPoint(Settings):
@@ -74,31 +89,56 @@ class SamplesPoint(Settings):
     value: int = Field(ge=2)
 
 
-class ExplorationSettings(Settings):
-    """Schedules over the iterations, and which rollouts carry loss (infra/decisions/0059). A temperature goes in a
-    straight line from point to point; a number of samples holds from its point on. `keep` rollouts of each group carry
-    loss, those with the largest variance of reward; null: all.
+class PrefixSettings(Settings):
+    """Groups whose episodes all begin with the same replayed turns (arXiv:2605.05112; infra/decisions/0065).
+
+    `share` of a batch's groups do, as far as there is something to replay: the `reference` of the problem, or one of
+    the policy's `own` episodes. Up to `depth` of its turns are replayed, never the last.
     """
 
-    temperature: Annotated[list[TemperaturePoint], Field(min_length=1)] | None
-    samples_per_problem: Annotated[list[SamplesPoint], Field(min_length=1)] | None
-    keep: int | None = Field(ge=2)
+    source: Literal["reference", "own"]
+    share: list[SharePoint] = Field(min_length=1)
+    depth: list[PartPoint] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _schedules_begin_at_the_first_iteration(self) -> ExplorationSettings:
-        for name in ("temperature", "samples_per_problem"):
-            at = [point.iteration for point in getattr(self, name) or ()]
-            if at and (at[0] != 1 or at != sorted(set(at))):
-                raise ValueError(
-                    f"exploration.{name} has points at iterations {', '.join(map(str, at))}, so what holds at some "
-                    f"iteration is not said. Begin at iteration 1, and let each point be later than the one before it"
-                )
+    def _schedules_begin_at_the_first_iteration(self) -> PrefixSettings:
+        check_points("prefixes.share", self.share)
+        check_points("prefixes.depth", self.depth)
         return self
 
 
+class ExplorationSettings(Settings):
+    """Schedules over the iterations, and which rollouts carry loss (infra/decisions/0059 and 0065). Temperature and
+    top-p go in straight lines from point to point; a number of samples holds from its point on. `keep` rollouts of each
+    group carry loss, those with the largest variance of reward; null: all. `prefixes` replays the start of episodes.
+    """
+
+    temperature: Annotated[list[TemperaturePoint], Field(min_length=1)] | None
+    top_p: Annotated[list[PartPoint], Field(min_length=1)] | None
+    samples_per_problem: Annotated[list[SamplesPoint], Field(min_length=1)] | None
+    keep: int | None = Field(ge=2)
+    prefixes: PrefixSettings | None
+
+    @model_validator(mode="after")
+    def _schedules_begin_at_the_first_iteration(self) -> ExplorationSettings:
+        check_points("temperature", self.temperature or ())
+        check_points("top_p", self.top_p or ())
+        check_points("samples_per_problem", self.samples_per_problem or ())
+        return self
+
+
+def check_points(name: str, points: Sequence[Point | SamplesPoint]) -> None:
+    at = [point.iteration for point in points]
+    if at and (at[0] != 1 or at != sorted(set(at))):
+        raise ValueError(
+            f"exploration.{name} has points at iterations {', '.join(map(str, at))}, so what holds at some "
+            f"iteration is not said. Begin at iteration 1, and let each point be later than the one before it"
+        )
+
+
 class LevelsSettings(Settings):
-    """Levels that open one after the other: by a problem's own `level`, or by the `calls` or the different `tools` of
-    its reference.
+    """Levels that open one after the other: by a problem's own `level`, or by its reference's `calls` (the horizon),
+    different `tools`, or `strictness` (the values that a solution must get right).
     """
 
     by: Difficulty
@@ -210,5 +250,21 @@ class GRPOSettings(OptimizerSettings):
             raise ValueError(
                 f"exploration.keep is {self.exploration.keep} and a group has {min(samples)} trajectories, so nothing "
                 f"would be left out. Set train.exploration.keep lower, or to null"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_nucleus_is_the_policys_own(self) -> GRPOSettings:
+        """Once the weights have moved, what the nucleus of those that sampled left out has no weight to bring it
+        back.
+        """
+        points = self.exploration.top_p if self.exploration else None
+        on_policy = {"updates_per_batch": 1, "steps_per_batch": 1, "max_staleness": 0}
+        changes = [f"train.{name} to {value}" for name, value in on_policy.items() if getattr(self, name) != value]
+        if points is not None and changes:
+            raise ValueError(
+                f"exploration.top_p is a schedule, and only the first step after a batch is of the policy that drew "
+                f"it: a later one would need the probability of tokens that were never drawn. Set "
+                f"{' and '.join(changes)}, or train.exploration.top_p to null"
             )
         return self

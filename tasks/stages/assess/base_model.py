@@ -45,7 +45,9 @@ def prepare_base_model(folder: Path, settings: AssessSections, paths: Paths, env
 
 
 def embedded_texts(settings: EmbeddedModelSettings, paths: Paths, environment: Environment) -> list[str]:
-    texts = [request for problem in read_split(paths, "train") for request in problem.requests]
+    train = read_split(paths, "train")
+    texts = [request for problem in train for request in problem.requests]
+    texts += [rules for problem in train if (rules := environment.rules_for(problem))]
     for shown in read_records(paths.stage("curate") / "demonstrations.jsonl", Demonstration):
         texts += [*shown.assistant_texts, *(reply for replies in shown.replies for reply in replies)]
         texts += environment.thoughts(shown) if settings.thinks else []

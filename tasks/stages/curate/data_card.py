@@ -82,7 +82,7 @@ def measures(environment: Environment) -> Callable[[Problem], dict[str, int]]:
             "num_calls": sum(len(turn.calls) for turn in problem.reference),
             "num_requests": len(problem.requests),
             "num_tools": len(tools),
-            "prompt_characters": len(problem.requests[0]) + lengths[names],
+            "prompt_characters": len(environment.rules_for(problem)) + len(problem.requests[0]) + lengths[names],
         }
 
     return measure

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from tasks.core.settings import Settings
 from tasks.engines.endpoint.settings import FrontierSettings
-from tasks.environments.settings import OtherEnvironmentSettings, names_of
+from tasks.environments.settings import EnvironmentSettings, OtherEnvironmentSettings, folder_of, members_of
 from tasks.rollouts.settings import DistributionSettings, PlaySections, PlaySettings
 
 
@@ -28,7 +28,7 @@ class AlsoSettings(OtherEnvironmentSettings):
     @property
     def label(self) -> str:
         """Its name; of one in tasks/custom, with the class."""
-        custom = getattr(self.settings, "object", None)
+        custom = _class_of(self)
         return self.name if custom is None else f"{self.name}-{custom.rpartition(':')[2]}"
 
 
@@ -81,22 +81,35 @@ class EvaluateSections(PlaySections):
 
     @model_validator(mode="after")
     def _never_trained_on_the_others(self) -> EvaluateSections:
-        labels, trained = [other.label for other in self.evaluate.also], names_of(self.environment)
+        labels = [other.label for other in self.evaluate.also]
+        trained = {(played.name, _class_of(played)) for played in members_of(self.environment)}
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
             raise ValueError(f"evaluate.also has {', '.join(twice)} twice, and a row is told by its name. Name it once")
-        own = getattr(self.environment.settings, "object", None)
         for other in self.evaluate.also:
-            is_custom = own is not None and other.name == self.environment.name
-            is_trained = getattr(other.settings, "object", None) == own if is_custom else other.name in trained
-            if is_trained:
+            if (other.name, _class_of(other)) in trained:
                 raise ValueError(
                     f"evaluate.also names {other.label}, which this run trains on, so success there is no transfer. "
                     f"Name an environment that training never sees, or leave it out"
                 )
             if other.name == "mixture":
                 raise ValueError("evaluate.also names a mixture, which has no result of its own. Name its members")
+            section = other.within(self.environment)
+            section.refuse_asking_back()
+            section.refuse_no_user()
         return self
+
+    @model_validator(mode="after")
+    def _judges_no_part_of_a_request(self) -> EvaluateSections:
+        if self.evaluate.sharded is not None and getattr(self.environment.settings, "judges_each_turn", False):
+            raise ValueError(
+                f"evaluate.sharded tells a request in several messages, and {self.environment.name} judges what was "
+                f"done after each, so such an episode would fail. Set evaluate.sharded to null"
+            )
+        return self
+
+    def unwatched_folders(self) -> list[str]:
+        return [*super().unwatched_folders(), *(folder_of(other.name) for other in self.evaluate.also)]
 
     def play_in(self, other: AlsoSettings) -> PlaySettings:
         """As on test, with that environment's budgets, which may be higher too."""
@@ -111,3 +124,8 @@ class EvaluateSections(PlaySections):
             "test": self.play(self.evaluate.test_samples_per_problem, drawn_from=self.evaluate.sampling),
             "greedy": self.play(1, drawn_from=DistributionSettings(temperature=0, top_p=1)),
         }
+
+
+def _class_of(played: EnvironmentSettings | OtherEnvironmentSettings) -> str | None:
+    """Of one in tasks/custom, where each class is an environment of its own."""
+    return getattr(played.settings, "object", None)

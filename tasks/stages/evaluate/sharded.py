@@ -16,7 +16,7 @@ from tasks.core.terminal import tell
 from tasks.environments.catalog import load_environment
 from tasks.environments.settings import EnvironmentSettings
 from tasks.stages.evaluate.runner import EpisodeRunner
-from tasks.stages.evaluate.settings import EvaluateSections
+from tasks.stages.evaluate.settings import EvaluateSections, ShardedSettings
 from tasks.tools.user.environment import ReplayedUser
 from tasks.tools.user.hidden import shards_of
 from tasks.tools.user.settings import Reveal, UserSettings
@@ -32,8 +32,7 @@ SPLIT, AT_ONCE = "sharded", "at_once"
 
 def measure_sharded(
     settings: EvaluateSections,
-    environment: Environment,
-    test: Sequence[Problem],
+    problems: Sequence[Problem],
     models: Mapping[str, Path],
     on_test: Played,
     *,
@@ -44,7 +43,6 @@ def measure_sharded(
     options = settings.evaluate.sharded
     if options is None:
         return {}
-    problems = choose_problems(environment, test, options.num_problems)
     in_parts = _play(settings, options.reveal, problems, models, resume, SPLIT)
     if _is_told_at_once(settings.environment):
         at_once = {name: of_problems(played, problems) for name, played in on_test.items()}
@@ -66,18 +64,23 @@ def measure_sharded(
         "played_by": (settings.environment.user or SCRIPT).played_by,
         "noise": noise_of(replays),
     }
+    tell(f"told in parts: {len(problems)} problems of test")
     for name, drop in row["drop"].items():
+        lost, low, high = (f"{100 * drop[key]:+.1f}" for key in ("difference", "ci_low", "ci_high"))
         tell(
-            f"told in parts: {name.replace('_', ' ')} {row['results'][name]['success_rate']:.1%}, at once "
-            f"{row['at_once'][name]['success_rate']:.1%}; drop {drop['difference']:+.1%} "
-            f"({drop['ci_low']:+.1%} to {drop['ci_high']:+.1%}) on {drop['num_problems']} problems"
+            f"  {name.replace('_', ' ')}: at once {row['at_once'][name]['success_rate']:.1%}, in parts "
+            f"{row['results'][name]['success_rate']:.1%}; points lost: {lost} ({low} to {high})"
         )
     return row
 
 
-def choose_problems(environment: Environment, test: Sequence[Problem], num: int | None) -> list[Problem]:
-    """The first `num` of test (None: all) that have parts."""
-    found = [problem for problem in test if len(shards_of(environment, problem)) > 1][:num]
+def choose_problems(
+    environment: Environment, test: Sequence[Problem], options: ShardedSettings | None
+) -> list[Problem]:
+    """The first problems of test that have parts; none without options. ValueError where none has."""
+    if options is None:
+        return []
+    found = [problem for problem in test if len(shards_of(environment, problem)) > 1][: options.num_problems]
     if not found:
         raise ValueError(
             "evaluate.sharded: no problem of test has parts, so none could be told in them. Write them in "

@@ -1,7 +1,8 @@
 """evaluate: choose a snapshot on `select`, then confirm it on `test` beside the base model and the warm start.
 
 Snapshots race on `select` (`racing.py`); only the winner plays `test`. Scripted baselines and `evaluate.frontier`
-decide nothing; they play first, so that a wrong API key fails before an hour of evaluation. A model that plays again
+decide nothing; they play first, so that a wrong API key fails before an hour of evaluation, as does a test without
+parts where `evaluate.sharded` wants them. A model that plays again
 stays in memory where there is room, so its files are read once. A killed stage plays only what is missing. Results
 must not contain seconds, which go to artifacts/timings.
 """
@@ -39,8 +40,8 @@ from tasks.stages.evaluate.printout import describe_plan, print_race
 from tasks.stages.evaluate.racing import Race, Round, race
 from tasks.stages.evaluate.runner import EpisodeRunner
 from tasks.stages.evaluate.settings import EvaluateSections
-from tasks.stages.evaluate.sharded import measure_sharded
-from tasks.stages.evaluate.transfer import measure_transfer
+from tasks.stages.evaluate.sharded import choose_problems, measure_sharded
+from tasks.stages.evaluate.transfer import OtherProblems, measure_transfer, read_others
 
 if TYPE_CHECKING:
     from tasks.measurement.statistics import Result, Success
@@ -57,6 +58,7 @@ def run(settings: EvaluateSections, paths: Paths) -> None:
     options, confidence = settings.evaluate, settings.evaluate.confidence
     snapshots = {folder.name: folder for folder in numbered_folders(require(paths.stage("train") / "snapshots"))}
     select, test = read_split(paths, "select"), read_split(paths, "test")
+    others = read_elsewhere(settings, paths, snapshots.values())
     drift = check_pin(settings.environment, paths, stage="evaluate")
     parts = key_parts(settings.plays["test"], paths, settings.environment, drift)
     # DVC does not watch packages, so the folder's name does: never resume episodes that other versions sampled.
@@ -67,6 +69,7 @@ def run(settings: EvaluateSections, paths: Paths) -> None:
         closing(load_environment(settings.environment)) as environment,
         closing(EpisodeRunner(environment, plays=settings.plays, resume=resume)) as runner,
     ):
+        in_parts = choose_problems(environment, test, options.sharded)
         baselines = measure_baselines(environment, test, confidence=confidence)
         of_endpoint = measure_endpoint(settings, environment, test, resume)
         outcome = choose(snapshots, select, settings, runner)
@@ -84,9 +87,9 @@ def run(settings: EvaluateSections, paths: Paths) -> None:
         greedy = {name: runner.play(model, test, "greedy", name) for name, model in models.items() if options.greedy}
         runner.close()  # what follows has engines of its own, and two might not fit on a device
         keep = partial(store, folder)
-        transfer = measure_transfer(settings, models, resume=resume, store=keep)
+        transfer = measure_transfer(settings, others, models, resume=resume, store=keep)
         reflexion = play_reflexion(settings, environment, test, models, on_test, paths, resume=resume, store=keep)
-        sharded = measure_sharded(settings, environment, test, models, on_test, resume=resume, store=keep)
+        sharded = measure_sharded(settings, in_parts, models, on_test, resume=resume, store=keep)
         refuse_altered(models, hashes)
         store_test(folder, {**on_test, **({"frontier": of_endpoint} if options.frontier else {})})
 
@@ -123,6 +126,17 @@ def run(settings: EvaluateSections, paths: Paths) -> None:
     measured = content_hash(paths.stage("evaluate") / "evaluation.json")
     write_json(paths.artifacts / "timings" / "evaluate.json", {**runner.timings, "evaluation": measured})
     clear_resume("evaluate", paths)
+
+
+def read_elsewhere(settings: EvaluateSections, paths: Paths, snapshots: Iterable[Path]) -> dict[str, OtherProblems]:
+    """The problems of `evaluate.also`, checked while nothing has been played yet."""
+    from tasks.chat.format import load_chat
+    from tasks.models.folders import model_config
+
+    if not settings.evaluate.also:
+        return {}
+    base = paths.stage("assess") / "base_model"
+    return read_others(settings, load_chat(base), model_config(base), snapshots)
 
 
 def choose(

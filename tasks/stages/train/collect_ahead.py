@@ -188,7 +188,7 @@ def refuse_stale(collect: Collect, max_staleness: int) -> Collect:
     def collect_checked(iteration: int, round_number: int, num_problems: int) -> Sequence[Group]:
         groups = collect(iteration, round_number, num_problems)
         for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
-            ages = [iteration - 1 - turn.policy_version for turn in trajectory.turns]
+            ages = [iteration - 1 - turn.policy_version for turn in trajectory.own_turns]
             if ages and not 0 <= min(ages) <= max(ages) <= max_staleness:
                 raise ValueError(
                     f"problem {trajectory.problem_id!r} (draw {trajectory.draw}, sample {trajectory.sample_index}) of "

@@ -6,38 +6,62 @@ It connects the rollouts, which never see a reward, with the trainer, which neve
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
+from tasks.chat.format import ChatFormat
 from tasks.core.records import Group, Problem, Trajectory
 from tasks.learning.grpo.curriculum import ProblemSampler
+from tasks.learning.grpo.prefixes import Prefixes
 from tasks.learning.grpo.trainer import Collect
+from tasks.learning.shared.settings import GRPOSettings
 from tasks.rewards.parts import check_score, reward
 from tasks.rewards.settings import RewardSettings
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.references import reference_messages
 
 REPLACEMENT_DRAW = 1_000_000  # added to the draw number per round of dynamic sampling, so that no two draws share one
 
 
 def group_collector(
-    collector: Collector, sampler: ProblemSampler, *, rewards: RewardSettings, explore: Callable[[int], int]
+    collector: Collector,
+    sampler: ProblemSampler,
+    *,
+    prefixes: Prefixes | None,
+    rewards: RewardSettings,
+    explore: Callable[[int], int],
 ) -> Collect:
-    """Plays each problem as often as `explore` says of the iteration; the sampler learns from the groups."""
+    """Plays each problem as often as `explore` says of the iteration, all from one of the `prefixes` where it has one;
+    the sampler learns from the other groups.
+    """
 
     def collect(iteration: int, round_number: int, num_problems: int) -> list[Group]:
         group_size = explore(iteration)
         problems = sampler.draw(iteration, round_number, num_problems)
         draw = iteration + REPLACEMENT_DRAW * round_number
-        keys = [EpisodeKey(problem, draw, sample) for problem in problems for sample in range(group_size)]
+        starts = prefixes.draw(iteration, round_number, problems) if prefixes else [()] * len(problems)
+        keys = [
+            EpisodeKey(problem, draw, sample, tuple(map(tuple, start)))
+            for problem, start in zip(problems, starts, strict=True)
+            for sample in range(group_size)
+        ]
         trajectories = collector.collect(keys)
         groups = [
             score_group(problem, trajectories[number * group_size : (number + 1) * group_size], rewards, round_number)
             for number, problem in enumerate(problems)
         ]
         groups = [group for group in groups if group.trajectories]
-        sampler.learn(groups)
+        sampler.learn([group for group in groups if not group.is_prefixed])
+        if prefixes:
+            prefixes.learn(groups)
         return groups
 
     return collect
+
+
+def load_prefixes(params: GRPOSettings, chat: ChatFormat, *, seed: int) -> Prefixes | None:
+    options = params.exploration.prefixes if params.exploration else None
+    return None if options is None else Prefixes(options, partial(reference_messages, chat), seed=seed)
 
 
 def score_group(

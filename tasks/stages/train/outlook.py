@@ -5,7 +5,8 @@ Used by the stage, by `python -m tasks plan` and by the doctor, which add the ti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from tasks.core.records import Problem, Trajectory
 from tasks.core.settings import Paths
 from tasks.core.splits import read_split
 from tasks.learning.grpo.curriculum import ProblemSampler
+from tasks.learning.grpo.exploration import samples_at
 from tasks.learning.grpo.signal import ExpectedSignal, expected_signal
 from tasks.learning.grpo.solve_rates import Played
 from tasks.learning.shared.settings import GRPOSettings
@@ -39,8 +41,30 @@ class OutlookRow:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """Of the run as it is set: `num_iterations` by the group size that they have, one size unless samples are
+    scheduled. `without_signal` is the mean over the iterations.
+    """
+
+    num_iterations: Mapping[int, int]
+    without_signal: float
+    episodes: float
+    sampled_tokens: float
+
+    @property
+    def sizes(self) -> str:
+        return " and ".join(f"G = {size}" for size in self.num_iterations)
+
+    @property
+    def sentence(self) -> str:
+        episodes, tokens = f"{self.episodes:,.0f} episodes", f"{self.sampled_tokens:,.0f} sampled tokens"
+        return f"as set, with {self.sizes}, about {episodes} and {tokens}"
+
+
+@dataclass(frozen=True, slots=True)
 class Outlook:
     rows: Sequence[OutlookRow]
+    planned: PlannedRun
     recommended: int
     num_played: int
 
@@ -50,9 +74,6 @@ class Outlook:
         return (
             f"expected without signal: {shares} (from {self.num_played:,} episodes); G = {self.recommended} fits best"
         )
-
-    def row(self, group_size: int) -> OutlookRow:
-        return next(row for row in self.rows if row.group_size == group_size)
 
     def as_row(self) -> dict[str, Any]:
         return asdict(self)
@@ -87,24 +108,40 @@ def expect(settings: GRPOSettings, problems: Sequence[Problem], baseline: Baseli
     sampler = ProblemSampler(problems, settings, seed=0, baseline=baseline.played)
     rates, weights = sampler.solve_rates(), sampler.weights()
     names = list(weights)
-    signal = expected_signal(
-        [rates[name] for name in names], [weights[name] for name in names], group_size=settings.group_size
-    )
+    sizes = Counter(samples_at(settings, iteration) for iteration in range(1, settings.num_iterations + 1))
+    signal = expected_signal([rates[name] for name in names], [weights[name] for name in names], group_sizes=sizes)
     rows = [_row(size, signal, settings, baseline.sampled_tokens) for size in signal.without_signal]
-    return Outlook(rows, signal.recommended, len(baseline.played))
+    planned = _planned(sizes, signal, settings, baseline.sampled_tokens)
+    return Outlook(rows, planned, signal.recommended, len(baseline.played))
 
 
 def _row(size: int, signal: ExpectedSignal, settings: GRPOSettings, sampled_tokens: float) -> OutlookRow:
-    episodes = signal.num_episodes(
-        size,
-        num_iterations=settings.num_iterations,
-        problems_per_iteration=settings.problems_per_iteration,
-        replacement_rounds=settings.max_replacement_rounds,
-    )
+    episodes = _episodes(size, settings.num_iterations, signal, settings)
     return OutlookRow(
         group_size=size,
         without_signal=signal.without_signal[size],
         episodes_per_useful_group=signal.episodes_per_useful_group(size),
         episodes=episodes,
         sampled_tokens=episodes * sampled_tokens,
+    )
+
+
+def _planned(
+    sizes: Mapping[int, int], signal: ExpectedSignal, settings: GRPOSettings, sampled_tokens: float
+) -> PlannedRun:
+    episodes = sum(_episodes(size, count, signal, settings) for size, count in sizes.items())
+    return PlannedRun(
+        num_iterations=dict(sizes),
+        without_signal=sum(count * signal.without_signal[size] for size, count in sizes.items()) / sum(sizes.values()),
+        episodes=episodes,
+        sampled_tokens=episodes * sampled_tokens,
+    )
+
+
+def _episodes(size: int, num_iterations: int, signal: ExpectedSignal, settings: GRPOSettings) -> float:
+    return signal.num_episodes(
+        size,
+        num_iterations=num_iterations,
+        problems_per_iteration=settings.problems_per_iteration,
+        replacement_rounds=settings.max_replacement_rounds,
     )

@@ -13,12 +13,11 @@ from tasks.core.files import number_of, write_json, write_jsonl
 from tasks.core.records import BY_ENVIRONMENT, Group, Problem
 from tasks.environments.catalog import load_environment
 from tasks.learning.grpo.curriculum import ProblemSampler
-from tasks.learning.grpo.exploration import samples_at, temperature_at
+from tasks.learning.grpo.exploration import draws_by_schedule, samples_at, temperature_at, top_p_at
 from tasks.learning.grpo.solve_rates import Played
-from tasks.learning.grpo.trainer import GRPOTrainer
-from tasks.learning.shared.checkpoints import Checkpoints, seed_generators
-from tasks.learning.shared.lora import Adapter
-from tasks.models.folders import load_model
+from tasks.learning.shared.checkpoints import Checkpoints
+from tasks.learning.shared.ranks import ALONE, Ranks
+from tasks.learning.shared.whole_policy import WholePolicy
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.engine import AdjustableEngine
 from tasks.rollouts.episode import EngineEpisodes
@@ -26,7 +25,8 @@ from tasks.rollouts.load import load_checked_chat, load_engine
 from tasks.rollouts.probe import probe_sequences
 from tasks.stages.train.alarms import Alarm
 from tasks.stages.train.collect_ahead import Batch, Pipeline, measure_staleness, refuse_stale
-from tasks.stages.train.groups import group_collector
+from tasks.stages.train.groups import group_collector, load_prefixes
+from tasks.stages.train.policy import build_trainer, load_policy
 from tasks.stages.train.sentinel import Sentinel
 from tasks.stages.train.serving import Serving
 from tasks.stages.train.snapshots import Snapshots, policy_weights
@@ -51,9 +51,10 @@ class TrainingRun:
         problems: Sequence[Problem],
         resume: Path,
         baseline: Sequence[Played] = (),
+        ranks: Ranks | None = None,
     ):
         self.settings, self.params, self.start, self.problems = settings, settings.train, start, problems
-        self.baseline = baseline
+        self.baseline, self.ranks = baseline, ranks or ALONE
         self.sentinel = Sentinel(settings.sentinel)
         self.num_rollbacks = 0
         self.last_counts: dict[str, float] = {}
@@ -68,8 +69,8 @@ class TrainingRun:
             self.resources = resources.pop_all()
 
     def _build(self, resources: ExitStack) -> None:
-        """The order matters: the generators are seeded between the model and the adapter, which draws from them. An
-        engine with its own memory starts and sleeps before the trainer's model takes any of the device's.
+        """The order matters: an engine with its own memory starts and sleeps before the trainer's model takes any of
+        the device's.
         """
         settings, params = self.settings, self.params
         self.environment = resources.enter_context(closing(load_environment(settings.environment)))
@@ -77,13 +78,11 @@ class TrainingRun:
         if settings.engine.own.has_own_memory:
             self._start_engine(resources)
             self.engine.sleep()
-        model = load_model(self.start, compute=settings.compute, dtype=settings.compute.frozen if params.lora else None)
-        seed_generators(settings.seed)
-        self.adapter = None if params.lora is None else Adapter(model, params.lora, weights=settings.compute.weights)
-        self.serving = Serving(settings, model, self.adapter)
+        model, adapter = load_policy(settings, self.start)
+        policy = WholePolicy(model, adapter, self.ranks, in_host_memory=settings.engine.own.has_own_memory)
+        self.serving = Serving(settings, policy)
         if not settings.engine.own.has_own_memory:
             self._start_engine(resources, self.serving.served)
-        self.serving.connect(self.engine, self._probe() if self.engine.has_own_memory else [])
         self.collector = Collector(
             EngineEpisodes(self.engine, self.chat, settings.sampling),
             self.environment,
@@ -92,17 +91,14 @@ class TrainingRun:
             stage="train",
         )
         self.sampler = ProblemSampler(self.problems, params, seed=settings.seed, baseline=self.baseline)
-        collect = group_collector(self.collector, self.sampler, rewards=settings.reward, explore=self._explore)
-        self.collect = refuse_stale(collect, params.max_staleness)
-        self.trainer = GRPOTrainer(
-            model,
-            params,
-            compute=settings.compute,
-            temperature=settings.sampling.temperature,
-            max_tokens=settings.sampling.max_tokens_per_episode,
-            adapter=self.adapter,
+        self.prefixes = load_prefixes(params, self.chat, seed=settings.seed)
+        collect = group_collector(
+            self.collector, self.sampler, prefixes=self.prefixes, rewards=settings.reward, explore=self._explore
         )
-        self.snapshots = Snapshots(self.checkpoints, self.trainer, self.chat.tokenizer, base=self.start)
+        self.collect = refuse_stale(collect, params.max_staleness)
+        self.trainer = build_trainer(settings, model, adapter, self.ranks)
+        self.serving.connect(self.trainer, self.engine, self._probe() if self.engine.has_own_memory else [])
+        self.snapshots = Snapshots(self.checkpoints, self.trainer, policy, self.chat.tokenizer, base=self.start)
         self.pipeline = self._build_pipeline() if params.max_staleness else None
         if self.pipeline is not None:
             resources.callback(self.pipeline.close)
@@ -125,11 +121,11 @@ class TrainingRun:
         return probe_sequences(self.chat, self.environment, self.problems, max_tokens=max_tokens)
 
     def _explore(self, iteration: int) -> int:
-        """Before a batch is collected: set the engine's temperature, and return the samples per problem."""
-        exploration = self.params.exploration
-        if exploration is not None and exploration.temperature is not None:
-            usual = self.settings.sampling.temperature
-            cast(AdjustableEngine, self.engine).set_temperature(temperature_at(self.params, iteration, otherwise=usual))
+        """Before a batch is collected: set the engine's distribution, and return the samples per problem."""
+        if draws_by_schedule(self.params):
+            usual, top_p = self.settings.sampling.temperature, top_p_at(self.params, iteration)
+            temperature = temperature_at(self.params, iteration, otherwise=usual)
+            cast(AdjustableEngine, self.engine).set_distribution(temperature=temperature, top_p=top_p)
         return samples_at(self.params, iteration)
 
     def _build_pipeline(self) -> Pipeline:
@@ -176,7 +172,7 @@ class TrainingRun:
         self.trainer.roll_back(weights, step_factor=step_factor)
         if self.pipeline is not None:
             self.pipeline.discard(self.iteration)
-            self.sampler.load_state(self._curriculum([]))
+            self._load_draws(self._curriculum([]))
         self.snapshots.give_up_after(iteration)
         self.sentinel.forget()
         self.num_rollbacks += 1
@@ -221,7 +217,7 @@ class TrainingRun:
         played: dict[str, list[bool]] = defaultdict(list)
         for group in groups:
             name = self.environment.member_of(group.problem_id)
-            if name is not None:
+            if name is not None and not group.is_prefixed:
                 played[name] += [trajectory.is_success for trajectory in group.trajectories]
         return {BY_ENVIRONMENT: {name: sum(won) / len(won) for name, won in sorted(played.items())}} if played else {}
 
@@ -230,13 +226,13 @@ class TrainingRun:
         self._compare_engine()
 
     def _compare_engine(self) -> None:
-        temperature = self.trainer.temperature
-        self.serving.compare(self.trainer.last_groups, version=self.iteration - 1, temperature=temperature)
+        drawn = {"temperature": self.trainer.temperature, "top_p": self.trainer.top_p}
+        self.serving.compare(self.trainer.last_groups, version=self.iteration - 1, **drawn)
 
     def _collect_batch(self, iteration: int) -> Batch:
         """In the collector's thread, the only one that uses sampler, collector and environment."""
         groups, _ = self.trainer.collect_with_signal(iteration, self.collect)
-        return Batch(iteration, groups, self._new_counts(), self.sampler.state())
+        return Batch(iteration, groups, self._new_counts(), self._draws())
 
     def _new_counts(self) -> dict[str, float]:
         before = self.last_counts
@@ -245,10 +241,18 @@ class TrainingRun:
         return counts | self.serving.metrics() | self.sampler.metrics()
 
     def _curriculum(self, ahead: Sequence[Batch]) -> dict[str, Any]:
-        """The sampler's state after the batches of this iteration and those `ahead` of it."""
+        """What draws problems and prefixes, after the batches of this iteration and those `ahead` of it."""
         if self.pipeline is None or self.pipeline.batch is None:
-            return self.sampler.state()
+            return self._draws()
         return [self.pipeline.batch, *ahead][-1].curriculum
+
+    def _draws(self) -> dict[str, Any]:
+        return self.sampler.state() | ({"prefixes": self.prefixes.state()} if self.prefixes else {})
+
+    def _load_draws(self, state: dict[str, Any]) -> None:
+        self.sampler.load_state(state)
+        if self.prefixes:
+            self.prefixes.load_state(state["prefixes"])
 
     def _finish_iteration(self, *, is_checkpoint_due: bool = False) -> None:
         """Let the pipeline generate with the new weights, and save where that is due."""
@@ -280,7 +284,7 @@ class TrainingRun:
                 self.snapshots.save()
             return refused
         self.trainer.load(found.tensors, found.state["trainer"])
-        self.sampler.load_state(found.state["sampler"])
+        self._load_draws(found.state["sampler"])
         self.sentinel.load_state(found.state["sentinel"])
         self.num_rollbacks, self.metrics = found.state["num_rollbacks"], found.state["metrics"]
         if self.pipeline is not None:

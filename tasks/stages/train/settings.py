@@ -90,18 +90,20 @@ class TrainSections(PlaySections):
                 "sampling.temperature is 0, so the episodes of a group are all the same and nothing can be learnt from "
                 "comparing them. Set sampling.temperature to 1; to measure greedily, set evaluate.greedy"
             )
-        explores = self.train.exploration is not None and self.train.exploration.temperature is not None
-        if explores and self.engine.own.has_own_memory:
-            raise ValueError(
-                f"train.exploration.temperature is a schedule, and engine.name is {self.engine.name}, which keeps "
-                f"the temperature it started with. Set train.exploration.temperature to null, or engine.name to "
-                f"transformers"
-            )
+        exploration = self.train.exploration
+        for name in ("temperature", "top_p"):
+            if self.engine.own.has_own_memory and exploration is not None and getattr(exploration, name) is not None:
+                raise ValueError(
+                    f"train.exploration.{name} is a schedule, and engine.name is {self.engine.name}, which keeps "
+                    f"the {name} it started with. Set train.exploration.{name} to null, or engine.name to "
+                    f"transformers"
+                )
         if self.sampling.top_p < 1:
             raise ValueError(
                 f"sampling.top_p is {self.sampling.top_p:g}, but training assumes samples from the whole "
-                f"distribution: weights that correct for the engine vanish. Set sampling.top_p to 1; "
-                f"to use top_p in measurements, set evaluate.sampling, such as to "
+                f"distribution: weights that correct for the engine vanish. Set sampling.top_p to 1; to draw "
+                f"training's episodes with it, set train.exploration.top_p; to use top_p in measurements, set "
+                f"evaluate.sampling, such as to "
                 f"{{temperature: {self.sampling.temperature:g}, top_p: {self.sampling.top_p:g}}}"
             )
         return self

@@ -13,6 +13,7 @@ from tasks.core.files import link_or_copy, number_of
 from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.checkpoints import Checkpoints
 from tasks.learning.shared.reference import unique_tensors
+from tasks.learning.shared.whole_policy import WholePolicy
 from tasks.models.adapters import PREFIX
 from tasks.models.files import ADAPTER
 from tasks.models.folders import is_adapter, load_model, save_adapter, save_snapshot, stored_dtype
@@ -21,19 +22,27 @@ from tasks.models.torch_setup import prepare_torch
 
 
 class Snapshots:
-    """`base` is the model folder that the snapshot of an adapter points to."""
+    """`policy` is the trainer's, in one piece; `base` the model folder that the snapshot of an adapter points to."""
 
     def __init__(
-        self, checkpoints: Checkpoints, trainer: GRPOTrainer, tokenizer: PreTrainedTokenizerBase, *, base: Path
+        self,
+        checkpoints: Checkpoints,
+        trainer: GRPOTrainer,
+        policy: WholePolicy,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        base: Path,
     ):
-        self.checkpoints, self.trainer, self.tokenizer, self.base = checkpoints, trainer, tokenizer, base
+        self.checkpoints, self.trainer, self.policy = checkpoints, trainer, policy
+        self.tokenizer, self.base = tokenizer, base
 
     def save(self) -> None:
         folder = self.checkpoints.snapshots / f"iteration-{self.trainer.iteration:04d}"
-        if self.trainer.adapter is None:
-            save_snapshot(folder, self.trainer.model, self.tokenizer, dtype=stored_dtype(self.base))
+        self.policy.take(self.trainer.policy_tensors())
+        if self.policy.adapter is None:
+            save_snapshot(folder, self.policy.model, self.tokenizer, dtype=stored_dtype(self.base))
         else:
-            save_adapter(folder, self.trainer.adapter.save, self.tokenizer, base=self.base)
+            save_adapter(folder, self.policy.adapter.save, self.tokenizer, base=self.base)
 
     def newest_before(self, iteration: int) -> Path:
         return [item for item in self.checkpoints.current_snapshots() if number_of(item.name) < iteration][-1]

@@ -29,6 +29,7 @@ from tasks.stages.train.outlook import Baseline, expect, read_baseline
 from tasks.stages.train.settings import TrainSections
 
 if TYPE_CHECKING:
+    from tasks.learning.shared.ranks import Ranks
     from tasks.stages.train.run import TrainingRun
 
 Metrics = dict[str, Any]
@@ -47,11 +48,15 @@ class CollapseAlarm(ValueError):
         self.alarm, self.metrics = alarm, metrics
 
 
-def run(settings: TrainSections, paths: Paths) -> None:
+def run(settings: TrainSections, paths: Paths, *, ranks: Ranks | None = None) -> None:
+    """`ranks`: the processes that train, of which this is rank 0; None is this one alone."""
+    from tasks.stages.train.policy import refuse_cut
     from tasks.tracking.metrics import live_logger
 
+    if ranks is not None:
+        refuse_cut(settings, ranks.size)
     check_pin(settings.environment, paths, stage="train")
-    start = paths.stage("warm_start") / "model"
+    start = start_model(paths)
     with atomic_folder(paths.stage("train")) as folder:
         if read_json(paths.stage("assess") / "baseline.json")["gate"] == "skip_rl":
             skip_training(start, folder)
@@ -67,11 +72,23 @@ def run(settings: TrainSections, paths: Paths) -> None:
             resume=resume_folder("train", settings, paths),
             alarms=paths.artifacts / "alarms" / "train",
             log=live_logger(os.environ),  # the flow sets an MLflow run; otherwise there is none
+            ranks=ranks,
         )
         note_learning(settings, folder, rows)
         note_training_data(paths, folder)
     write_jsonl(paths.artifacts / "timings" / "train.jsonl", iteration_seconds(rows))
     clear_resume("train", paths)
+
+
+def follow(settings: TrainSections, paths: Paths, ranks: Ranks) -> None:
+    """On every rank but 0, which has all but the weights: take part in its steps until it ends."""
+    from tasks.stages.train.policy import follow_leader
+
+    follow_leader(settings, start_model(paths), ranks)
+
+
+def start_model(paths: Paths) -> Path:
+    return paths.stage("warm_start") / "model"
 
 
 def skip_training(model: Path, output: Path) -> None:
@@ -89,9 +106,9 @@ def tell_outlook(settings: TrainSections, problems: Sequence[Problem], baseline:
     if baseline is None:
         return
     outlook = expect(settings.train, problems, baseline)
-    planned = outlook.row(settings.train.group_size)
+    planned = outlook.planned
     tell(f"train: {outlook.sentence}")
-    tell(f"train: about {planned.episodes:,.0f} episodes and {planned.sampled_tokens:,.0f} sampled tokens")
+    tell(f"train: {planned.sentence}")
 
 
 def train_policy(
@@ -104,6 +121,7 @@ def train_policy(
     alarms: Path,
     log: Callable[[Metrics], None] | None = None,
     baseline: Sequence[Played] = (),
+    ranks: Ranks | None = None,
 ) -> list[Metrics]:
     """Train from the model folder `start`, of which `baseline` has episodes, into `output`; returns the metrics. Where
     the sentinel stops the run, output has the snapshots so far, `alarms` the alarm with its trajectories, and
@@ -112,7 +130,7 @@ def train_policy(
     from tasks.core.progress import progress_bar
     from tasks.stages.train.run import TrainingRun
 
-    training = TrainingRun(settings, start=start, problems=problems, resume=resume, baseline=baseline)
+    training = TrainingRun(settings, start=start, problems=problems, resume=resume, baseline=baseline, ranks=ranks)
     try:
         for sentence in training.refused:
             warn(f"warning: {sentence}")

@@ -34,7 +34,8 @@ def demonstration_rows(settings: WarmStartSections, paths: Paths, chat: ChatForm
             tools = [tool.schema() for tool in environment.tools_for(problem)]
             thoughts = environment.thoughts(demonstration) if chat.thoughts_are_learnt else []
             is_held_out = random.Random(f"held out/{settings.seed}/{problem.split_group}").random() < share
-            (held_out if is_held_out else rows).append(demonstration_row(demonstration, chat, tools, thoughts))
+            row = demonstration_row(demonstration, chat, tools, thoughts, environment.rules_for(problem))
+            (held_out if is_held_out else rows).append(row)
     if share and rows and not held_out:
         raise ValueError(
             f"warm_start.stop.held_out_share is {share:g} and holds out none of the demonstrated split groups, so "
@@ -55,12 +56,16 @@ def demonstration_rows(settings: WarmStartSections, paths: Paths, chat: ChatForm
 
 
 def demonstration_row(
-    demonstration: Demonstration, chat: ChatFormat, tools: list[dict[str, Any]], thoughts: Sequence[str] = ()
+    demonstration: Demonstration,
+    chat: ChatFormat,
+    tools: list[dict[str, Any]],
+    thoughts: Sequence[str] = (),
+    rules: str = "",
 ) -> Row:
     """The mask is True for what the assistant wrote, False for prompt and replies. `thoughts` is empty, or has one for
     each of its messages.
     """
-    token_ids = chat.prompt_ids(demonstration.request, tools)
+    token_ids = chat.prompt_ids(demonstration.request, tools, rules)
     sampled_mask = [False] * len(token_ids)
     texts, follow_ups = demonstration.assistant_texts, iter(demonstration.follow_ups)
     for text, replies, thought in zip(texts, demonstration.replies, thoughts or [""] * len(texts), strict=True):

@@ -190,6 +190,10 @@ class WarmStartRun:
         else:
             tell(f"{found}. Another {self.params.num_steps} steps go on from it.")
 
+    def attempts(self) -> list[dict[str, Any]]:
+        """What each came to, and which one's weights are kept."""
+        return [{**asdict(ended), "is_kept": ended is self._best} for ended in self.ended]
+
     def played(self) -> list[Trajectory]:
         """The episodes of the model that is kept; none without `stop`."""
         stop = self.params.stop

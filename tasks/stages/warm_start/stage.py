@@ -7,7 +7,6 @@ came to (`attempts.py`). trajectories.jsonl has the episodes by which `warm_star
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +33,9 @@ def run(settings: WarmStartSections, paths: Paths) -> None:
         attempts: list[dict[str, Any]] = []
         if gate == "warm_start":
             done = fine_tune(settings, paths, base, folder / "model")
-            metrics, attempts = done.metrics, [asdict(attempt) for attempt in done.ended]
+            metrics, attempts = done.metrics, done.attempts()
             write_jsonl(folder / "trajectories.jsonl", (trajectory.to_row() for trajectory in done.played()))
-            note_training_data(paths, base, folder / "model")
+            note_training_data(settings, paths, base, folder / "model")
         else:
             write_pointer(folder / "model", str(base))
         write_jsonl(folder / "metrics.jsonl", metrics)
@@ -53,10 +52,15 @@ def fine_tune(settings: WarmStartSections, paths: Paths, base: Path, output: Pat
     return run
 
 
-def note_training_data(paths: Paths, base: Path, model: Path) -> None:
-    """Write into the model's folder what it learnt from: the demonstrated problems, and what its base learnt from."""
+def note_training_data(settings: WarmStartSections, paths: Paths, base: Path, model: Path) -> None:
+    """Write into the model's folder what it learnt from: the demonstrated problems, what its base learnt from, and the
+    problems by whose success the attempt was chosen.
+    """
     from tasks.models.trained_on import TrainedOn, digests_of, read_trained_on, write_trained_on
+    from tasks.stages.warm_start.success import checked_problems
 
     shown = {item.problem_id for item in read_records(paths.stage("curate") / "demonstrations.jsonl", Demonstration)}
     problems = [problem for problem in read_split(paths, "train") if problem.id in shown]
-    write_trained_on(model, read_trained_on(base) | TrainedOn(digests_of(problems)))
+    stop = settings.warm_start.stop
+    chosen = checked_problems(paths, stop.num_problems) if stop else []
+    write_trained_on(model, read_trained_on(base) | TrainedOn(digests_of(problems), chosen=digests_of(chosen)))

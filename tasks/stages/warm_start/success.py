@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from tasks.core.records import Trajectory
+from tasks.core.records import Problem, Trajectory
 from tasks.core.settings import Paths
 from tasks.core.splits import read_split
 from tasks.environments.catalog import load_environment
@@ -14,13 +14,18 @@ from tasks.rollouts.finished import FinishedEpisodes
 from tasks.stages.warm_start.settings import WarmStartSections
 
 
+def checked_problems(paths: Paths, num_problems: int) -> list[Problem]:
+    """Those of select by which attempts are compared."""
+    return read_split(paths, "select")[:num_problems]
+
+
 def measure_success(
     model: Path, settings: WarmStartSections, paths: Paths, *, num_problems: int, finished: Path
 ) -> float:
     """The share solved of up to `num_problems` of select, one episode each, drawn as training draws. What the
     environment lost does not count; ValueError where nothing is left.
     """
-    problems = read_split(paths, "select")[:num_problems]
+    problems = checked_problems(paths, num_problems)
     with closing(load_environment(settings.environment)) as environment:
         played = sample_episodes(
             model,
@@ -43,5 +48,5 @@ def measure_success(
 def read_played(paths: Paths, *, num_problems: int, finished: Path) -> list[Trajectory]:
     """The episodes that `measure_success` counted, in the order of the problems."""
     kept = FinishedEpisodes(finished)
-    episodes = [(problem.id, 0) for problem in read_split(paths, "select")[:num_problems]]
+    episodes = [(problem.id, 0) for problem in checked_problems(paths, num_problems)]
     return kept.read(episode for episode in episodes if episode in kept)

@@ -9,7 +9,7 @@ from tasks.core.files import json_hash
 from tasks.core.records import Problem
 from tasks.tools.base import REPLAY, Environment, ToldRequests, User
 from tasks.tools.user.hidden import shards_of
-from tasks.tools.user.played import PlayedUser, Speaker
+from tasks.tools.user.played import PlayedUser, Speaker, rules_of
 from tasks.tools.user.settings import UserModelSettings, UserSettings
 from tasks.tools.wrappers import EnvironmentWrapper
 
@@ -25,11 +25,25 @@ class UserEnvironment(EnvironmentWrapper):
     def start_user(self, problem: Problem, *, stream: str = "") -> User:
         self._check_requests_are_kept(problem)
         if self.speaker is not None:
-            return PlayedUser(self.user_settings, self.speaker, problem, self.shards(problem), stream=stream)
+            return PlayedUser(self.user_settings, self.speaker, problem, self._rules(problem), stream=stream)
         return script_user(self.inner, problem, self.user_settings, stream=stream)
 
     def shards(self, problem: Problem) -> Any:
         return shards_of(self.inner, problem)
+
+    def _rules(self, problem: Problem) -> str:
+        """What the model that plays the user reads: turnwise's form, or the environment's own guidelines."""
+        assert self.user_settings.model is not None
+        instructions = self.user_settings.model.instructions
+        if instructions is not None:
+            return rules_of(instructions, self.user_settings.reveal, problem, self.shards(problem))
+        guidelines = self.inner.user_guidelines(problem)
+        if not guidelines:
+            raise ValueError(
+                f"environment.user.model.instructions is null and {self.inner.name} has no guidelines of its own, so "
+                f"the user of problem {problem.id!r} would not know whom to play. Write instructions."
+            )
+        return guidelines
 
     def _check_requests_are_kept(self, problem: Problem) -> None:
         """ValueError where each request is judged by itself and the user would make others."""

@@ -1,7 +1,7 @@
 """A user that a model plays: it reads the problem's hidden goal, and the agent reads only what it says.
 
 The agent's words are data to the user, and the user's to the agent: each is a message of its own role, and neither can
-end the other's. The user ends the conversation with FAREWELL, which only its own message can contain.
+end the other's. The user ends the conversation with one of FAREWELLS, which only its own message can contain.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tasks.core.records import Problem
 from tasks.core.text import encodable
 from tasks.tools.base import EnvironmentFault
 from tasks.tools.user.hidden import hidden_goal
-from tasks.tools.user.settings import Reveal, UserModelSettings, UserSettings
+from tasks.tools.user.settings import Reveal, UserSettings
 
-FAREWELL = "###STOP###"
+FAREWELLS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")  # done, handed on, knows no further: of τ²-bench
 Message = dict[str, str]
 
 FORM = """
@@ -50,13 +50,11 @@ class Speaker(Protocol):
 class PlayedUser:
     """A User of one episode."""
 
-    def __init__(
-        self, settings: UserSettings, speaker: Speaker, problem: Problem, shards: Sequence[str], *, stream: str
-    ):
+    def __init__(self, settings: UserSettings, speaker: Speaker, problem: Problem, rules: str, *, stream: str):
         assert settings.model is not None
         self.model, self.speaker, self.stream = settings.model, speaker, f"{problem.id}/{stream}"
         self.messages = [
-            {"role": "system", "content": _rules(self.model, settings.reveal, problem, shards)},
+            {"role": "system", "content": rules},
             {"role": "user", "content": self.model.greeting},
         ]
 
@@ -80,14 +78,14 @@ class PlayedUser:
         if not said:
             raise EnvironmentFault("its message is empty", tool="user")
         self.messages.append({"role": "assistant", "content": said})
-        return None if FAREWELL in said else said
+        return None if any(farewell in said for farewell in FAREWELLS) else said
 
     @property
     def _num_said(self) -> int:
         return sum(message["role"] == "assistant" for message in self.messages)
 
 
-def _rules(model: UserModelSettings, reveal: Reveal, problem: Problem, shards: Sequence[str]) -> str:
+def rules_of(instructions: str, reveal: Reveal, problem: Problem, shards: Sequence[str]) -> str:
     """The system message: what the user knows, as JSON, so that no text of a row reads as a rule."""
     goal = hidden_goal(problem)
     known = {
@@ -97,4 +95,4 @@ def _rules(model: UserModelSettings, reveal: Reveal, problem: Problem, shards: S
         "parts": list(shards) if len(shards) > 1 else [],
     }
     shown = json.dumps({name: item for name, item in known.items() if item}, ensure_ascii=False, indent=1)
-    return model.instructions + FORM.format(reveal=HOW[reveal], farewell=FAREWELL, known=shown)
+    return instructions + FORM.format(reveal=HOW[reveal], farewell=FAREWELLS[0], known=shown)

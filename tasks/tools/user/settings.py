@@ -16,14 +16,15 @@ class UserModelSettings(Settings):
     process.
 
     `model` is its name there, or the folder. `api_key_variable` names the environment variable with the key (null: no
-    key). `greeting` is what the agent is taken to have said before the first message. `max_messages` counts all
-    messages of the user; the next would be its farewell.
+    key). `instructions` null: the environment's own guidelines take the place of turnwise's. `greeting` is what the
+    agent is taken to have said before the first message. `max_messages` counts all messages of the user; the next would
+    be its farewell.
     """
 
     url: str | None = Field(pattern=r"^https?://")
     model: str = Field(min_length=1)
     api_key_variable: VariableName | None
-    instructions: str = Field(min_length=1)
+    instructions: str | None = Field(min_length=1)
     greeting: str = Field(min_length=1)
     temperature: float = Field(ge=0)
     max_output_tokens: int = Field(ge=1)

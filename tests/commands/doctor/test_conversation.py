@@ -103,6 +103,16 @@ def test_requests_with_special_tokens_warn(artifacts: Path) -> None:
     found(look("requests", artifacts), "warn", "1 contain control tokens", "split such a token")
 
 
+def test_the_doctor_says_before_training_whether_test_can_be_told_in_parts(
+    artifacts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"reveal": "sharded", "num_problems": 4, "samples_per_problem": 1, "num_replays": 2}
+    assert look("requests", artifacts, evaluate__sharded=told).finding.endswith("; 4 of test told in parts too")
+    whole = in_world(monkeypatch, TravelDeskEpisode, shards=lambda self, problem: ())
+    silent = look("requests", artifacts, environment__name=whole, evaluate__sharded=told)
+    assert silent.result == "fail" and "evaluate.sharded to null" in silent.finding + silent.remedy
+
+
 def test_a_problem_of_several_requests_is_played_and_its_mask_checked(artifacts: Path) -> None:
     def ask_twice(rows: list[dict[str, Any]]) -> None:
         rows[0]["requests"].append("And then?")

@@ -85,8 +85,19 @@ def test_the_estimates_add_up_by_hand(curated: Path) -> None:
     # Keys and values (2) in 2 layers, 2 heads of 64/4 = 16.
     assert setup.shape.key_value_elements == 2 * 2 * 2 * 16
     evaluate, sizes = context.settings.evaluate, {"select": 10, "test": 20}
-    num_episodes = 3 * 10 * evaluate.select_samples_per_problem + 3 * 20 * evaluate.test_samples_per_problem
-    assert estimates.evaluated_episodes(context.settings.train, evaluate, sizes) == num_episodes
+    assert (evaluate.select_samples_per_problem, evaluate.test_samples_per_problem, evaluate.greedy) == (1, 1, True)
+    # Three snapshots on select; three models on test, sampled and greedily.
+    assert estimates.evaluated_episodes(context.settings.train, evaluate, sizes) == 3 * 10 + 3 * 20 + 3 * 20
+
+
+@pytest.mark.parametrize(("num_problems", "in_parts"), [(5, 5), (None, 20), (264, 20)])
+def test_problems_told_in_parts_are_episodes_of_the_estimate(num_problems: int | None, in_parts: int) -> None:
+    """Three models, two samples; and the best snapshot's second of two replays."""
+    options = {"reveal": "sharded", "num_problems": num_problems, "samples_per_problem": 2, "num_replays": 2}
+    without, told = (load(DoctorSections, params(evaluate__sharded=value)) for value in (None, options))
+    sizes = {"select": 10, "test": 20}
+    more = [estimates.evaluated_episodes(given.train, given.evaluate, sizes) for given in (without, told)]
+    assert more[1] - more[0] == (3 + 1) * 2 * in_parts
 
 
 def test_times_are_told_as_people_do() -> None:

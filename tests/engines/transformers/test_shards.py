@@ -144,11 +144,34 @@ def stepped(decoder: Decoder, model: PreTrainedModel) -> list[torch.Tensor]:
 def test_a_traced_step_is_bitwise_the_models_own_forward(architecture: str, tmp_path: Path) -> None:
     model = load_model(tiny.model_folder(tmp_path / "m", architecture), compute=on_cpu(1))
     traced, plain = (Decoder(model, temperature=0.8, top_p=0.9) for _ in range(2))
-    assert set(traced.traced) == {False, True}
+    assert {has_appends for has_appends, *_ in traced.traced} == {False, True}
     plain.traced, plain.traced_prefill = {}, None
     for _ in range(3):  # torch's interpreter looks on the first time, and settles what it runs from then on
         for one, other in zip(stepped(traced, model), stepped(plain, model), strict=True):
             assert torch.equal(one, other)
+
+
+@torch.no_grad()
+def test_a_schedule_takes_no_new_traces_and_each_value_is_seen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt and two kinds of step are traced, and two more where a nucleus comes or goes, however often."""
+    trace, num_traces = torch.jit.trace, [0]
+
+    def counted(*args: Any, **how: Any) -> Any:
+        num_traces[0] += 1
+        return trace(*args, **how)
+
+    monkeypatch.setattr(torch.jit, "trace", counted)
+    model = load_model(folder, compute=on_cpu(1))
+    decoder = Decoder(model, temperature=1.0, top_p=1.0)
+    assert num_traces == [3]
+    for temperature, top_p in [(1.5, 1.0), (1.3, 1.0), (0.7, 0.5), (0.7, 0.8), (1.1, 1.0), (0.9, 0.6)]:
+        decoder.set_distribution(temperature=temperature, top_p=top_p)
+        found = stepped(decoder, model)
+        plain = Decoder(model, temperature=temperature, top_p=top_p)
+        num_traces[0] -= 3
+        plain.traced, plain.traced_prefill = {}, None
+        assert all(torch.equal(one, other) for one, other in zip(found, stepped(plain, model), strict=True))
+    assert num_traces == [5]
 
 
 @torch.no_grad()

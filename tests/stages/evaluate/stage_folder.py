@@ -37,7 +37,8 @@ def evaluated(paths: Paths, frontier: dict[str, Any] | None = None, **changed: A
     params["environment"] = ENVIRONMENT.model_dump(mode="json")
     params["compute"]["num_threads"] = 1
     params["sampling"] = {**tiny.SAMPLING.model_dump(), "max_turns": 12, "max_tokens_per_episode": 80}
-    params["evaluate"] = {**params["evaluate"], "test_samples_per_problem": 1, "frontier": frontier, **changed}
+    small = {"test_samples_per_problem": 1, "frontier": frontier, "sharded": None}
+    params["evaluate"] = {**params["evaluate"], **small, **changed}
     evaluate.run(load(EvaluateSections, params), paths)
     return dict(read_json(paths.stage("evaluate") / "evaluation.json"))
 

@@ -52,6 +52,7 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.chdir(ROOT)
     params = read_params()
     params["environment"] = environment_settings().model_dump(mode="json")
+    params["evaluate"]["sharded"] = None
     evaluate.run(load(EvaluateSections, params), paths)
     return capsys.readouterr().out.splitlines()
 

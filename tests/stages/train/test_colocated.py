@@ -13,8 +13,8 @@ import torch
 from tasks.engines.vllm import in_process
 from tasks.learning.shared.optimizer import Optimizer
 from tasks.stages.train import groups as grouping
+from tasks.stages.train import policy, serving
 from tasks.stages.train import run as training
-from tasks.stages.train import serving
 from tests import tiny
 from tests.engine_benches import engine_settings, vllm_settings
 from tests.stages.train.test_training import LORA, settings
@@ -99,7 +99,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(in_process, "start_core", noting("start", lambda *given, **named: Core(noted)))
     monkeypatch.setattr(in_process, "core_death", lambda: ConnectionError)
     monkeypatch.setattr(in_process.VLLMEngine, "_params", lambda self, **named: named)
-    monkeypatch.setattr(training, "load_model", noting("load the trainer's model", training.load_model))
+    monkeypatch.setattr(policy, "load_model", noting("load the trainer's model", policy.load_model))
     monkeypatch.setattr(serving, "free_unused", noting("empty_cache", lambda device: None))
     monkeypatch.setattr(Optimizer, "load_to_device", noting("offload in", lambda self: None))
     monkeypatch.setattr(Optimizer, "offload", noting("offload out", lambda self: None))

@@ -14,7 +14,7 @@ from tasks.commands.doctor.signal import expected_signal
 from tasks.commands.plan.output import print_plan
 from tasks.commands.plan.plan import as_json, make_plan
 from tasks.core.console import SafeConsole
-from tasks.core.files import write_json, write_jsonl
+from tasks.core.files import read_jsonl, write_json, write_jsonl
 from tasks.core.records import Trajectory
 from tasks.core.settings import Paths, load
 from tasks.learning.grpo.signal import share_without_signal
@@ -23,7 +23,7 @@ from tasks.stages.train.outlook import Baseline, baseline_of, expect, read_basel
 from tasks.stages.train.settings import TrainSections
 from tasks.stages.train.stage import tell_outlook
 from tests import tiny
-from tests.learning.options import grpo
+from tests.learning.options import NO_EXPLORATION, grpo
 from tests.measurement.synthetic import BASELINE
 from tests.profiles import profile_params
 
@@ -61,22 +61,40 @@ def test_a_baseline_that_solved_nothing_expects_hardly_any_signal_of_small_group
     shares = [row.without_signal for row in outlook.rows]
     assert shares == sorted(shares, reverse=True)
     assert min(shares) > 0.8
-    assert outlook.row(8).episodes == 10 * 16 * 8
-    assert outlook.row(8).sampled_tokens == 10 * 16 * 8 * 50
+    assert outlook.planned.episodes == 10 * 16 * 8
+    assert outlook.planned.sampled_tokens == 10 * 16 * 8 * 50
     assert outlook.recommended == 32
+
+
+SCHEDULED = {
+    **NO_EXPLORATION,
+    "samples_per_problem": [{"iteration": 1, "value": 16}, {"iteration": 4, "value": 4}],
+}  # fmt: skip
+
+
+def test_scheduled_samples_are_what_is_planned_and_not_the_group_size() -> None:
+    """Every problem is Beta(2, 2). 3 iterations of 16 and 7 of 4, of 10 problems: 480 and 280 episodes."""
+    settings = grpo(
+        problem_sampler="uniform", num_iterations=10, problems_per_iteration=10, group_size=16, exploration=SCHEDULED
+    )
+    planned = expect(settings, TRAIN, Baseline([], 50.0)).planned
+    assert planned.num_iterations == {16: 3, 4: 7}
+    assert (planned.episodes, planned.sampled_tokens) == (760, 38_000)
+    few, many = share_without_signal(Beta(2, 2), 4), share_without_signal(Beta(2, 2), 16)
+    assert planned.without_signal == pytest.approx(0.7 * few + 0.3 * many)
 
 
 def test_without_an_episode_of_a_category_its_rate_is_the_prior() -> None:
     """k = 4: every problem is Beta(2, 2)."""
     outlook = expect(grpo(problem_sampler="uniform"), TRAIN, Baseline([], 0.0))
-    assert outlook.row(4).without_signal == pytest.approx(share_without_signal(Beta(2, 2), 4))
+    assert outlook.planned.without_signal == pytest.approx(share_without_signal(Beta(2, 2), 4))
 
 
 def test_the_band_expects_more_signal_than_uniform_from_the_same_baseline() -> None:
     baseline = baseline_of([an_episode(item, "success" if item.level == 2 else "failure") for item in SELECT], SELECT)
     assert baseline is not None
     uniform, band = (
-        expect(grpo(problem_sampler=name, group_size=8), TRAIN, baseline).row(8) for name in ("uniform", "band")
+        expect(grpo(problem_sampler=name, group_size=8), TRAIN, baseline).planned for name in ("uniform", "band")
     )
     assert band.without_signal < uniform.without_signal - 0.03
 
@@ -120,6 +138,7 @@ def test_the_stage_the_doctor_and_plan_tell_the_same(
     size = params["train"]["group_size"]
     assert f"G = {size}" in output.getvalue()
     assert "as set" in output.getvalue()
+    assert "as scheduled" not in output.getvalue()
     assert "recommended" in output.getvalue()
 
 
@@ -128,3 +147,28 @@ def test_the_doctor_warns_where_most_groups_would_teach_nothing_and_says_what_to
     finding = expected_signal(DoctorContext(load(DoctorSections, profile_params("test")), paths))
     assert finding.result == "warn"
     assert "train.problem_sampler to band" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("changed", "advised", "not_advised"),
+    [
+        ({}, ["problem_sampler to band", "group_size to 32"], ["exploration"]),
+        ({"problem_sampler": "band"}, ["Set train.group_size to 32"], ["problem_sampler"]),
+        ({"problem_sampler": "band", "group_size": 32}, ["Bring problems of another"], ["Set train"]),
+        ({"group_size": 16, "exploration": SCHEDULED}, ["exploration.samples_per_problem up to 32"], ["group_size"]),
+    ],
+)
+def test_the_doctor_advises_nothing_that_is_set_already(
+    tmp_path: Path, changed: dict[str, Any], advised: list[str], not_advised: list[str]
+) -> None:
+    params = profile_params("test")
+    params["train"] |= changed
+    played = assessed(tmp_path, solved=0)
+    file = played.stage("assess") / "trajectories.jsonl"
+    write_jsonl(file, [row for _, row in read_jsonl(file)] * 20)  # surely never solved, so no size has much signal
+    finding = expected_signal(DoctorContext(load(DoctorSections, params), played))
+    assert finding.result == "warn"
+    for text in advised:
+        assert text in finding.remedy
+    for text in not_advised:
+        assert text not in finding.remedy

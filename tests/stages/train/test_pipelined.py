@@ -13,6 +13,7 @@ import torch
 
 from tasks.core.files import content_hash
 from tasks.core.records import Group
+from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.stages.train import groups as grouping
@@ -92,7 +93,7 @@ def test_delays_on_either_side_change_no_bit(
         return pipeline
 
     sides = {
-        "trainer": (training.GRPOTrainer, "_optimizer_step", late(training.GRPOTrainer._optimizer_step, 0.2)),
+        "trainer": (GRPOTrainer, "_optimizer_step", late(GRPOTrainer._optimizer_step, 0.2)),
         "collector": (Collector, "collect", late(Collector.collect, 0.2)),
         "refresh": (training.TrainingRun, "_build_pipeline", build_with_late_serve),
     }
@@ -172,7 +173,7 @@ def test_the_mismatch_weight_is_the_trainers_policy_over_the_older_one_that_wrot
     so exp(old − sampler) is the importance weight between the two.
     """
     seen: dict[int, tuple[list[Group], torch.Tensor, torch.Tensor]] = {}
-    step_metrics = training.GRPOTrainer._step_metrics
+    step_metrics = GRPOTrainer._step_metrics
 
     def noted(self: Any, steps: Any, batches: Any) -> Any:
         old = torch.cat([batch.old_logp_M for batch in batches])
@@ -180,7 +181,7 @@ def test_the_mismatch_weight_is_the_trainers_policy_over_the_older_one_that_wrot
         seen[self.iteration] = (self.last_groups, old, sampler)
         return step_metrics(self, steps, batches)
 
-    monkeypatch.setattr(training.GRPOTrainer, "_step_metrics", noted)
+    monkeypatch.setattr(GRPOTrainer, "_step_metrics", noted)
     options = pipelined(2, snapshot_interval=1, packing="none", temperature=1.0)
     rows = run(options, start, tmp_path)
     groups, old, sampler = seen[4]

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -16,22 +17,26 @@ from typing import Any
 import pytest
 import torch
 
+from tasks.chat.format import load_chat
 from tasks.core.files import content_hash
-from tasks.core.records import Group, Score
+from tasks.core.records import Group, Score, Trajectory
 from tasks.core.settings import load
 from tasks.engines.transformers import decode_step
+from tasks.learning.grpo import prefixes
 from tasks.learning.shared import checkpoints as checkpointing
 from tasks.measurement.learnt import read_untrained
 from tasks.models.folders import is_adapter, load_model, merged_snapshot, weights_hash
 from tasks.models.settings import on_cpu
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.references import reference_messages
 from tasks.stages.train import groups as grouping
 from tasks.stages.train import run as training
 from tasks.stages.train.alarms import Alarm
 from tasks.stages.train.settings import TrainSections
 from tasks.stages.train.stage import CURVE, CollapseAlarm, iteration_seconds, note_learning, train_policy, write_metrics
 from tests import tiny
+from tests.learning.options import NO_EXPLORATION
 from tests.pipeline.training_worker import unwatched
 from tests.profiles import profile_params
 
@@ -119,15 +124,18 @@ def run_killed_after(count: int, options: TrainSections, start: Path, place: Pat
 
 
 EXPLORING = {
+    **NO_EXPLORATION,
     "temperature": [{"iteration": 1, "value": 1.5}, {"iteration": 5, "value": 0.7}],
     "samples_per_problem": [{"iteration": 1, "value": 4}, {"iteration": 4, "value": 3}],
     "keep": 2,
 }
 
 
-def test_each_iteration_is_drawn_and_trained_at_its_temperature_and_samples(start: Path, tmp_path: Path) -> None:
+def test_each_iteration_is_drawn_and_trained_at_its_temperature_top_p_and_samples(start: Path, tmp_path: Path) -> None:
     """The engine's log-probs are the trainer's at every point of the schedule; at another temperature they are not."""
-    rows = run(settings(exploration=EXPLORING), start, tmp_path)
+    top_p = [{"iteration": 1, "value": 0.6}, {"iteration": 5, "value": 1.0}]
+    rows = run(settings(exploration={**EXPLORING, "top_p": top_p}, updates_per_batch=1), start, tmp_path)
+    assert [row["top_p"] for row in rows] == pytest.approx([0.6, 0.7, 0.8, 0.9, 1.0, 1.0])
     assert [row["temperature"] for row in rows] == pytest.approx([1.5, 1.3, 1.1, 0.9, 0.7, 0.7])
     assert [row["samples_per_problem"] for row in rows] == [4, 4, 4, 3, 3, 3]
     assert [row["num_episodes"] for row in rows] == [16, 16, 16, 12, 12, 12]
@@ -143,9 +151,75 @@ def test_a_schedule_of_temperature_needs_an_engine_that_can_change_it() -> None:
         load(TrainSections, params)
 
 
+def prefixed(source: str) -> dict[str, Any]:
+    schedules = {"share": [{"iteration": 1, "value": 0.75}], "depth": [{"iteration": 1, "value": 0.8}]}
+    return {**NO_EXPLORATION, "prefixes": {"source": source, **schedules}}
+
+
+def test_all_episodes_of_a_group_begin_with_the_same_replayed_turns_and_learn_from_the_rest(
+    start: Path, tmp_path: Path
+) -> None:
+    """3 of 4 groups; the tokens they share with the prompt are masked, and the engine's log-probs are the trainer's."""
+    options = settings(exploration=prefixed("reference"), max_tokens_per_episode=200)
+    training_run = training.TrainingRun(options, start=start, problems=PROBLEMS, resume=tmp_path)
+    with closing(training_run):
+        row, alarm = training_run.iterate()
+        groups = training_run.trainer.last_groups
+    assert alarm is None and row["num_prefixed_groups"] == 3 and row["mismatch_max"] < 1e-3
+    assert sum(group.is_prefixed for group in groups) == 3
+    for group in groups:
+        (num_replayed,) = {item.num_replayed_turns for item in group.trajectories}
+        starts = {tuple(item.token_ids[: item.sampled_mask.index(True)]) for item in group.trajectories}
+        assert len(starts) == 1 and (num_replayed > 0) is group.is_prefixed
+        assert all(item.sampler_logp[0] == 0.0 and item.num_sampled_tokens for item in group.trajectories)
+
+
+def test_a_shared_start_is_packed_once_and_gives_the_same_gradient(start: Path, tmp_path: Path) -> None:
+    rows = {}
+    for packing in ("tree", "none"):
+        options = settings(exploration=prefixed("reference"), max_tokens_per_episode=200, packing=packing)
+        training_run = training.TrainingRun(options, start=start, problems=PROBLEMS, resume=tmp_path / packing)
+        with closing(training_run):
+            rows[packing], _ = training_run.iterate()
+    for name in ("loss", "grad_norm", "mismatch_mean"):
+        assert rows["tree"][name] == pytest.approx(rows["none"][name], rel=1e-3, abs=1e-6)
+
+
+def test_a_killed_run_that_replays_its_own_episodes_ends_bitwise_the_same(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four problems come back in every iteration; of each group one is taken for a success that began well."""
+    few, chat = {problem.id: problem for problem in PROBLEMS[:4]}, load_chat(start)
+    monkeypatch.setattr(sys.modules[__name__], "PROBLEMS", list(few.values()))
+    monkeypatch.setattr(Trajectory, "is_success", property(lambda item: item.sample_index == 0))
+
+    def began_well(item: Trajectory) -> dict[str, Any]:
+        return {"messages": reference_messages(chat, few[item.problem_id])[:1], "num_turns": 2}
+
+    monkeypatch.setattr(prefixes, "_row", began_well)
+    options = settings(exploration=prefixed("own"), max_tokens_per_episode=200)
+    expected = run(options, start, tmp_path / "whole")
+    assert [row.get("num_prefixed_groups", 0) for row in expected] == [0, 3, 3, 3, 3, 3]
+    run_killed_after(3, options, start, tmp_path / "killed", monkeypatch)
+    assert run(options, start, tmp_path / "killed") == expected
+    for part in ("output", "resume/iteration-000006"):
+        assert content_hash(tmp_path / "killed" / part) == content_hash(tmp_path / "whole" / part)
+
+
+NUCLEUS = {**NO_EXPLORATION, "top_p": [{"iteration": 1, "value": 0.6}, {"iteration": 5, "value": 1.0}]}
+
+
 @pytest.mark.parametrize(
     "changed",
-    [{}, {"lora": LORA}, {"checkpoint_interval": 2, "problem_sampler": "band"}, {"exploration": EXPLORING}],
+    [
+        {},
+        {"lora": LORA},
+        {"checkpoint_interval": 2, "problem_sampler": "band"},
+        {"exploration": EXPLORING},
+        {"exploration": NUCLEUS, "updates_per_batch": 1},
+        {"exploration": prefixed("reference"), "max_replacement_rounds": 1, "zero_variance_groups": "drop"},
+        {"exploration": prefixed("reference"), "max_staleness": 1, "importance_correction": "token_truncate"},
+    ],
 )
 def test_a_killed_run_goes_on_and_ends_bitwise_the_same(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,18 @@ import pytest
 
 from tasks.core.files import content_hash, read_json, read_jsonl, write_json, write_jsonl
 from tasks.core.settings import Paths, load
-from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.learning.sft.trainer import NotFinite, SupervisedTrainer
+from tasks.models.folders import weights_hash
+from tasks.models.trained_on import digests_of, read_trained_on
 from tasks.stages.warm_start import run as warm_start_run
 from tasks.stages.warm_start import stage
 from tests import tiny
-from tests.conftest import ROOT
-from tests.profiles import profile_params, profile_text
+from tests.profiles import profile_params
+from tests.stages.curated import PROBLEMS, curated_project
 from tests.stages.warm_start.test_attempts import STOP
 
 pytestmark = pytest.mark.slow
-PROBLEMS = tiny.problems(20, max_level=1)
+SELECT = tiny.problems(26, max_level=1)[20:]
 SHORT = {"num_steps": 4, "batch_size": 2, "checkpoint_interval": 3}
 UNREACHABLE = {**STOP, "num_problems": 2, "minimum_success": 1.0, "max_attempts": 3}
 
@@ -32,15 +32,7 @@ class Killed(BaseException):
 @pytest.fixture
 def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     """What curate and assess leave for a model that needs a warm start."""
-    monkeypatch.chdir(tmp_path)
-    Path("params.yaml").write_text(profile_text("test"), encoding="utf-8")
-    for name in ("tasks", "infra", "dvc.yaml"):
-        Path(name).symlink_to(ROOT / name)
-    made, world = Paths("artifacts"), TravelDesk()
-    for split in ("train", "select"):
-        write_jsonl(made.split(split), (problem.model_dump() for problem in PROBLEMS))
-    shown = [world.demonstrate(problem, random.Random(number)) for number, problem in enumerate(PROBLEMS)]
-    write_jsonl(made.stage("curate") / "demonstrations.jsonl", (item.model_dump() for item in shown if item))
+    made = curated_project(tmp_path, monkeypatch)
     write_json(made.stage("curate") / "environment.json", {})
     tiny.model_folder(made.stage("assess") / "base_model")
     rate = {"num_problems": 2, "samples_per_problem": 1, "success_rate": 0.0, "ci_low": 0.0, "ci_high": 0.1}
@@ -55,7 +47,7 @@ def run(paths: Paths, **changed: Any) -> tuple[str, list[dict[str, Any]], list[d
     stage.run(load(stage.SETTINGS, params), paths)
     folder = paths.stage("warm_start")
     metrics = [row for _, row in read_jsonl(folder / "metrics.jsonl")]
-    return content_hash(folder / "model"), metrics, read_json(folder / "attempts.json")
+    return weights_hash(folder / "model"), metrics, read_json(folder / "attempts.json")
 
 
 def test_a_check_that_is_passed_changes_no_weight(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +74,8 @@ def test_a_start_that_solves_too_little_goes_on_then_begins_anew_and_says_so(
 def test_of_the_attempts_the_best_is_kept(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     reached = iter([0.2, 0.1, 0.0])
     monkeypatch.setattr(warm_start_run, "measure_success", lambda *args, **kwargs: next(reached))
-    best, _, _ = run(paths, stop=UNREACHABLE)
+    best, _, attempts = run(paths, stop=UNREACHABLE)
+    assert [row["is_kept"] for row in attempts] == [True, False, False]
     first, _, _ = run(paths, stop=None)
     assert best == first
 
@@ -130,6 +123,16 @@ def test_the_episodes_that_judged_the_kept_model_are_its_baseline(paths: Paths) 
     assert [row["problem_id"] for row in rows] == [problem.id for problem in PROBLEMS][: UNREACHABLE["num_problems"]]
     solved = sum(row["outcome"] == "success" for row in rows) / len(rows)
     assert solved == max(attempt["success"] for attempt in attempts)
+
+
+def test_what_it_was_trained_on_and_what_chose_among_its_attempts_is_in_its_folder(paths: Paths) -> None:
+    write_jsonl(paths.split("select"), (problem.model_dump() for problem in SELECT))
+    run(paths, stop=UNREACHABLE)
+    known = read_trained_on(paths.stage("warm_start") / "model")
+    assert known.trained == digests_of(PROBLEMS)
+    assert known.chosen == digests_of(SELECT[: UNREACHABLE["num_problems"]])
+    run(paths, stop=None)
+    assert read_trained_on(paths.stage("warm_start") / "model").chosen == digests_of([])
 
 
 def test_a_held_out_loss_that_rises_ends_an_attempt_with_the_weights_of_the_lowest(

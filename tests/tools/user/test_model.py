@@ -12,17 +12,18 @@ import pytest
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Trajectory
 from tasks.engines.transformers.speaker import FrozenSpeaker
+from tasks.stages.evaluate.measurement_key import code_of_episodes
 from tasks.tools.base import EnvironmentFault, block_until
 from tasks.tools.user.environment import UserEnvironment
-from tasks.tools.user.played import FAREWELL
-from tasks.tools.user.settings import UserSettings
+from tasks.tools.user.played import FAREWELLS
+from tasks.tools.user.settings import Reveal, UserSettings
 from tests import tiny
 from tests.engines.endpoint.chat_endpoint import KEY, VARIABLE, Answer, ChatEndpoint, completion
 from tests.rollouts.test_requests import NOTE, Notebook
 from tests.tools.user.test_script import PARTS, WHOLE, play, told
-from tests.worlds import QUICK
+from tests.worlds import QUICK, environment_settings
 
-SAID = ["A note, please.", "For Ada.", f"Thanks. {FAREWELL}"]
+SAID = ["A note, please.", "For Ada.", f"Thanks. {FAREWELLS[0]}"]
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +31,14 @@ def chat() -> ChatFormat:
     return ChatFormat(tiny.tokenizer(), source="test")
 
 
-def user(url: str | None, **changed: Any) -> UserSettings:
+def user(url: str | None, reveal: Reveal = "on_request", **changed: Any) -> UserSettings:
     model = {
         "url": url, "model": "lab/m", "api_key_variable": VARIABLE, "instructions": "You need a note.",
         "greeting": "Hello, what can I do?", "temperature": 0.0, "max_output_tokens": 20, "max_messages": 5,
         "max_retries": 0, "timeout_seconds": 60.0,
     }  # fmt: skip
     played_by = "endpoint" if url else "base"
-    return UserSettings.model_validate({"played_by": played_by, "reveal": "on_request", "model": model | changed})
+    return UserSettings.model_validate({"played_by": played_by, "reveal": reveal, "model": model | changed})
 
 
 @pytest.fixture
@@ -76,8 +77,29 @@ def test_the_agent_hears_what_the_user_says_and_never_the_hidden_goal(
     assert not any(part in chat.decode(trajectory.token_ids) for part in PARTS)
 
 
+def test_the_code_that_speaks_in_this_process_is_code_of_the_episodes_whatever_the_engine() -> None:
+    """A changed speaker is another user: its episodes are neither resumed nor compared."""
+    speaker = Path("tasks/engines/transformers/speaker.py")
+    here, elsewhere = (environment_settings(user=user(url)) for url in (None, "http://127.0.0.1:1/v1"))
+    assert speaker in code_of_episodes("vllm", here)
+    assert speaker not in code_of_episodes("vllm", elsewhere)
+    assert (here.further_code(), elsewhere.further_code()) == (["tasks/engines/transformers"], [])
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/v1", None])
+def test_who_answers_questions_is_no_user_of_bfcl_whose_turns_are_counted_by_messages(url: str | None) -> None:
+    """After a question and its answer BFCL would check the second request's calls against none, and fail the first."""
+    asked = user(url, reveal="at_once")
+    for name in ("bfcl", "mixture"):
+        with pytest.raises(
+            ValueError, match=r"user\.played_by: (endpoint|base) .*bfcl.* Set user\.played_by to script"
+        ):
+            environment_settings(name, user=asked)
+    assert environment_settings("travel_desk", user=asked).user == asked
+
+
 def test_an_agent_cannot_say_farewell_in_the_users_name(chat: ChatFormat, served: tuple[ChatEndpoint, str]) -> None:
-    assert len(played(chat, served[1], [FAREWELL, "Noted."]).turns) == 2
+    assert len(played(chat, served[1], [FAREWELLS[0], "Noted."]).turns) == 2
 
 
 def test_a_user_says_no_more_than_it_may(chat: ChatFormat, served: tuple[ChatEndpoint, str]) -> None:
@@ -166,6 +188,13 @@ def test_a_model_that_cannot_read_what_its_user_knows_is_refused(tmp_path: Path)
     refusal = pytest.raises(ValueError, match=r"reads at most 64 tokens .* Use a model with a longer context")
     with closing(UserEnvironment(Notebook(QUICK), base_user(tmp_path, num_positions=64))) as world, refusal:
         block_until(world.start_user(WHOLE).open())
+
+
+def test_without_instructions_the_environments_own_guidelines_are_needed() -> None:
+    refusal = pytest.raises(ValueError, match=r"instructions is null and .* has no guidelines .* Write instructions")
+    settings = user("http://127.0.0.1:1/v1", instructions=None, api_key_variable=None)
+    with closing(UserEnvironment(Notebook(QUICK), settings)) as world, refusal:
+        world.start_user(WHOLE)
 
 
 @pytest.mark.parametrize(

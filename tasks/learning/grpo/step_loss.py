@@ -1,0 +1,80 @@
+"""The loss of one micro-batch in one optimizer step, and what the metrics count on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tasks.learning.grpo.losses import (
+    cispo_loss,
+    gspo_loss,
+    importance_weights,
+    is_clipped,
+    kl_estimate,
+    ppo_loss,
+    sequence_means,
+)
+from tasks.learning.grpo.metrics import StepSums
+from tasks.learning.shared.batching import MicroBatch
+from tasks.learning.shared.settings import GRPOSettings
+
+
+@dataclass(slots=True)
+class LossBatch:
+    """A micro-batch with its token weights and reference; after the first step also that step's log-probs."""
+
+    tensors: MicroBatch
+    weight_M: Tensor
+    reference_logp_M: Tensor | None
+    old_logp_M: Tensor | None = None
+
+
+def batch_loss(batch: LossBatch, policy_logp_M: Tensor, settings: GRPOSettings, sums: StepSums) -> Tensor:
+    """Its share of the step's loss, a scalar. The first step notes its log-probs in `batch`; `sums` is added to."""
+    tensors = batch.tensors
+    if batch.old_logp_M is None:
+        batch.old_logp_M = policy_logp_M.detach()
+    loss_M = _policy_loss(policy_logp_M, batch.old_logp_M, tensors, settings)
+    if settings.importance_correction != "none":
+        loss_M = loss_M * importance_weights(
+            batch.old_logp_M,
+            tensors.sampler_logp_M,
+            tensors.trajectory_M,
+            correction=settings.importance_correction,
+            cap=settings.importance_cap,
+        )
+    if batch.reference_logp_M is not None:
+        kl_M = kl_estimate(policy_logp_M, batch.reference_logp_M, estimator=settings.kl_estimator)
+        loss_M = loss_M + settings.kl_weight * kl_M
+        sums.kl += kl_M.detach().sum().item()
+    if tensors.num_tokens:
+        _count(policy_logp_M.detach(), batch.old_logp_M, tensors, settings, sums)
+    return (loss_M * batch.weight_M).sum()
+
+
+def _policy_loss(policy_logp_M: Tensor, old_logp_M: Tensor, tensors: MicroBatch, settings: GRPOSettings) -> Tensor:
+    low, high = settings.clip_low, settings.clip_high
+    if settings.loss == "gspo":
+        return gspo_loss(policy_logp_M, old_logp_M, tensors.advantage_M, tensors.trajectory_M, low=low, high=high)
+    loss = ppo_loss if settings.loss == "ppo" else cispo_loss
+    return loss(policy_logp_M, old_logp_M, tensors.advantage_M, low=low, high=high)
+
+
+def _count(
+    policy_logp_M: Tensor, old_logp_M: Tensor, tensors: MicroBatch, settings: GRPOSettings, sums: StepSums
+) -> None:
+    """How many tokens are clipped, and the largest ratio."""
+    difference_M = policy_logp_M - old_logp_M
+    if settings.loss == "gspo":
+        difference_M = sequence_means(difference_M, tensors.trajectory_M)
+    is_clipped_M = is_clipped(
+        difference_M,
+        torch.zeros_like(difference_M),
+        tensors.advantage_M,
+        low=settings.clip_low,
+        high=settings.clip_high,
+    )
+    sums.clipped += is_clipped_M.sum().item()
+    sums.ratio_max = max(sums.ratio_max, difference_M.max().exp().item())

@@ -1,0 +1,44 @@
+"""The policy in one piece: what an engine in the same memory generates with, and what snapshots are written from.
+
+A model that is cut over several ranks cannot generate on one of them, so rank 0 keeps a copy. With one rank it is the
+trainer's model itself.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+import torch
+
+from tasks.learning.shared.lora import POLICY, Adapter
+from tasks.learning.shared.ranks import Ranks
+from tasks.learning.shared.reference import copy_tensors, unique_tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+
+class WholePolicy:
+    """`model`, with `adapter` in it. A copy is made before the trainer cuts its model; in host memory where the engine
+    has memory of its own.
+    """
+
+    def __init__(self, model: PreTrainedModel, adapter: Adapter | None, ranks: Ranks, *, in_host_memory: bool):
+        self.model, self.adapter = model, adapter
+        self.is_copy = ranks.size > 1
+        if self.is_copy:
+            self.model, self.adapter = copy.deepcopy((model, adapter))
+            if in_host_memory:
+                self.model.to("cpu")
+
+    @torch.no_grad()
+    def take(self, tensors: dict[str, Tensor]) -> None:
+        """The weights that the trainer has now, as its `policy_tensors` gives them."""
+        if self.is_copy:
+            copy_tensors(tensors, self.tensors())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What is trained, by name."""
+        return unique_tensors(self.model) if self.adapter is None else self.adapter.tensors(POLICY)

@@ -1,0 +1,48 @@
+"""Environments of `evaluate.also` that could not be played are found before training, not after it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands.doctor.project import found, look
+from tests.contracts.test_environments import load_page_module
+from tests.readme import page_block
+from tests.stages.evaluate.test_transfer import also
+from tests.worlds import NO_BUDGETS
+
+CHECK = "other environments"
+
+
+@pytest.fixture(autouse=True)
+def shop() -> Any:
+    return load_page_module("tasks.custom.page_shop", page_block("tasks/custom/README.md", "python", "class Shop"))
+
+
+def test_what_is_played_after_training_is_looked_at_before_it(artifacts: Path) -> None:
+    found(look(CHECK, artifacts), "pass", "names none", "")
+    found(look(CHECK, artifacts, evaluate__also=[also()]), "pass", "custom-Shop: 6 problems", "")
+
+
+def test_missing_data_a_context_too_small_and_bad_settings_fail(artifacts: Path) -> None:
+    missing = look(CHECK, artifacts, evaluate__also=[also(source="tasks/custom/none.jsonl")])
+    found(missing, "fail", "evaluate.also, custom-Shop: tasks/custom/none.jsonl", "")
+    small = look(CHECK, artifacts, evaluate__also=[also(budgets={**NO_BUDGETS, "max_tokens_per_episode": 5000})])
+    found(small, "fail", "the model's context is 300 tokens", "at most 300")
+
+
+def test_problems_that_no_reference_solves_are_counted(
+    artifacts: Path, monkeypatch: pytest.MonkeyPatch, shop: Any
+) -> None:
+    generate = shop.Shop.generate
+
+    def with_a_wrong_one(self: Any, **given: Any) -> Any:
+        first, *rest = generate(self, **given)
+        wrong = first.reference[0].model_copy(update={"calls": []})
+        return [first.model_copy(update={"reference": [wrong]}), *rest]
+
+    monkeypatch.setattr(shop.Shop, "generate", with_a_wrong_one)
+    examined = look(CHECK, artifacts, evaluate__also=[also()])
+    found(examined, "warn", "custom-Shop: 5 problems; 1 more are left out", "Correct them")

@@ -1,0 +1,83 @@
+"""One rank of a tiny trainer: `python -m tests.learning.rank_worker FOLDER CASE…`, with torch's environment variables.
+
+Rank 0 writes what each case gave to FOLDER/ranks-SIZE.json. `test_ranks.py` compares those of 1, 2 and 4 ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tasks.core.records import Group
+from tasks.learning.grpo.trainer import GRPOTrainer
+from tasks.learning.shared.checkpoints import seed_generators
+from tasks.learning.shared.lora import Adapter
+from tasks.learning.shared.ranks import ALONE, END, Ranks
+from tasks.models.folders import load_model
+from tasks.models.settings import ComputeSettings, on_cpu
+from tests.learning.options import grpo
+from tests.learning.rows import a_group
+
+SIGNAL, SILENT = [1.0, 0.0, 0.0, 1.0], [1.0] * 4
+LORA = {"rank": 4, "alpha": 8, "target_modules": "all-linear"}
+BFLOAT16 = on_cpu(1).model_copy(update={"weights": "bfloat16", "frozen": "bfloat16"})
+MANY = {"num_iterations": 10, "learning_rate": 1e-3, "max_grad_norm": 0.5, "kl_weight": 0.1}  # 20 steps, clipped
+CASES: dict[str, dict[str, Any]] = {
+    "padded rows": {"packing": "none", "aggregation": "sequence"},
+    "packed trees": {"micro_batch_tokens": 60, "importance_correction": "token_truncate"},
+    "gspo, and two steps a batch": {
+        "loss": "gspo", "clip_low": 0.001, "clip_high": 0.001, "steps_per_batch": 2, "updates_per_batch": 1,
+        "reference_mix": 0.5,
+    },
+    "an adapter": {"lora": LORA},
+    "layers computed again": {"gradient_checkpointing": True, "aggregation": "constant", "constant_length": 20},
+    "one group, so that only one rank has work": {"reference_interval": None},
+    "muon": {"optimizer": "muon", "learning_rate": 1e-4},
+    "bfloat16": {},
+    "an adapter in bfloat16": {"lora": LORA},
+    "groups without a signal": {"zero_variance_groups": "keep"},
+}  # fmt: skip
+
+
+def groups_of(case: str, iteration: int) -> list[Group]:
+    """Uneven groups, of 2 to 5 trajectories, one of them without a signal; or one group, which is one tree."""
+    rewards = [SIGNAL, [0.0, 1.0], SILENT, [1.0, 0.0, 0.0, 0.0, 1.0]]
+    if case.startswith("one group"):
+        rewards = rewards[:1]
+    return [a_group(10 * iteration + number, item) for number, item in enumerate(rewards)]
+
+
+def a_trainer(folder: Path, ranks: Ranks, *, compute: ComputeSettings | None = None, **changed: Any) -> GRPOTrainer:
+    compute = compute or on_cpu(1)
+    model = load_model(folder, compute=compute)
+    options = grpo(**{**MANY, **changed})
+    seed_generators(0)
+    adapter = Adapter(model, options.lora, weights=compute.weights) if options.lora else None
+    return GRPOTrainer(model, options, compute=compute, temperature=1.0, max_tokens=200, adapter=adapter, ranks=ranks)
+
+
+def main(folder: Path, *cases: str) -> None:
+    is_alone = os.environ["WORLD_SIZE"] == "1"
+    ranks = ALONE if is_alone else Ranks.meet(torch.device("cpu"), timeout_seconds=60)
+    found = {}
+    for case in cases:
+        compute = BFLOAT16 if "bfloat16" in case else None
+        trainer = a_trainer(folder / "model", ranks, compute=compute, **CASES[case])
+        if not ranks.leads:
+            trainer.follow()
+            continue
+        rows = [trainer.iterate(lambda number, *_, case=case: groups_of(case, number)) for _ in range(10)]
+        weights = {name: float(tensor.double().norm()) for name, tensor in trainer.policy_tensors().items()}
+        found[case] = {"rows": rows, "weights": weights, "probe": trainer.logp_of([[*range(20, 50)]])[0]}
+        ranks.announce(END)
+    if ranks.leads:
+        (folder / f"ranks-{ranks.size}.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,181 @@
+"""Several trainers of one policy: who they are, how they are started, and what happens when one dies."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tasks.core.files import content_hash, read_jsonl
+from tasks.core.settings import load
+from tasks.pipeline.launch import Place, _how_it_ended, place_of
+from tasks.pipeline.order import CommonSections
+from tasks.pipeline.settings import LaunchSettings
+from tests.pipeline.prefect_api import free_port
+from tests.pipeline.project import Project
+from tests.pipeline.trainable import make_trainable
+from tests.profiles import profile_params
+
+MEETING = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+
+
+def launch(**changed: Any) -> LaunchSettings:
+    params = profile_params("test")
+    params["launch"] |= {"launcher": "external", "num_trainers": 2, "meet_seconds": 60.0, **changed}
+    return load(CommonSections, params).launch
+
+
+def test_one_process_is_no_rank_whatever_its_environment_says() -> None:
+    """A stage that another program's torchrun or Slurm's job starts is not mistaken for one of several."""
+    assert place_of(launch(launcher="local", num_trainers=1), MEETING) is None
+    assert place_of(launch(launcher="torchrun"), MEETING) is None
+
+
+def test_a_rank_that_torchrun_started_knows_its_place() -> None:
+    supervised = {**MEETING, "TORCHELASTIC_RUN_ID": "7"}
+    assert place_of(launch(launcher="torchrun"), supervised) == Place(rank=1, size=2, local=1)
+    assert place_of(launch(), MEETING) == Place(rank=1, size=2, local=1)
+
+
+def test_slurms_variables_say_the_same() -> None:
+    slurm = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "MASTER_ADDR": "n", "MASTER_PORT": "1"}
+    assert place_of(launch(), slurm) == Place(rank=1, size=2, local=0)
+
+
+def test_external_ranks_without_a_place_to_meet_are_refused_with_what_is_missing() -> None:
+    with pytest.raises(ValueError, match=r"no MASTER_ADDR and no MASTER_PORT in its environment.*srun with MASTER_"):
+        place_of(launch(), {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"})
+
+
+def test_another_number_of_processes_than_the_params_say_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"launch.num_trainers is 4, and 2 processes were started"):
+        place_of(launch(num_trainers=4), MEETING)
+
+
+def test_two_trainers_without_a_launcher_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"launch: num_trainers is 2 with launcher: local.*launcher to torch"):
+        launch(launcher="local")
+
+
+def test_of_ranks_that_ended_the_one_that_was_killed_is_named() -> None:
+    assert _how_it_ended({0: 75, 1: -9}, 2) == "rank 1 of 2 was ended by signal 9"
+    assert _how_it_ended({1: 75}, 2) == "rank 1 of 2 ended with status 75"
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return make_trainable(tmp_path_factory.mktemp("ranks") / "untrained")
+
+
+def copy_of(untrained: Project, folder: Path, **changed: Any) -> Project:
+    shutil.copytree(untrained.folder, folder)
+    project = Project(folder)
+    project.set_params({f"launch.{name}": value for name, value in changed.items()})
+    return project
+
+
+def on_two(untrained: Project, folder: Path, **changed: Any) -> Project:
+    return copy_of(untrained, folder, **{"launcher": "torchrun", "num_trainers": 2, **changed})
+
+
+def train(project: Project) -> subprocess.CompletedProcess[str]:
+    result = project.run("tasks", "train")
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+@pytest.fixture(scope="module")
+def both(untrained: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """Trained by two."""
+    project = on_two(untrained, tmp_path_factory.mktemp("ranks") / "both")
+    assert train(project).stdout.count("results are in") == 1
+    return project
+
+
+def metrics(project: Project) -> list[dict[str, Any]]:
+    return [row for _, row in read_jsonl(project.artifacts / "train" / "metrics.jsonl")]
+
+
+@pytest.mark.demo
+def test_one_command_trains_on_two_ranks_what_one_trains(untrained: Project, both: Project, tmp_path: Path) -> None:
+    """Of the later iterations nothing is said: the last digits of weights differ, and so may a token that is drawn."""
+    alone = copy_of(untrained, tmp_path / "alone")
+    train(alone)
+    one, two = metrics(alone), metrics(both)
+    assert len(one) == len(two) == 8
+    assert two[0]["mean_reward"] == one[0]["mean_reward"] > 0
+    assert two[0]["loss"] == pytest.approx(one[0]["loss"], abs=1e-5)
+    assert two[0]["grad_norm"] == pytest.approx(one[0]["grad_norm"], rel=1e-4)
+    names = [
+        sorted(item.name for item in (place.artifacts / "train" / "snapshots").iterdir()) for place in (alone, both)
+    ]
+    assert names[0] == names[1] == ["iteration-0004", "iteration-0008"]
+
+
+def rank_process(project: Project, rank: int) -> psutil.Process | None:
+    for process in project.processes():
+        try:
+            if process.cmdline()[-3:] == ["-m", "tasks", "train"] and process.environ().get("RANK") == str(rank):
+                return process
+        except psutil.Error:
+            continue
+    return None
+
+
+@pytest.mark.demo
+@pytest.mark.parametrize("rank", [0, 1])
+def test_after_kill_9_of_a_rank_all_start_again_and_end_bitwise_as_if_nothing_had_happened(
+    untrained: Project, both: Project, tmp_path: Path, rank: int
+) -> None:
+    project = on_two(untrained, tmp_path / "killed", max_restarts=1)
+    run = project.start("tasks", "train")
+    checkpoints = project.artifacts / ".resume" / "train"
+    deadline = time.monotonic() + 300
+    while not list(checkpoints.glob("*/iteration-*/manifest.json")):
+        assert run.poll() is None and time.monotonic() < deadline, run.communicate()
+        time.sleep(0.05)
+    process = rank_process(project, rank)
+    assert process is not None
+    process.kill()
+    _, errors = run.communicate(timeout=600)
+    assert run.returncode == 0, errors
+    assert f"rank {rank} of 2 was ended by signal 9, so all were ended; starting again" in errors
+    assert "continuing after iteration" in errors
+    assert content_hash(project.artifacts / "train") == content_hash(both.artifacts / "train")
+    assert not project.processes()
+
+
+@pytest.mark.demo
+def test_without_a_restart_left_a_death_is_one_line_with_the_status_of_what_may_pass(
+    untrained: Project, tmp_path: Path
+) -> None:
+    project = on_two(untrained, tmp_path / "ended")
+    run = project.start("tasks", "train")
+    deadline = time.monotonic() + 300
+    while (process := rank_process(project, 1)) is None or not list((project.artifacts / ".resume").glob("train/*/i*")):
+        assert run.poll() is None and time.monotonic() < deadline, run.communicate()
+        time.sleep(0.05)
+    process.kill()
+    _, errors = run.communicate(timeout=120)
+    assert run.returncode == 75
+    lines = [line for line in errors.splitlines() if "error" in line]
+    assert len(lines) == 1 and "train: rank 1 of 2 was ended by signal 9" in lines[0] and "max_restarts" in lines[0]
+    assert not project.processes()
+
+
+@pytest.mark.demo
+def test_two_agents_of_torchrun_are_two_nodes(untrained: Project, both: Project, tmp_path: Path) -> None:
+    project = on_two(untrained, tmp_path / "nodes", launcher="external")
+    agent = (
+        "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=127.0.0.1:{free_port()}", "-m", "tasks", "train",
+    )  # fmt: skip
+    nodes = [project.start(*agent) for _ in range(2)]
+    said = [node.communicate(timeout=600)[1] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said
+    assert content_hash(project.artifacts / "train") == content_hash(both.artifacts / "train")

@@ -1,0 +1,59 @@
+"""Episodes that begin with given messages: the environment's state is right, and no loss sees what was given."""
+
+from __future__ import annotations
+
+import pytest
+
+from tasks.chat.format import ChatFormat
+from tasks.core.records import Problem, Trajectory
+from tasks.engines.scripted.scripts import ScriptedEngine
+from tasks.environments.travel_desk.environment import TravelDesk
+from tasks.rollouts.collect import Collector
+from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
+from tasks.rollouts.references import reference_messages
+from tests import tiny
+
+PROBLEMS = tiny.problems(34, max_level=4)
+
+
+@pytest.fixture(scope="module")
+def chat() -> ChatFormat:
+    return ChatFormat(tiny.tokenizer(), source="test")
+
+
+def played(
+    chat: ChatFormat, problem: Problem, num_replayed: int, *, written: list[list[int]] | None = None
+) -> Trajectory:
+    """The reference's first messages are given, and the engine writes the others, or `written`."""
+    messages = reference_messages(chat, problem)
+    left = [ids[:-1] for ids in messages[num_replayed:]] if written is None else written
+    engine = ScriptedEngine([left], end_of_turn=chat.end_of_turn)
+    collector = Collector(
+        EngineEpisodes(engine, chat, tiny.ROOMY), TravelDesk(), max_concurrent_episodes=1, seed=0, stage="test"
+    )
+    (found,) = collector.collect([EpisodeKey(problem, 1, 0, tuple(map(tuple, messages[:num_replayed])))])
+    return found
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.id)
+def test_from_every_turn_of_a_reference_the_rest_of_it_solves_the_problem(chat: ChatFormat, problem: Problem) -> None:
+    """The same tokens as where the policy writes all of it; only what it wrote itself is in the loss."""
+    whole = played(chat, problem, 0)
+    assert whole.is_success and whole.num_replayed_turns == 0
+    for count in range(1, len(whole.turns)):
+        found = played(chat, problem, count)
+        assert (found.token_ids, found.turns, found.outcome) == (whole.token_ids, whole.turns, "success")
+        assert (found.num_calls, found.num_replayed_turns) == (whole.num_calls, count)
+        own = sum(len(ids) for ids in reference_messages(chat, problem)[count:])
+        assert found.num_sampled_tokens == own
+        first = found.sampled_mask.index(True)
+        assert found.sampled_mask[first:] == whole.sampled_mask[first:]
+
+
+def test_a_replayed_start_counts_in_the_budgets_and_its_failure_is_its_own(chat: ChatFormat) -> None:
+    problem = next(problem for problem in PROBLEMS if len(problem.reference[0].calls) > 1)
+    found = played(chat, problem, 1, written=[chat.encode("Done.")])
+    assert found.outcome == "failure" and len(found.turns) == 2
+    assert chat.decode([t for t, is_own in zip(found.token_ids, found.sampled_mask, strict=True) if is_own]).startswith(
+        "Done."
+    )
