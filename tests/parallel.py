@@ -1,7 +1,8 @@
 """How `make test` shares its tests among workers (pytest-xdist): a file at a time, the longest first.
 
 Files that wait for the same slow thing (an engine of vLLM, a whole flow, the servers of tests/services) go to one
-worker, which starts it once.
+worker, which starts it once. What needs both servers and the finished flow (`test_same_recipe.py`) is with the flow:
+the servers start in 20 s, and each of the two groups takes minutes.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ TOGETHER = {
     "tests/contracts/test_engines.py": "vllm",
     "tests/engines/vllm/test_vllm_engine.py": "vllm",
     "tests/engines/vllm/test_vllm_nccl.py": "vllm",
-    "tests/pipeline/test_caching.py": "servers and the finished flow",
-    "tests/pipeline/test_drift_check.py": "servers and the finished flow",
-    "tests/services/test_approval.py": "servers and the finished flow",
-    "tests/services/test_second_machine.py": "servers and the finished flow",
-    "tests/services/test_servers.py": "servers and the finished flow",
-    "tests/services/test_story.py": "servers and the finished flow",
+    "tests/pipeline/test_caching.py": "the finished flow",
+    "tests/pipeline/test_drift_check.py": "the finished flow",
+    "tests/services/test_same_recipe.py": "the finished flow",
+    "tests/services/test_approval.py": "servers",
+    "tests/services/test_second_machine.py": "servers",
+    "tests/services/test_servers.py": "servers",
+    "tests/services/test_story.py": "servers",
 }
 # By seconds, the longest first: a long file that is begun last has one worker wait for the other. `make test
 # ARGS=--durations=100` shows the seconds; the rest follows in the order of its names.

@@ -83,8 +83,9 @@ def judge_all(settings: JudgeSettings, labelled: Sequence[Labelled]) -> list[Jud
     faults = [item for item in found if isinstance(item, BaseException)]
     if faults and isinstance(faults[0], EnvironmentFault):
         raise ValueError(
-            f"{settings.url}: {len(faults)} of {len(labelled)} episodes could not be judged ({faults[0]}), so the "
-            f"agreement is not known. Repair the endpoint and run again; the votes that arrived are stored."
+            f"{settings.url or settings.model}: {len(faults)} of {len(labelled)} episodes could not be judged "
+            f"({faults[0]}), so the agreement is not known. Repair the judge and run again; the votes "
+            f"that arrived are stored."
         )
     if faults:
         raise faults[0]

@@ -15,9 +15,8 @@ from statistics import fmean
 from typing import Any
 
 from tasks.core.files import write_jsonl
-from tasks.core.records import Score, Trajectory
+from tasks.core.records import EQUAL_REWARDS, Score, Trajectory
 from tasks.core.settings import Paths, load, load_paths, read_params
-from tasks.rewards.dominance import EQUAL_REWARDS
 from tasks.rewards.stored import Rescorer, read_trajectories
 from tasks.stages.train.settings import TrainSections
 

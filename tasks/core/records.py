@@ -169,6 +169,9 @@ def _row(record: Turn | Trajectory | Score) -> dict[str, Any]:
     return {item.name: getattr(record, item.name) for item in fields(record)}
 
 
+EQUAL_REWARDS = 1e-6  # rewards closer than this are equal
+
+
 @dataclass(frozen=True, slots=True)
 class Score:
     """A trajectory's reward, and the parts that add up to it: each is its value times its weight."""

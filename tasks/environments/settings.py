@@ -90,6 +90,12 @@ class EnvironmentSettings(NamedEnvironment):
                 f"Set user.played_by to script, or leave {names[0]} out"
             )
 
+    def further_code(self) -> list[str]:
+        """Folders of code that its episodes run and its name does not tell, relative to the root: of a mixture's
+        members.
+        """
+        return [folder_of(played.name) for played in members_of(self) if played is not self]
+
     def refuse_no_verdict(self) -> None:
         """ValueError where nothing decides on success; also for one that took the place of another."""
         if getattr(self.settings, "needs_judge", False) and not (self.judge and self.judge.decides):
@@ -137,10 +143,6 @@ class OtherEnvironmentSettings(NamedEnvironment):
 def members_of(section: EnvironmentSettings) -> Sequence[EnvironmentSettings | OtherEnvironmentSettings]:
     """What a section plays: its own environment, or those of its mixture."""
     return getattr(section.settings, "members", None) or [section]
-
-
-def names_of(section: EnvironmentSettings) -> list[str]:
-    return [played.name for played in members_of(section)]
 
 
 def folder_of(name: str) -> str:

@@ -111,7 +111,7 @@ class DataWriter:
 
     def _add_episode(self, episode: Trajectory, line: int, reader: TokenReader) -> None:
         self.words.add(len(self.rows), texts_of(episode))
-        score = self.rescorer.score(episode) if self.rescorer else None
+        score = self.rescorer.shown_score(episode) if self.rescorer else None
         self.shown.add(shown_episode(episode, line=line, score=score))
         self.tokens.add(reader.turns(episode))
         self.rows.append(

@@ -28,6 +28,10 @@ class Part:
     settings: type[BuiltInPart] = BuiltInPart
 
 
+class NotCounted(ValueError):
+    """The endpoint that played an episode reported no usage, so nobody knows how many tokens it wrote."""
+
+
 def well_formed_share(turns: list[Turn]) -> float:
     """Share of turns that ended normally and contain no malformed call; 0 without turns."""
     well_formed = [
@@ -53,12 +57,14 @@ def passed_share(trajectory: Trajectory) -> float:
 
 
 def sampled_thousands(trajectory: Trajectory) -> float:
-    """Thousands of tokens that the policy wrote; from the usage where an endpoint gives no token ids."""
+    """Thousands of tokens that the policy wrote; from the usage where an endpoint gives no token ids. NotCounted where
+    it gives none either.
+    """
     if trajectory.token_ids:
         return trajectory.num_sampled_tokens / 1000
     num_tokens: int | None = left_details(trajectory, "usage", ("output_tokens",))["output_tokens"]
     if num_tokens is None:
-        raise ValueError(
+        raise NotCounted(
             f"problem {trajectory.problem_id!r}: the endpoint counted no tokens, so token_cost cannot be computed. "
             f"Take it out of reward.parts, or use an endpoint that reports usage."
         )

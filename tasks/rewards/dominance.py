@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import fsum
 
+from tasks.core.records import EQUAL_REWARDS
 from tasks.rewards.built_in import BUILT_IN
 from tasks.rewards.limits import UNIT, Bounds, EpisodeLimits
 from tasks.rewards.part_settings import OwnPart, PartSettings
 from tasks.rewards.settings import RewardSettings
 
 OUTCOME_GAP = 1.0  # reward of a success minus a failure, without parts
-EQUAL_REWARDS = 1e-6  # rewards closer than this count as equal when advantages are computed
 
 
 def part_bounds(part: PartSettings, limits: EpisodeLimits) -> Bounds:
@@ -38,8 +38,8 @@ def reward_bounds(settings: RewardSettings, limits: EpisodeLimits) -> Bounds:
     )
 
 
-def is_dominated(settings: RewardSettings, limits: EpisodeLimits) -> bool:
-    """Whether the worst success outscores the best failure by more than what counts as equal."""
+def outcome_dominates(settings: RewardSettings, limits: EpisodeLimits) -> bool:
+    """Whether the worst success outscores the best failure, by more than counts as equal in advantages."""
     bounds = reward_bounds(settings, limits)
     return bounds.success_least - bounds.failure_most > EQUAL_REWARDS
 
@@ -65,7 +65,7 @@ def _sum(settings: RewardSettings, limits: EpisodeLimits, outcome: float) -> str
 
 def check_dominance(settings: RewardSettings, limits: EpisodeLimits) -> None:
     """ValueError with the arithmetic in one line, unless every success outscores every failure or it is insisted on."""
-    if settings.allow_undominated or is_dominated(settings, limits):
+    if settings.allow_undominated or outcome_dominates(settings, limits):
         return
     raise ValueError(
         f"reward.parts: {arithmetic(settings, limits)}, within {limits.max_turns:,} turns, {limits.max_calls:,} calls "

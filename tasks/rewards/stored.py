@@ -13,6 +13,7 @@ from pathlib import Path
 from tasks.core.files import read_jsonl
 from tasks.core.records import Problem, Score, Trajectory
 from tasks.core.settings import Paths
+from tasks.rewards.built_in import NotCounted
 from tasks.rewards.parts import reward
 from tasks.rewards.settings import RewardSettings
 
@@ -76,3 +77,12 @@ class Rescorer:
         if not trajectory.is_of(request=row["requests"][0], category=row["category"], split_group=row["split_group"]):
             return None
         return reward(Problem.model_validate(row), trajectory, self.settings)
+
+    def shown_score(self, trajectory: Trajectory) -> Score | None:
+        """To show beside others: also None where an endpoint counted no tokens. A frontier model is never trained on,
+        so what its reward would have been may stay unknown.
+        """
+        try:
+            return self.score(trajectory)
+        except NotCounted:
+            return None

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Problem, StopReason, Turn
+from tasks.core.seeds import stream_seed
 from tasks.rollouts.conversation import Conversation, EpisodeKey, Waits
 from tasks.rollouts.engine import Engine, EpisodeHandle, TurnReply, TurnRequest
-from tasks.rollouts.seeds import stream_seed
 from tasks.rollouts.settings import SamplingSettings
 from tasks.tools.base import Environment, EnvironmentFault
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Problem, Trajectory
+from tasks.core.seeds import stream_seed
 from tasks.core.text import one_line
 from tasks.rollouts.engine import Engine, TurnReply, TurnRequest
 from tasks.rollouts.episode import EngineEpisodes, Opening
-from tasks.rollouts.seeds import stream_seed
 from tasks.rollouts.settings import SamplingSettings
 
 PREFACE = "Notes on earlier attempts:"

@@ -1,20 +1,13 @@
 """Random streams: each turn of each episode has its own, derived from its identity and never from when it runs.
 
-The key is (run seed, stage, draw number, problem id, sample index, turn). So batch size, concurrency and arrival order
-change no stream, and snapshots evaluated with the same draw number share random numbers.
+The key is (run seed, stage, draw number, problem id, sample index, turn), of which `core/seeds.py` makes a seed. So
+batch size, concurrency and arrival order change no stream, and snapshots evaluated with the same draw number share
+random numbers.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-
 import numpy as np
-
-
-def stream_seed(*key: str | int) -> int:
-    """A 64-bit seed; equal keys give equal seeds on every machine and Python."""
-    return int.from_bytes(hashlib.blake2b(json.dumps(key).encode(), digest_size=8).digest(), "big")
 
 
 def uniforms(seed: int, count: int) -> np.ndarray:

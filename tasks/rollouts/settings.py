@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from tasks.core.settings import Settings, read_own_settings
-from tasks.environments.settings import EnvironmentSettings, folder_of, names_of
+from tasks.environments.settings import EnvironmentSettings
 from tasks.models.differences import Tolerance, tolerance_of
 from tasks.models.settings import ComputeSettings
 from tasks.models.torch_setup import device_name
@@ -146,8 +146,8 @@ class PlaySections(Settings):
     sampling: SamplingSettings
 
     def unwatched_folders(self) -> list[str]:
-        """The members of a mixture: dvc.yaml watches the folder that `environment.name` names."""
-        return [folder_of(name) for name in names_of(self.environment) if name != self.environment.name]
+        """dvc.yaml watches the one environment and the one engine that params name."""
+        return self.environment.further_code()
 
     def play(self, samples_per_problem: int, *, drawn_from: DistributionSettings | None = None) -> PlaySettings:
         """`drawn_from` is a measurement's distribution; None samples as training does."""

@@ -93,9 +93,10 @@ def judge_of(description: Mapping[str, Any]) -> dict[str, Any] | None:
     if judge is None:
         return None
     measured = judge["agreement"]
+    names = ("model", "url", "weights", "rubric", "decides", "num_votes", "temperature")
     numbers = ("agreement", "ci_low", "ci_high", "confidence", "kappa", "num_labels", "labels")
     return {
-        **{name: judge[name] for name in ("model", "url", "rubric", "decides", "num_votes", "temperature")},
+        **{name: judge[name] for name in names if name in judge},  # weights: of a model in process
         "agreement": measured if isinstance(measured, str) else {name: measured[name] for name in numbers},
     }
 

@@ -93,7 +93,7 @@ def _write(shown: Shown, rescorer: Rescorer | None, place: Place) -> None:
 
     episode, trace = shown.trajectory, Spans(time.time_ns())
     root = trace.open()
-    score = rescorer.score(episode) if rescorer else None
+    score = rescorer.shown_score(episode) if rescorer else None
     said = [{"role": "user", "content": _cut(episode.request)}]
     for number, (turn, tokens) in enumerate(zip_longest(episode.turns, turn_tokens(episode)), start=1):
         _add_turn(trace, root, number, turn, said, tokens)

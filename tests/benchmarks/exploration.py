@@ -64,11 +64,11 @@ def params_of(seed: int) -> dict[str, Any]:
 
 def measure(folder: Path, seed: int) -> Iterator[dict[str, Any]]:
     """One row per variant: success in the last quarter of training and on select, as training draws and in a nucleus,
-    episodes and CPU seconds.
+    episodes and CPU seconds; or the alarm that stopped it.
     """
     from tasks.rollouts.collect import sample_episodes
     from tasks.stages.train.settings import TrainSections
-    from tasks.stages.train.stage import train_policy
+    from tasks.stages.train.stage import CollapseAlarm, train_policy
 
     paths = Paths(folder / str(seed))
     if not (paths.stage("warm_start") / "model").exists():
@@ -79,11 +79,15 @@ def measure(folder: Path, seed: int) -> Iterator[dict[str, Any]]:
         params["train"] |= {"num_iterations": NUM_ITERATIONS, "snapshot_interval": NUM_ITERATIONS, **changed}
         settings = load(TrainSections, params)
         place, began = paths.artifacts / "variants" / name, time.process_time()
-        rows = train_policy(
-            settings, start=paths.stage("warm_start") / "model",
-            problems=problems[:FEW] if name.endswith(f"{FEW} problems") else problems,
-            output=place / "output", resume=place / "resume", alarms=place / "alarms",
-        )  # fmt: skip
+        try:
+            rows = train_policy(
+                settings, start=paths.stage("warm_start") / "model",
+                problems=problems[:FEW] if name.endswith(f"{FEW} problems") else problems,
+                output=place / "output", resume=place / "resume", alarms=place / "alarms",
+            )  # fmt: skip
+        except CollapseAlarm as stop:
+            yield {"variant": name, "seed": seed, "stopped_at": stop.alarm.iteration, "signal": stop.alarm.signal}
+            continue
         seconds = time.process_time() - began
         (snapshot,) = (place / "output" / "snapshots").iterdir()
         with closing(load_environment(settings.environment)) as environment:

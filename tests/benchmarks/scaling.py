@@ -18,13 +18,13 @@ import numpy as np
 import torch
 
 from tasks.core.records import Group
+from tasks.core.seeds import stream_seed
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.settings import GRPOSettings
 from tasks.models.settings import EmbeddedModelSettings, on_cpu
 from tasks.models.torch_setup import prepare_torch
 from tasks.rollouts.engine import TurnReply, TurnRequest
-from tasks.rollouts.seeds import stream_seed
 from tests.benchmarks.made_up import random_ids, random_model, scored_group
 
 PROBLEMS, PROMPT, VOCABULARY = 2, 128, 400

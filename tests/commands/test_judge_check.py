@@ -35,13 +35,13 @@ def row(number: int, *, booked: bool, label: bool) -> dict[str, Any]:
     }
 
 
-def project(url: str, folder: Path, **changed: Any) -> dict[str, Any]:
+def project(served_at: str, folder: Path, **changed: Any) -> dict[str, Any]:
     wanted = {
         "labels": str(LABELS), "evidence": "tasks/custom/judge.json", "confidence": 0.95, "min_agreement": 0.8,
         "min_kappa": 0.6,
     }  # fmt: skip
     params = profile_params("test")
-    params["environment"]["judge"] = judge_row(url, folder, **{"agreement": wanted, **changed})
+    params["environment"]["judge"] = {**judge_row(served_at, folder, agreement=wanted), **changed}
     Path("params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
     return params
 
@@ -140,3 +140,19 @@ def test_a_stored_episode_that_ended_on_a_limit_is_no_label(tmp_path: Path) -> N
     write_jsonl(LABELS, [{"problem": problem.model_dump(), "trajectory": played.to_row(), "label": False}])
     with pytest.raises(ValueError, match=r"line 1: is no labelled episode .it ended on the limit max_turns"):
         read_labels(LABELS, show_reference=False)
+
+
+def test_a_base_model_in_this_process_that_can_only_babble_is_measured_and_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every vote is a verdict; that it says nothing is what the labels show."""
+    embedded = tiny.EMBEDDED.model_copy(update={"max_position_embeddings": 6000})
+    base = tiny.model_folder(tmp_path / "base", embedded=embedded)
+    Path("tasks/custom/rubric.md").write_text("Is it booked?", encoding="utf-8")
+    params = project("", tmp_path, url=None, model=str(base), rubric="tasks/custom/rubric.md", max_output_tokens=4)
+    assert judge_check() is False
+    evidence = read_json(Path("tasks/custom/judge.json"))
+    assert evidence["judge"]["weights"] and sum(evidence["measured"]["table"].values()) == 40
+    assert "refused: it agrees with people" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="the judge is refused"):
+        load_environment(EnvironmentSettings.model_validate(params["environment"]))

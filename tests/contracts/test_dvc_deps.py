@@ -18,9 +18,11 @@ import yaml
 from tasks.core.import_graph import closure, imports
 from tasks.core.provenance import RECORDED
 from tasks.core.resume import fill_in
-from tasks.core.settings import read_params
+from tasks.core.settings import load, read_params
 from tasks.drift.pin import PIN_FILE
 from tasks.pipeline.order import STAGES, stage_module
+from tasks.stages.evaluate.measurement_key import code_of_episodes
+from tasks.stages.evaluate.settings import EvaluateSections
 from tests.conftest import ROOT
 from tests.contracts.import_graph import python_files
 from tests.profiles import NAMES, profile_params
@@ -97,6 +99,13 @@ def test_whatever_a_stages_code_can_import_is_watched(stage: str, environment: s
     watched = watched_by(stage, named_so(environment, engine))
     code = files_of(stage, environment, engine)
     assert not [str(file) for file in code if not is_watched(file, watched) and not is_docstring_alone(file)]
+
+
+@pytest.mark.parametrize("engine", folders_of("engines"))
+def test_a_model_in_this_process_that_judges_or_plays_users_is_watched_under_every_engine(engine: str):
+    code = {Path(f"tasks/tools/{name}.py") for name in ("frozen", "judge/frozen", "user/frozen")}
+    assert all(code <= files_of(stage, "travel_desk", engine) for stage in GRAPH)
+    assert code <= code_of_episodes(engine, load(EvaluateSections, PROFILES["params"]).environment)
 
 
 @pytest.mark.parametrize("profile", PROFILES)

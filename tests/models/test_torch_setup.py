@@ -13,14 +13,13 @@ import pytest
 import torch
 
 from tasks.core.settings import read_params
-from tasks.engines.transformers import speaker
 from tasks.models import folders
 from tasks.models.differences import tolerance_of
 from tasks.models.folders import load_model
 from tasks.models.settings import ComputeSettings, on_cpu
 from tasks.models.torch_setup import HEAP_GROWTH, device_name, find_device, prepare_torch, prepared_for, product_dtype
 from tasks.pipeline.order import check_sources
-from tasks.tools.user.settings import UserModelSettings
+from tasks.tools import frozen
 
 CARD = "NVIDIA T4"
 ROOT = Path(__file__).parents[2]
@@ -99,7 +98,7 @@ def test_tf32_is_as_told_on_cuda_and_nothing_is_set_on_a_cpu(precisions: list[st
 
 
 @pytest.mark.usefixtures("old_card")
-def test_a_user_in_process_computes_as_the_run_does(
+def test_a_frozen_model_in_process_computes_as_the_run_does(
     monkeypatch: pytest.MonkeyPatch, precisions: list[str], tmp_path: Path
 ) -> None:
     """TensorFloat-32 stays on, and a run on the CPU of a machine with a GPU stays there."""
@@ -108,11 +107,11 @@ def test_a_user_in_process_computes_as_the_run_does(
         prepare_torch(compute)
         return torch.nn.Linear(1, 1)
 
-    monkeypatch.setattr(speaker, "stored_dtype", lambda folder: torch.float32)
-    monkeypatch.setattr(speaker, "load_model", load)
+    monkeypatch.setattr(frozen, "stored_dtype", lambda folder: torch.float32)
+    monkeypatch.setattr(frozen, "load_model", load)
     for settings in (compute(device="cuda", tf32=True), compute(device="cpu")):
         prepare_torch(settings)
-        found = speaker.FrozenSpeaker(UserModelSettings.model_construct(model=str(tmp_path)))
+        found = frozen.FrozenModel(tmp_path, temperature=0.0, name="user")
         assert found._model is not None and prepared_for() == settings
     assert torch.are_deterministic_algorithms_enabled() and precisions == ["high", "high"]
 

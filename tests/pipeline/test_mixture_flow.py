@@ -13,25 +13,10 @@ import pytest
 
 from tasks.core.files import read_json
 from tests.pipeline.project import Project, make_project
-from tests.readme import page_block
-from tests.worlds import NO_BUDGETS, member
+from tests.pipeline.shops import SHORT, also_kiosk, open_shops, shop_settings
+from tests.worlds import member
 
 pytestmark = pytest.mark.demo
-KIOSK = """
-
-class Kiosk(Shop):
-    name = "kiosk"
-
-    def generate(self, *, seed: int, num_problems: int, max_level: int) -> Iterator[Problem]:
-        for problem in super().generate(seed=seed + 1, num_problems=num_problems, max_level=max_level):
-            request = f"How many {problem.category} fit? Fill up."
-            yield problem.model_copy(update={"id": f"kiosk-{problem.id}", "requests": [request]})
-"""
-SHORT = {**NO_BUDGETS, "max_turns": 3, "max_tokens_per_episode": 110}
-
-
-def own(name: str) -> dict[str, Any]:
-    return {"object": f"tasks.custom.shops:{name}", "shelf_size": 9}
 
 
 @pytest.fixture(scope="module")
@@ -39,19 +24,17 @@ def mixed(tmp_path_factory: pytest.TempPathFactory, databases: Path, prefect: di
     """A finished flow; every test below looks at this one run."""
     project = make_project(tmp_path_factory.mktemp("mixture") / "project").lay(databases)
     project.server = prefect
-    shops = page_block("tasks/custom/README.md", "python", "class Shop") + KIOSK
-    (project.folder / "tasks" / "custom" / "shops.py").write_text(shops, encoding="utf-8")
+    open_shops(project)
     members = [
         member("travel_desk", share=2.0, max_level=1),
-        member("custom", own("Shop"), share=1.0, budgets=SHORT),
+        member("custom", shop_settings("Shop"), share=1.0, budgets=SHORT),
     ]
-    kiosk = {"name": "custom", "settings": own("Kiosk"), "source": None, "max_level": None, "budgets": SHORT}
     project.set_params(
         {
             "environment.name": "mixture",
             "environment.settings": {"members": members},
             "curate.source": "tasks/environments/mixture",
-            "evaluate.also": [{**kiosk, "num_problems": 40, "samples_per_problem": 1}],
+            "evaluate.also": [also_kiosk(40)],
         }
     )
     project.flow()
@@ -64,7 +47,7 @@ def rows(project: Project, name: str) -> list[dict[str, Any]]:
 
 def test_the_kiosk_was_looked_at_before_training_and_played_after_it(mixed: Project) -> None:
     (looked,) = [
-        row for row in read_json(mixed.artifacts / "doctor.json")["results"] if row["check"].startswith("other")
+        row for row in read_json(mixed.artifacts / "doctor.json")["results"] if row["check"] == "other environments"
     ]
     assert (looked["result"], looked["finding"]) == ("pass", "custom-Kiosk: 40 problems")
     row = mixed.evaluation()["also"]["custom-Kiosk"]
@@ -76,9 +59,11 @@ def test_the_kiosk_was_looked_at_before_training_and_played_after_it(mixed: Proj
     assert "custom-Kiosk" in (mixed.artifacts / "report" / "index.html").read_text(encoding="utf-8")
 
 
-def test_the_decision_is_about_the_mixture_and_nothing_else(mixed: Project) -> None:
+def test_the_decision_is_about_the_mixture_and_the_kiosk_decides_nothing(mixed: Project) -> None:
     decision = mixed.decision()
-    test = {row["id"] for row in rows(mixed, "curate/test.jsonl")}
+    test = [row["id"] for row in rows(mixed, "curate/test.jsonl")]
     assert {name.partition("/")[0] for name in test} == {"travel_desk", "custom"}
-    assert decision["comparison"]["other"]["num_problems"] == len(test)
-    assert "Kiosk" not in json.dumps(decision)
+    assert decision["comparison"]["num_problems"] == len(test)
+    assert (decision["decision"], mixed.versions()) == ("promote", [1])
+    assert list(decision["also"]) == ["custom-Kiosk"]
+    assert "iosk" not in json.dumps([decision["checks"], decision["reasons"], decision["comparison"]])

@@ -69,7 +69,7 @@ def test_a_warm_start_takes_one_attempt_at_least_and_all_of_them_at_most() -> No
 
     def seconds(num_steps: int, stop: dict[str, Any] | None) -> Seconds:
         checked = stop and StopSettings.model_validate(stop)
-        own = {"num_steps": num_steps, "checkpoint_interval": 1000, "stop": checked}
+        own: dict[str, Any] = {"num_steps": num_steps, "checkpoint_interval": 1000, "stop": checked}
         wanted = setup("Qwen2.5-1.5B", "h100-80gb", **{f"warm_start__{name}": value for name, value in own.items()})
         return plan_seconds(wanted, LENGTHS, evaluated_episodes=0, has_warm_start=True)
 

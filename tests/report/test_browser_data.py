@@ -13,13 +13,16 @@ from tasks.chat.formats.catalog import FORMATS
 from tasks.chat.formats.recipe import RECIPE
 from tasks.core.files import write_json, write_jsonl
 from tasks.core.records import ToolCall, Turn
+from tasks.core.settings import Paths
 from tasks.report.browser import PAGE, Policy, build_browser, write_browser
 from tasks.report.episodes import HEAD_CHARACTERS, TAIL_CHARACTERS, TOOL_CALL, shorten, shown_episode
 from tasks.report.script_files import CHUNK_CHARACTERS, ChunkWriter, script_json
 from tasks.report.token_heat import MOST, Numbers, TokenReader, load_tokenizer
 from tasks.report.word_index import WordIndex
+from tasks.rewards.stored import Rescorer
 from tests.measurement.hostile import CLOSING, HUGE, SCRIPT
-from tests.measurement.small_world import small_episode, small_policies, write_tokenizer
+from tests.measurement.small_world import REQUESTS, TYPES, small_episode, small_policies, write_tokenizer
+from tests.rewards.shaped import shaped
 
 
 def received(file: Path) -> Any:
@@ -92,6 +95,23 @@ def test_changes_are_counted_by_problem_over_the_samples_both_met(tmp_path: Path
     }  # fmt: skip
     by_frontier = write_browser(tmp_path / "bf", [policies[1], policies[4]], title="")
     assert by_frontier == {"improved": 1, "regressed": 0, "same": 3, "failing": 0}  # sample 0 alone: p-mixed is equal
+
+
+def test_a_frontier_whose_endpoint_counted_no_tokens_is_shown_without_a_reward(tmp_path: Path):
+    """`token_cost` cannot be computed of it, which is no reason to have no page."""
+    policies, paths = small_policies(tmp_path), Paths(tmp_path)
+    played = [small_episode("frontier", problem, 0, True) for problem in TYPES]
+    for episode in played:
+        episode.details = {"usage": {"output_tokens": None}}
+    write_jsonl(policies[4].trajectories, (episode.to_row() for episode in played))
+    common: dict[str, Any] = {"level": 1, "world": {}, "reference": [{"calls": [], "answer": "x"}], "split_group": "g"}
+    rows = [{"id": name, "category": TYPES[name], "requests": [REQUESTS[name]], **common} for name in TYPES]
+    write_jsonl(paths.split("test"), rows)
+    rescorer = Rescorer(paths, shaped(token_cost=0.5), ("test",))
+    write_browser(tmp_path / "report", policies, title="", rescorer=rescorer)
+    (episodes,) = [received(file) for file in (tmp_path / "report" / "data").glob("episodes-*.js")]
+    assert [episode["reward"] for episode in episodes[-4:]] == [None] * 4
+    assert episodes[0]["reward"] == -0.002  # base fails p-better with four tokens
 
 
 def test_words_find_episodes_by_whole_name_part_and_character(data: Path):

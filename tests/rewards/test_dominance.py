@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tasks.core.records import Trajectory, Turn
 from tasks.core.settings import load, read_params
-from tasks.rewards.dominance import check_dominance, is_dominated
+from tasks.rewards.dominance import check_dominance, outcome_dominates
 from tasks.rewards.limits import EpisodeLimits
 from tasks.rewards.parts import reward
 from tasks.rewards.settings import RewardSettings
@@ -25,8 +25,8 @@ from tests.tools.judge.endpoint import judge_row
 
 
 def test_a_step_penalty_of_0_05_totals_a_half_in_ten_turns_and_of_0_1_the_whole_outcome():
-    assert is_dominated(shaped(step_penalty=0.05), LIMITS)
-    assert not is_dominated(shaped(step_penalty=0.1), LIMITS)
+    assert outcome_dominates(shaped(step_penalty=0.05), LIMITS)
+    assert not outcome_dominates(shaped(step_penalty=0.1), LIMITS)
 
 
 def test_a_refusal_shows_the_arithmetic_in_one_line():
@@ -59,11 +59,11 @@ def test_who_insists_is_not_refused():
     ],
 )
 def test_bounds_follow_from_the_limits_of_an_episode(settings: RewardSettings, accepted: bool):
-    assert is_dominated(settings, LIMITS) is accepted
+    assert outcome_dominates(settings, LIMITS) is accepted
 
 
 def test_shorter_episodes_allow_a_larger_penalty_per_turn():
-    assert is_dominated(shaped(step_penalty=0.1), EpisodeLimits(max_turns=9, max_calls=9, max_sampled_tokens=9))
+    assert outcome_dominates(shaped(step_penalty=0.1), EpisodeLimits(max_turns=9, max_calls=9, max_sampled_tokens=9))
 
 
 def test_params_are_refused_by_the_limits_they_have():
@@ -148,7 +148,7 @@ def test_in_what_is_accepted_no_failure_outscores_a_success(
     ]
     parts += [{"name": name, "weight": weight * shrink} for name, weight in weights.items()]
     chosen = shaped(*parts)
-    if not is_dominated(chosen, SHORT):
+    if not outcome_dominates(chosen, SHORT):
         with pytest.raises(ValueError, match="the best failure can earn"):
             check_dominance(chosen, SHORT)
         return
@@ -160,6 +160,6 @@ def test_in_what_is_accepted_no_failure_outscores_a_success(
 def test_a_refusal_of_one_part_alone_is_never_for_nothing():
     """Two turns at 0.5 each: the worst success earns what the best failure does."""
     chosen = shaped(step_penalty=0.5)
-    assert not is_dominated(chosen, SHORT)
+    assert not outcome_dominates(chosen, SHORT)
     assert min(reward(PROBLEM, played, chosen).reward for played in SUCCESSES) == 0.0
     assert max(reward(PROBLEM, played, chosen).reward for played in FAILURES) == 0.0

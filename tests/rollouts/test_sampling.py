@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
+from tasks.core.seeds import stream_seed
 from tasks.rollouts.sampling import sample_tokens
-from tasks.rollouts.seeds import stream_seed, uniforms
+from tasks.rollouts.seeds import uniforms
 
 LOGITS = torch.log(torch.tensor([[0.5, 0.3, 0.2]]))
 

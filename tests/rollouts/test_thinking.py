@@ -10,6 +10,7 @@ import pytest
 
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Problem, Trajectory
+from tasks.core.seeds import stream_seed
 from tasks.core.tool_calls import call_text
 from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.travel_desk.environment import TravelDesk
@@ -24,7 +25,6 @@ from tasks.rollouts.engine import TurnReply, TurnRequest, never
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.rollouts.load import load_checked_chat, refuse_thinking_budget
 from tasks.rollouts.sampling import StopStrings
-from tasks.rollouts.seeds import stream_seed
 from tests import tiny
 
 pytestmark = pytest.mark.slow

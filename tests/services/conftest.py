@@ -1,8 +1,9 @@
-"""A toy project on real servers, for each drill a new one; what it started ends with it."""
+"""Toy projects on real servers: a new one for each drill, and one left running; what it started ends with it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -19,3 +20,23 @@ def installation(tmp_path: Path, services: Services, request: pytest.FixtureRequ
     yield installation
     for process in installation.project.processes():
         process.kill()
+
+
+@pytest.fixture(scope="session")
+def scheduled(tmp_path_factory: pytest.TempPathFactory, services: Services) -> Iterator[Installation]:
+    """A workspace left running: its deployments, a worker, a schedule and the automations.
+
+    Its first run comes 20 to 80 s later. The test that names it first (test_second_machine.py) works meanwhile.
+    """
+    installation = Installation(make_toy_project(tmp_path_factory.mktemp("story") / "project"), services, "story")
+    installation.deploy("--cron", cron_soon(), "--automations")
+    with installation.worker().running():
+        yield installation
+    for process in installation.project.processes():
+        process.kill()
+
+
+def cron_soon() -> str:
+    """A minute that begins in 20 to 80 s: the deployments and the worker are there by then."""
+    due = datetime.now(UTC).astimezone() + timedelta(seconds=80)
+    return f"{due.minute} * * * *"

@@ -61,7 +61,7 @@ class Documents:
                 trajectory,
                 origin,
                 document_id=f"{source.name}/{name}",
-                score=self.rescorer.score(trajectory),
+                score=self.rescorer.shown_score(trajectory),
                 with_tokens=self.with_tokens,
             )
             yield name, document_text(document)

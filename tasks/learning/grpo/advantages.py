@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-EQUAL_REWARDS = 1e-6  # rewards closer than this are equal
+from tasks.core.records import EQUAL_REWARDS
 
 Baseline = Literal["std", "mean", "leave_one_out"]
 

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tasks.core.records import Trajectory
-from tasks.learning.grpo.advantages import EQUAL_REWARDS
+from tasks.core.records import EQUAL_REWARDS, Trajectory
 
 
 def turn_advantages(

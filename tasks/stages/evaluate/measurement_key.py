@@ -18,7 +18,7 @@ from tasks.core.provenance import package_versions
 from tasks.core.settings import Paths
 from tasks.drift.fall import last_fall
 from tasks.drift.pin import DriftCheck
-from tasks.environments.settings import EnvironmentSettings, folder_of, names_of
+from tasks.environments.settings import EnvironmentSettings, folder_of
 from tasks.rollouts.settings import PlaySettings
 from tasks.tools.settings import CUSTOM
 
@@ -79,6 +79,6 @@ def list_parts(differing: list[str]) -> str:
 
 def code_of_episodes(engine: str, environment: EnvironmentSettings) -> set[Path]:
     """Our files that an episode with this engine and environment depends on, relative to the root."""
-    names = dict.fromkeys((environment.name, *names_of(environment)))
-    folders = (Path("tasks/engines") / engine, *(Path(folder_of(name)) for name in names), CUSTOM)
+    named = (f"tasks/engines/{engine}", folder_of(environment.name), *environment.further_code())
+    folders = (*map(Path, named), CUSTOM)
     return closure([*ROOTS, *(file for folder in folders for file in python_files(folder))])

@@ -165,6 +165,6 @@ def _mean(success: Success) -> Fraction:
 
 
 def _shuffle(problems: Sequence[Problem], seed: int) -> list[Problem]:
-    from tasks.rollouts.seeds import stream_seed
+    from tasks.core.seeds import stream_seed
 
     return random.Random(stream_seed(seed, "racing")).sample(list(problems), len(problems))

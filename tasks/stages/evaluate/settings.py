@@ -99,6 +99,15 @@ class EvaluateSections(PlaySections):
             section.refuse_no_user()
         return self
 
+    @model_validator(mode="after")
+    def _judges_no_part_of_a_request(self) -> EvaluateSections:
+        if self.evaluate.sharded is not None and getattr(self.environment.settings, "judges_each_turn", False):
+            raise ValueError(
+                f"evaluate.sharded tells a request in several messages, and {self.environment.name} judges what was "
+                f"done after each, so such an episode would fail. Set evaluate.sharded to null"
+            )
+        return self
+
     def unwatched_folders(self) -> list[str]:
         return [*super().unwatched_folders(), *(folder_of(other.name) for other in self.evaluate.also)]
 

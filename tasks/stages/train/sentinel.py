@@ -11,7 +11,8 @@ policy that has mastered its problems has little entropy and groups of equal rew
 is low. A fall of success alone is no signal: the draw of problems can cause it.
 
 Reward beyond success is what the parts add. Where it rises and success does not, both with evidence over the window
-(by the interval of the slope, Student's t), the policy is farming a part. That shows before success falls.
+(by the interval of the slope, Student's t), the policy is farming a part. That shows before success falls. A part may
+be farmed within a few iterations, so this is judged from W/4 rows on: the interval of few rows is wide by itself.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ WATCHED = (
 NULL_IF_NOT_FINITE = (
     "loss", "grad_norm", "kl", "ratio_max", "mismatch_mean", "mismatch_max", "mismatch_kl", "mismatch_weight_max",
 )  # fmt: skip
+LEAST_ROWS = 4  # for the interval of a slope
 LEAST_SUCCESS = 0.05  # below it success is too rare to tell its growth from luck
 # signal: (key of the metrics row, setting with its limit, words). A rise is measured from the start of the run.
 RISES = {
@@ -138,7 +140,7 @@ class Sentinel:
 
     def _unearned_rise(self, limit: float | None) -> Finding | None:
         rows = [row for row in self.rows if "mean_reward" in row and "success_rate" in row]
-        if limit is None or len(rows) < self.half:
+        if limit is None or len(rows) < max(self.quarter, LEAST_ROWS):
             return None
         iterations = [row["iteration"] for row in rows]
         unearned = [row["mean_reward"] - row["success_rate"] for row in rows]

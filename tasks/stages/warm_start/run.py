@@ -20,6 +20,7 @@ from tasks.chat.format import load_chat
 from tasks.core.files import link_or_copy, read_json, write_json
 from tasks.core.progress import progress_bar
 from tasks.core.records import Trajectory
+from tasks.core.seeds import stream_seed
 from tasks.core.settings import Paths
 from tasks.core.terminal import tell, warn
 from tasks.learning.sft.trainer import NotFinite, SupervisedTrainer
@@ -29,7 +30,6 @@ from tasks.learning.shared.reference import copy_tensors, unique_tensors
 from tasks.models.folders import load_config, load_model, save_snapshot, stored_dtype
 from tasks.models.limits import check_trainable
 from tasks.models.torch_setup import free_unused
-from tasks.rollouts.seeds import stream_seed
 from tasks.stages.warm_start.attempts import (
     Attempt,
     End,

@@ -54,9 +54,10 @@ class JudgeClient:
         try:
             completion = _Completion.model_validate(json_text.parse(answer.content))
         except ValueError:
-            said = answer.content.decode("utf-8", "replace")
-            raise self.fault(f"its answer is no chat completion: {said!r}") from None
-        return completion.choices[0].message.content
+            sent = answer.content.decode("utf-8", "replace")
+            raise self.fault(f"its answer is no chat completion: {sent!r}") from None
+        said = completion.choices[0].message.content
+        return None if said is None else self.secrets.hide(said)
 
     def fault(self, message: str, type: FaultType = "unavailable") -> EnvironmentFault:
         return EnvironmentFault(one_line(self.secrets.hide(message)), tool="judge", type=type)

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import ValidationError
 
 from tasks.core.files import json_hash
-from tasks.core.text import encodable
+from tasks.core.text import encodable, one_line
+from tasks.tools.base import EnvironmentFault
 from tasks.tools.cache.store import Entry, StoredReply, ToolStore, cache_key
 from tasks.tools.judge.client import JudgeClient, request_options
 from tasks.tools.judge.opinion import Opinion, answer_schema, read_opinion
@@ -51,11 +52,21 @@ class Judgement:
 UNASKED = Judgement(success=False, score=0.0, soundness=0.0, votes=())  # of an episode that ended on a limit
 
 
+class Model(Protocol):
+    """Behind a judge: at an endpoint, or in this process."""
+
+    async def answer(self, messages: list[dict[str, str]], *, seed: int) -> str | None:
+        """EnvironmentFault where there is none."""
+        ...
+
+    async def close(self) -> None: ...
+
+
 class Judge:
     def __init__(self, settings: JudgeSettings):
         self.settings = settings
         self.rubric = read_rubric(settings.rubric_file)
-        self.client = JudgeClient(settings)
+        self.model, self.request = open_model(settings), describe_request(settings)
         self.store = ToolStore(Path(settings.cache_folder))
         self.num_asked = self.num_stored = self.num_invalid = 0
         self._asking: dict[str, asyncio.Task[Opinion]] = {}  # by key: equal episodes wait for one answer
@@ -74,7 +85,7 @@ class Judge:
         return Judgement.of([vote for vote in found if isinstance(vote, Opinion)])
 
     async def _vote(self, messages: list[dict[str, str]], number: int) -> Opinion:
-        key = cache_key("judge", self.settings.url, request_options(self.settings), messages, self._seed(number, 0))
+        key = cache_key("judge", self.settings.url, self.request, messages, self._seed(number, 0))
         stored = self._stored(key)
         if stored is not None:
             self.num_stored += 1
@@ -88,9 +99,9 @@ class Judge:
         said: str | None = None
         for attempt in range(self.settings.max_attempts):
             self.num_asked += 1
-            said = await self.client.answer(messages, seed=self._seed(number, attempt))
+            said = await self.model.answer(messages, seed=self._seed(number, attempt))
             try:
-                opinion = read_opinion(self.client.secrets.hide(said) if said else said)
+                opinion = read_opinion(said)
             except ValueError:  # includes pydantic's
                 self.num_invalid += 1
                 continue
@@ -98,7 +109,8 @@ class Judge:
             self.store.put(key, Entry(reply=StoredReply(text=text, valid=True, error=None)))
             return opinion
         times = f"{self.settings.max_attempts} times in a row"
-        raise self.client.fault(f"its answer is not the requested JSON, {times}: {said!r}")
+        told = f"its answer is not the requested JSON, {times}: {said!r}"
+        raise EnvironmentFault(one_line(told), tool="judge")
 
     def _seed(self, number: int, attempt: int) -> int:
         return self.settings.seed + number * self.settings.max_attempts + attempt
@@ -124,8 +136,25 @@ class Judge:
         }
 
     async def close(self) -> None:
-        await self.client.close()
+        await self.model.close()
         self.store.close()
+
+
+def open_model(settings: JudgeSettings) -> Model:
+    if settings.url is not None:
+        return JudgeClient(settings)
+    from tasks.tools.judge.frozen import FrozenJudge
+
+    return FrozenJudge(settings)
+
+
+def describe_request(settings: JudgeSettings) -> dict[str, Any]:
+    """All of a request that is the same for every episode; of a model in this process, the hash of its weights."""
+    if settings.url is not None:
+        return request_options(settings)
+    from tasks.tools.judge.frozen import frozen_request
+
+    return frozen_request(settings)
 
 
 def describe_judge(settings: JudgeSettings) -> dict[str, Any]:
@@ -137,6 +166,7 @@ def describe_judge(settings: JudgeSettings) -> dict[str, Any]:
         "rubric": rubric,
         "schema": json_hash(answer_schema()),
         "structured": settings.structured,
+        **({"weights": describe_request(settings)["weights"]} if settings.url is None else {}),
     }
 
 

@@ -38,8 +38,8 @@ class AgreementSettings(Settings):
 
 
 class JudgeSettings(Settings):
-    """A model at an OpenAI-compatible endpoint. `decides`: an episode succeeds only if the judge says so too; else its
-    opinion is left in the verdict's details alone.
+    """A model at an OpenAI-compatible endpoint, or (`url` null) a folder on this machine, in process. `decides`: an
+    episode succeeds only if the judge says so too; else its opinion is left in the verdict's details alone.
 
     `structured`: the endpoint constrains answers to the JSON schema; false for one that cannot, such as
     `transformers serve`, whose answers are only checked. `show_reference`: the judge reads the problem's solution.
@@ -49,7 +49,7 @@ class JudgeSettings(Settings):
     `agreement` is null for a judge that nobody measured; the lineage says so.
     """
 
-    url: str = Field(pattern=r"^https?://")
+    url: str | None = Field(pattern=r"^https?://")
     model: str = Field(min_length=1)
     api_key_variable: VariableName | None
     decides: bool
@@ -74,8 +74,8 @@ class JudgeSettings(Settings):
 
     @field_validator("url")
     @classmethod
-    def _no_query_in_it(cls, url: str) -> str:
-        if "?" in url:
+    def _no_query_in_it(cls, url: str | None) -> str | None:
+        if url is not None and "?" in url:
             raise ValueError("it has a query, so no path can be added to it; put a key in api_key_variable instead")
         return url
 
@@ -83,6 +83,15 @@ class JudgeSettings(Settings):
     @classmethod
     def _is_watched(cls, rubric: str) -> str:
         return rubric if rubric == OWN_RUBRIC else _is_custom(rubric)
+
+    @model_validator(mode="after")
+    def _a_model_in_process_keeps_to_the_schema(self) -> JudgeSettings:
+        if self.url is None and not self.structured:
+            raise ValueError(
+                "structured is false and url null, but a model in this process always answers by the schema. Set "
+                "structured: true, or url to that of the endpoint"
+            )
+        return self
 
     @model_validator(mode="after")
     def _votes_can_differ_and_decide(self) -> JudgeSettings:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 from tasks.core.files import json_hash
@@ -87,10 +86,11 @@ def script_user(environment: Environment, problem: Problem, settings: UserSettin
 
 
 def open_speaker(model: UserModelSettings) -> Speaker:
-    """The model that plays users: behind an endpoint, or in this process, which the engine's folder can do."""
+    """The model that plays users: behind an endpoint, or in this process."""
     if model.url is not None:
         from tasks.tools.user.endpoint import EndpointSpeaker
 
         return EndpointSpeaker(model)
-    found: Speaker = importlib.import_module("tasks.engines.transformers.speaker").FrozenSpeaker(model)
-    return found
+    from tasks.tools.user.frozen import FrozenSpeaker
+
+    return FrozenSpeaker(model)

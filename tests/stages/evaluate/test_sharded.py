@@ -9,12 +9,16 @@ import pytest
 
 from tasks.core.files import read_jsonl
 from tasks.core.records import Outcome, Trajectory
+from tasks.core.settings import load, read_params
 from tasks.environments.travel_desk.environment import TravelDesk
-from tasks.stages.evaluate.settings import ShardedSettings
+from tasks.stages.evaluate.runner import EpisodeRunner
+from tasks.stages.evaluate.settings import EvaluateSections, ShardedSettings
 from tasks.stages.evaluate.sharded import choose_problems, describe_drop, noise_of
+from tests.conftest import ROOT
 from tests.measurement.synthetic import trajectory
 from tests.rollouts.test_requests import PROBLEM
 from tests.stages.evaluate.stage_folder import PROBLEMS, evaluated, files_of, stage_folder
+from tests.worlds import environment_settings
 
 OPTIONS = {"reveal": "sharded", "num_problems": 5, "samples_per_problem": 1, "num_replays": 3}
 
@@ -54,6 +58,23 @@ def test_a_test_set_without_parts_is_refused_with_what_to_write() -> None:
     assert choose_problems(TravelDesk(), PROBLEMS, None) == []
     with pytest.raises(ValueError, match=r"world\.user\.shards"):
         choose_problems(TravelDesk(), [PROBLEM], options)
+
+
+@pytest.mark.slow
+def test_it_is_refused_before_the_first_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = stage_folder(tmp_path)
+    monkeypatch.setattr(TravelDesk, "shards", lambda self, problem: ())
+    monkeypatch.setattr(EpisodeRunner, "play", lambda *args, **kwargs: pytest.fail("an episode was played"))
+    with pytest.raises(ValueError, match=r"world\.user\.shards"):
+        evaluated(paths, greedy=False, sharded=OPTIONS)
+
+
+def test_an_environment_that_judges_after_each_message_is_told_no_request_in_parts() -> None:
+    params = read_params(ROOT / "params.yaml")
+    params["environment"] = environment_settings("bfcl").model_dump(mode="json")
+    params["evaluate"]["sharded"] = OPTIONS
+    with pytest.raises(ValueError, match=r"evaluate\.sharded tells .*bfcl judges.* Set evaluate\.sharded to null"):
+        load(EvaluateSections, params)
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from tasks.stages.train.outlook import Baseline, baseline_of, expect, read_basel
 from tasks.stages.train.settings import TrainSections
 from tasks.stages.train.stage import tell_outlook
 from tests import tiny
-from tests.learning.options import grpo
+from tests.learning.options import NO_EXPLORATION, grpo
 from tests.measurement.synthetic import BASELINE
 from tests.profiles import profile_params
 
@@ -67,7 +67,7 @@ def test_a_baseline_that_solved_nothing_expects_hardly_any_signal_of_small_group
 
 
 SCHEDULED = {
-    "temperature": None, "keep": None,
+    **NO_EXPLORATION,
     "samples_per_problem": [{"iteration": 1, "value": 16}, {"iteration": 4, "value": 4}],
 }  # fmt: skip
 

@@ -1,0 +1,44 @@
+"""A user whom a frozen model plays in this process, such as the base in `artifacts/assess/base_model`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tasks.tools.base import EnvironmentFault
+from tasks.tools.frozen import FrozenModel, TooLong
+from tasks.tools.user.played import Message
+from tasks.tools.user.settings import UserModelSettings
+
+
+class FrozenSpeaker:
+    """A Speaker."""
+
+    def __init__(self, settings: UserModelSettings):
+        self.settings = settings
+        self.model = FrozenModel(Path(settings.model), temperature=settings.temperature, name="user")
+
+    async def say(self, messages: Sequence[Message], *, seed: str) -> str:
+        given = list(messages)
+        return await self.model.run(lambda: self._write(given, seed))
+
+    def close(self) -> None:
+        self.model.close()
+
+    def _write(self, messages: Sequence[Message], seed: str) -> str:
+        """How long a conversation gets is up to the agent, so it costs the episode; rules that never fit cost the
+        run.
+        """
+        try:
+            draft = self.model.begin(messages, seed=seed)
+        except TooLong as found:
+            if any(message["role"] == "assistant" for message in messages):
+                raise EnvironmentFault(
+                    f"the conversation has {found.num_tokens} tokens and it reads at most {found.limit}", tool="user"
+                ) from None
+            raise ValueError(
+                f"environment.user.model: {self.settings.model} reads at most {found.limit} tokens and what its user "
+                f"knows has {found.num_tokens}, so it cannot speak. Use a model with a longer context."
+            ) from None
+        draft.write(max_tokens=self.settings.max_output_tokens)
+        return draft.text
