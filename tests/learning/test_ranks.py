@@ -87,7 +87,7 @@ def test_losses_and_weights_of_twenty_steps_equal_those_of_one_rank(
         assert found["kl"] == pytest.approx(expected["kl"], abs=most)
         assert found["grad_norm"] == pytest.approx(expected["grad_norm"], abs=5 * most)
         assert found["grad_norm"] > 10 * most
-        assert found["clip_share"] == pytest.approx(expected["clip_share"], abs=0.01)
+        assert found["clip_share"] == pytest.approx(expected["clip_share"], abs=max(0.01, 10 * most))
         assert found["success_rate"] == expected["success_rate"]
     assert several["weights"] == {name: pytest.approx(norm, rel=most) for name, norm in one["weights"].items()}
     assert several["probe"] == pytest.approx(one["probe"], abs=10 * most)
