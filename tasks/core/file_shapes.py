@@ -81,6 +81,8 @@ Provenance = shape(
     platform=str,
     cpu=str,
     num_threads=int,
+    launcher=NotRequired[str],
+    num_trainers=NotRequired[int],
     outs=str,
 )
 Replies = shape(problem_id=str, replies=list[Any])

@@ -6,8 +6,10 @@ ends all, since none can go on alone; what was started here is started again fro
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
+import signal
 import socket
 import sys
 import time
@@ -36,6 +38,7 @@ LAUNCHED = ("train",)  # the stages that several processes compute
 MEETING = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
 SUPERVISED = "TORCHELASTIC_RUN_ID"  # torch's: who started this process tells why one has ended
+BY_AGENT = (-signal.SIGTERM, 128 + signal.SIGTERM)  # how ranks end that the agent ended, because another one did
 SHARED_SECONDS = 30.0  # in which a file of rank 0 is seen by all: a network's folder may lag
 
 
@@ -76,6 +79,7 @@ def supervise(stage: str, launch: LaunchSettings) -> None:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     own_guardian().watch_descendants()
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # it is told in one line below
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -92,9 +96,8 @@ def supervise(stage: str, launch: LaunchSettings) -> None:
             return
         except ChildFailedError as error:
             ended = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        told = [status for status in ended.values() if status > 0 and status != PASSING_STATUS]
-        if told:  # by that rank itself
-            raise SystemExit(told[0])
+        if mistakes := _mistakes(ended):  # which that rank has told
+            raise SystemExit(mistakes[0])
         left = launch.max_restarts - restart
         found = f"{stage}: {_how_it_ended(ended, launch.num_trainers)}"
         if left:
@@ -105,9 +108,15 @@ def supervise(stage: str, launch: LaunchSettings) -> None:
     )
 
 
+def _mistakes(ended: Mapping[int, int]) -> list[int]:
+    """The statuses of ranks that would end so again."""
+    return [status for status in ended.values() if status > 0 and status not in (PASSING_STATUS, *BY_AGENT)]
+
+
 def _how_it_ended(ended: Mapping[int, int], size: int) -> str:
-    """Of the first that was killed, else of the first."""
-    rank, status = min(ended.items(), key=lambda item: (item[1] >= 0, item[0]))
+    """Of the rank that was killed; the others got a SIGTERM for it, or found it gone."""
+    order = {PASSING_STATUS: 1, **dict.fromkeys(BY_AGENT, 2)}
+    rank, status = min(ended.items(), key=lambda item: (order.get(item[1], 0), item[0]))
     how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
     return f"rank {rank} of {size} {how}"
 

@@ -164,7 +164,9 @@ def _mirrored(name: str, params: dict[str, Any], settings: Settings, paths: Path
 
 def _record(stage: StageModule, name: str, params: Mapping[str, Any], paths: Paths, *, device: str) -> dict[str, Any]:
     sections = {section: params[section] for section in stage.SETTINGS.model_fields}
-    return provenance(name, sections, paths, num_threads=params["compute"]["num_threads"], device=device)
+    record = provenance(name, sections, paths, num_threads=params["compute"]["num_threads"], device=device)
+    launch = params["launch"]
+    return record | ({key: launch[key] for key in ("launcher", "num_trainers")} if name in LAUNCHED else {})
 
 
 def prepare_process(params: Mapping[str, Any]) -> None:

@@ -51,6 +51,7 @@ def lineage_tags(
         "params_hash": json_hash(origin.params),
         "seed": str(origin.params["seed"]),
         **{name: str(trained[name]) for name in ("python", "platform", "cpu", "num_threads", "device")},
+        "trainers": f"{trained.get('num_trainers', 1)}, {trained.get('launcher', 'local')}",
         "packages_hash": json_hash(trained["packages"]),
         "environment": str(card["environment"]),
         "environment_fingerprint": str(card["fingerprint"]),

@@ -13,7 +13,7 @@ import pytest
 
 from tasks.core.files import content_hash, read_jsonl
 from tasks.core.settings import load
-from tasks.pipeline.launch import Place, _how_it_ended, place_of
+from tasks.pipeline.launch import Place, _how_it_ended, _mistakes, place_of
 from tasks.pipeline.order import CommonSections
 from tasks.pipeline.settings import LaunchSettings
 from tests.pipeline.prefect_api import free_port
@@ -63,8 +63,16 @@ def test_two_trainers_without_a_launcher_are_refused() -> None:
 
 
 def test_of_ranks_that_ended_the_one_that_was_killed_is_named() -> None:
+    assert _how_it_ended({0: -15, 1: -9}, 2) == "rank 1 of 2 was ended by signal 9"
+    assert _how_it_ended({0: 143, 1: -9}, 2) == "rank 1 of 2 was ended by signal 9"
     assert _how_it_ended({0: 75, 1: -9}, 2) == "rank 1 of 2 was ended by signal 9"
     assert _how_it_ended({1: 75}, 2) == "rank 1 of 2 ended with status 75"
+
+
+def test_a_mistake_is_not_tried_again_and_a_death_is() -> None:
+    """Status 1 is a rank's own line; 143 is what the agent's SIGTERM makes of the ranks beside a dead one."""
+    assert _mistakes({0: 1, 1: 143}) == [1]
+    assert _mistakes({0: 143, 1: -9}) == _mistakes({0: -15, 1: 75}) == []
 
 
 @pytest.fixture(scope="module")

@@ -60,6 +60,7 @@ def test_every_tag_is_text_and_names_data_world_settings_and_results():
         "dvc_lock_hash": "f11e",
         "num_threads": "2",
         "device": "a card",
+        "trainers": "1, local",
     }
     assert expected.items() <= tags.items()
     assert {"params_hash", "packages_hash"} <= tags.keys()
