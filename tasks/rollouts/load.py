@@ -18,10 +18,10 @@ from tasks.models.folders import load_model, model_config, stored_dtype
 from tasks.models.policy_weights import AdapterShape, PolicyWeights
 from tasks.models.settings import ComputeSettings, Dtype
 from tasks.models.torch_setup import find_device, free_unused, product_dtype
-from tasks.rollouts.budgets import check_prompts
 from tasks.rollouts.engine import Engine, FixedWeights
 from tasks.rollouts.kept_models import KeptModels
 from tasks.rollouts.probe import compare_logp, probe_sequences
+from tasks.rollouts.prompt_room import check_prompts
 from tasks.rollouts.settings import EngineSettings, PlaySettings, SamplingSettings
 from tasks.tools.base import Environment
 

@@ -48,7 +48,7 @@ def read_others(
 def _read_other(
     other: AlsoSettings, settings: EvaluateSections, chat: ChatFormat, config: Mapping[str, Any], learners: list[Path]
 ) -> OtherProblems:
-    from tasks.rollouts.budgets import check_prompts
+    from tasks.rollouts.prompt_room import check_prompts
 
     try:
         with closing(load_bare_environment(other.within(settings.environment))) as environment:

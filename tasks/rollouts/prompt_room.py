@@ -1,0 +1,41 @@
+"""Does every prompt leave room for a turn, and does an episode fit the model's context?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tasks.chat.format import ChatFormat
+from tasks.core.records import Problem
+from tasks.rollouts.settings import SamplingSettings
+from tasks.tools.base import Environment
+
+
+def check_prompts(
+    chat: ChatFormat,
+    config: Mapping[str, Any],
+    environment: Environment,
+    problems: Sequence[Problem],
+    sampling: SamplingSettings,
+) -> None:
+    """ValueError where an episode could exceed the context in the model's config.json, or a prompt leaves no room."""
+    max_positions = config.get("text_config", config).get("max_position_embeddings")
+    if max_positions is not None and sampling.max_tokens_per_episode > max_positions:
+        raise ValueError(
+            f"sampling.max_tokens_per_episode is {sampling.max_tokens_per_episode} and the model's context is "
+            f"{max_positions} tokens, so long episodes would exceed it. Set it to at most {max_positions}."
+        )
+    longest, problem_id = 0, ""
+    for problem in problems:
+        tools = [tool.schema() for tool in environment.tools_for(problem)]
+        sampling.within(environment.budgets_for(problem))
+        prompt_ids = chat.prompt_ids(problem.requests[0], tools, environment.rules_for(problem))
+        longest, problem_id = max((longest, problem_id), (len(prompt_ids), problem.id))
+        for request in problem.requests[1:]:
+            chat.request_ids(request)  # refuses a template that rewrites earlier text then
+    if longest >= sampling.max_tokens_per_episode:
+        raise ValueError(
+            f"problem {problem_id!r}: its prompt has {longest} tokens, more than any other, and "
+            f"sampling.max_tokens_per_episode is {sampling.max_tokens_per_episode}, so no turn fits. Set that to more "
+            f"than {longest + sampling.max_tokens_per_turn}, or drop the problem."
+        )
