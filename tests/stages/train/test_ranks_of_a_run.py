@@ -8,23 +8,23 @@ import pytest
 import torch
 
 from tasks.core.files import read_jsonl
+from tasks.learning.shared.ranks import ALONE
 from tasks.models.folders import is_adapter, load_model
 from tasks.models.settings import on_cpu
 from tasks.stages.train.policy import refuse_cut
 from tests import tiny
-from tests.ranks import run_ranks
-from tests.stages.train.ranks_worker import RUNS, settings
+from tests.ranks import RankProcesses
+from tests.stages.train.rank_runs import RUNS, settings, train_runs
 
 pytestmark = pytest.mark.slow
-WORKER = "tests.stages.train.ranks_worker"
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+def trained(two_ranks: RankProcesses, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     folder = tmp_path_factory.mktemp("ranks")
-    start = tiny.model_folder(folder / "start")
-    for size in (1, 2):
-        run_ranks(WORKER, str(start), str(folder / str(size)), size=size)
+    start = str(tiny.model_folder(folder / "start"))
+    train_runs(ALONE, start, str(folder / "1"))
+    two_ranks.call(train_runs, start, str(folder / "2"))
     return {size: folder / str(size) for size in (1, 2)}
 
 
@@ -44,7 +44,7 @@ def test_a_snapshot_is_a_plain_model_folder_with_the_weights_of_both(trained: di
     """AdamW's first step moves every weight by the rate, whatever its gradient: what is near 0 may go either way."""
     first, second = (place / name / "snapshots" / "iteration-0001" for place in trained.values())
     assert sorted(item.name for item in second.iterdir()) == sorted(item.name for item in first.iterdir())
-    assert is_adapter(second) == (name == "adapter")
+    assert is_adapter(second) == name.startswith("adapter")
     one, two = (load_model(folder, compute=on_cpu(1)).state_dict() for folder in (first, second))
     differences = torch.cat([(one[key] - two[key]).abs().flatten() for key in one])
     assert differences.quantile(0.99) < 1e-5
@@ -61,6 +61,6 @@ def test_a_snapshot_is_a_plain_model_folder_with_the_weights_of_both(trained: di
     ],
 )
 def test_what_a_policy_that_is_cut_cannot_do_is_refused_with_the_remedy(changed: dict[str, str], found: str) -> None:
-    given = settings("adapter")
+    given = settings("adapter, ahead")
     with pytest.raises(ValueError, match=found):
         refuse_cut(given.model_copy(update={"compute": given.compute.model_copy(update=changed)}), 2)
