@@ -167,7 +167,7 @@ def _meet(place: Place, launch: LaunchSettings, compute: ComputeSettings) -> Ran
     os.environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.size))
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     try:
-        return Ranks.meet(device, timeout_seconds=launch.meet_seconds)
+        return Ranks.meet(device, meet_seconds=launch.meet_seconds, step_seconds=launch.step_seconds)
     except RuntimeError as error:
         is_taken = "EADDRINUSE" in str(error) or "address already in use" in str(error).lower()
         found = (
@@ -201,7 +201,7 @@ def _refuse_unlike(ranks: Ranks) -> None:
 
 def _refuse_unshared(ranks: Ranks, artifacts: Path, *, seconds: float) -> None:
     """ValueError where a node does not see, in this time, a file in rank 0's folder of results."""
-    mark = artifacts / f".ranks-{uuid.uuid4().hex}"
+    mark = artifacts / f".ranks-{uuid.uuid4().hex}.partial"  # which the next run removes where this one is killed
     if ranks.leads:
         artifacts.mkdir(parents=True, exist_ok=True)
         mark.touch()

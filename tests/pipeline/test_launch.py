@@ -73,6 +73,12 @@ def test_a_rank_without_a_gpu_of_its_own_is_refused() -> None:
         own_gpu(Place(rank=1, size=2, local=1), 1)
 
 
+@pytest.mark.parametrize("changed", [{"launcher": "local", "num_trainers": 1}, {"launcher": "external"}])
+def test_restarts_that_nobody_would_make_are_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"max_restarts is 2 with launcher: .*Set launch.max_restarts to 0"):
+        launch(max_restarts=2, **changed)
+
+
 def test_of_ranks_that_ended_the_one_that_was_killed_is_named() -> None:
     assert _how_it_ended({0: -15, 1: -9}, 2) == "rank 1 of 2 was ended by signal 9"
     assert _how_it_ended({0: 143, 1: -9}, 2) == "rank 1 of 2 was ended by signal 9"
