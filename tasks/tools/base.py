@@ -230,6 +230,7 @@ class Environment(Protocol):
 
     def check_user(self, problem: Problem) -> None:
         """ValueError where `start_user` would refuse this problem; asked before the first episode."""
+        return
 
     def user_guidelines(self, problem: Problem) -> str:
         """All that a model reads who plays this problem's user, for `user.model.instructions: null`; empty: none."""
