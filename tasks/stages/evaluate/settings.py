@@ -106,6 +106,8 @@ class EvaluateSections(PlaySections):
                 f"evaluate.sharded tells a request in several messages, and {self.environment.name} judges what was "
                 f"done after each, so such an episode would fail. Set evaluate.sharded to null"
             )
+        if self.evaluate.sharded is not None and self.environment.user is not None:
+            self.environment.user.refuse_telling_in_parts("evaluate.sharded", plain="null")
         return self
 
     def unwatched_folders(self) -> list[str]:
