@@ -11,8 +11,10 @@ import pytest
 
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Trajectory
+from tasks.environments.catalog import load_bare_environment, load_environment
+from tasks.rollouts.prompt_room import check_prompts
 from tasks.tools.base import EnvironmentFault, block_until
-from tasks.tools.user.environment import UserEnvironment
+from tasks.tools.user.environment import UserEnvironment, check_user
 from tasks.tools.user.frozen import FrozenSpeaker
 from tasks.tools.user.played import FAREWELLS
 from tasks.tools.user.settings import Reveal, UserSettings
@@ -20,7 +22,7 @@ from tests import tiny
 from tests.engines.endpoint.chat_endpoint import KEY, VARIABLE, Answer, ChatEndpoint, completion
 from tests.rollouts.test_requests import NOTE, Notebook
 from tests.tools.user.test_script import PARTS, WHOLE, play, told
-from tests.worlds import QUICK, environment_settings
+from tests.worlds import QUICK, environment_settings, member
 
 SAID = ["A note, please.", "For Ada.", f"Thanks. {FAREWELLS[0]}"]
 
@@ -182,11 +184,34 @@ def test_a_model_that_cannot_read_what_its_user_knows_is_refused(tmp_path: Path)
         block_until(world.start_user(WHOLE).open())
 
 
-def test_without_instructions_the_environments_own_guidelines_are_needed() -> None:
+def test_without_instructions_the_environments_own_guidelines_are_needed(chat: ChatFormat) -> None:
     refusal = pytest.raises(ValueError, match=r"instructions is null and .* has no guidelines .* Write instructions")
     settings = user("http://127.0.0.1:1/v1", instructions=None, api_key_variable=None)
-    with closing(UserEnvironment(Notebook(QUICK), settings)) as world, refusal:
-        world.start_user(WHOLE)
+    with closing(UserEnvironment(Notebook(QUICK), settings)) as world:
+        with refusal:
+            world.start_user(WHOLE)
+        with refusal:
+            world.check_user(WHOLE)
+        with refusal:
+            check_prompts(chat, {}, world, [WHOLE], tiny.SAMPLING)
+
+
+def test_in_a_mixture_every_member_needs_the_users_instructions_before_an_episode_starts() -> None:
+    """A customer of retail has the package's guidelines; who books in travel_desk has none."""
+    members = {"members": [member("travel_desk"), member("tau2", {"domain": "retail", "problems": "base"})]}
+    settings = user("http://127.0.0.1:1/v1", "at_once", instructions=None, api_key_variable=None)
+    section = environment_settings("mixture", settings=members, user=settings)
+    with closing(load_environment(section)) as world, closing(load_bare_environment(section)) as bare:
+        problems = list(world.generate(seed=1, num_problems=4, max_level=90) or ())
+        [customer, *_], [booking, *_] = (
+            [problem for problem in problems if problem.id.startswith(name)] for name in ("tau2/", "travel_desk/")
+        )
+        world.check_user(customer)
+        check_user(bare, settings, customer)
+        with pytest.raises(ValueError, match="travel_desk has no guidelines of its own"):
+            world.check_user(booking)
+        with pytest.raises(ValueError, match="no guidelines of its own, so the user of problem 'travel_desk/"):
+            check_user(bare, settings, booking)
 
 
 @pytest.mark.parametrize(
