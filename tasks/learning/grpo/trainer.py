@@ -168,7 +168,9 @@ class GRPOTrainer:
     @on_all_ranks
     @torch.no_grad()
     def _load(self, shapes: Shapes, state: dict[str, Any], *, tensors: NamedTensors | None = None) -> None:
-        shared = share_whole(shapes, tensors, self.ranks)
+        like = {"policy": self._policy_tensors(), "optimizer": self.optimizer.owners(shapes["optimizer"])}
+        like |= {"reference": self.reference.tensors()} if self.reference else {}
+        shared = share_whole(shapes, tensors, self.ranks, like=like)
         copy_tensors(shared["policy"], self._policy_tensors())
         self.optimizer.load_tensors(shared["optimizer"])
         if self.reference is not None:
@@ -186,7 +188,8 @@ class GRPOTrainer:
     @on_all_ranks
     @torch.no_grad()
     def _roll_back(self, shapes: Shapes, step_factor: float, *, tensors: NamedTensors | None = None) -> None:
-        copy_tensors(share_whole(shapes, tensors, self.ranks)["policy"], self._policy_tensors())
+        like = {"policy": self._policy_tensors()}
+        copy_tensors(share_whole(shapes, tensors, self.ranks, like=like)["policy"], like["policy"])
         if self.reference is not None:
             self.reference.follow(1.0)
         self.optimizer.start_over()
