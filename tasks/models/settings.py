@@ -1,10 +1,10 @@
-"""Settings of the base model."""
+"""Settings of the base model, and of what computes it."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, JsonValue, field_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from tasks.core.settings import Settings
 
@@ -26,6 +26,42 @@ class ComputeSettings(Settings):
     frozen: Dtype
     offload: Literal["none", "optimizer"]
     tf32: bool
+
+
+class LaunchSettings(Settings):
+    """How many processes train one policy, and who starts them (infra/decisions/0067). No stage depends on it: a result
+    is the same to the last digits of float32, and a run may go on with another number.
+
+    `local`: this process alone. `torchrun`: `python -m tasks train` starts `num_trainers` of them on this machine, and
+    again from the last checkpoint after one has died, at most `max_restarts` times. `external`: they exist already, as
+    torchrun or Slurm starts them, each with the same command. `meet_seconds` is how long they wait for each other at
+    the start, `step_seconds` inside a step of training; a rank that waits longer counts as lost.
+    """
+
+    launcher: Literal["local", "torchrun", "external"]
+    num_trainers: int = Field(ge=1)
+    max_restarts: int = Field(ge=0)
+    meet_seconds: float = Field(gt=0)
+    step_seconds: float = Field(gt=0)
+
+    @model_validator(mode="after")
+    def _whoever_starts_them_starts_them_again(self) -> LaunchSettings:
+        if self.launcher != "torchrun" and self.max_restarts > 0:
+            raise ValueError(
+                f"max_restarts is {self.max_restarts} with launcher: {self.launcher}, which starts nothing again, so a "
+                f"death would end the run. Set launch.max_restarts to 0 (torchrun has --max-restarts of its own), or "
+                f"launch.launcher to torchrun"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _local_is_one(self) -> LaunchSettings:
+        if self.launcher == "local" and self.num_trainers > 1:
+            raise ValueError(
+                f"num_trainers is {self.num_trainers} with launcher: local, which is one process, so the others would "
+                f"not exist. Set launch.launcher to torchrun, or launch.num_trainers to 1"
+            )
+        return self
 
 
 def on_cpu(num_threads: int) -> ComputeSettings:

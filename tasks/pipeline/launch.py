@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tasks.core.child_processes import own_guardian
 from tasks.core.files import json_hash
@@ -27,9 +27,8 @@ from tasks.core.passing_faults import PASSING_STATUS, PassingFault
 from tasks.core.settings import read_params
 from tasks.core.terminal import warn
 from tasks.core.text import one_line
-from tasks.models.settings import ComputeSettings
+from tasks.models.settings import ComputeSettings, LaunchSettings
 from tasks.models.torch_setup import find_device
-from tasks.pipeline.settings import LaunchSettings
 
 if TYPE_CHECKING:
     from tasks.learning.shared.ranks import Ranks
@@ -128,7 +127,8 @@ def joined(place: Place, launch: LaunchSettings, compute: ComputeSettings, artif
     """
     ranks = _meet(place, launch, compute)
     try:
-        _refuse_unlike(ranks, artifacts)
+        _refuse_unlike(ranks)
+        _refuse_unshared(ranks, artifacts, seconds=min(SHARED_SECONDS, launch.meet_seconds))
         yield ranks
     except Exception as error:
         if not _is_lost(error):
@@ -145,6 +145,16 @@ def joined(place: Place, launch: LaunchSettings, compute: ComputeSettings, artif
             ranks.end()
 
 
+def own_gpu(place: Place, num_gpus: int) -> int:
+    """ValueError where this rank would have none, or that of another."""
+    if place.local < num_gpus:
+        return place.local
+    raise ValueError(
+        f"rank {place.rank} is number {place.local + 1} on {socket.gethostname()}, where it sees {num_gpus} GPUs, so "
+        f"it has none of its own. Start one rank per GPU (launch.num_trainers), and let each see all of its machine's."
+    )
+
+
 def _meet(place: Place, launch: LaunchSettings, compute: ComputeSettings) -> Ranks:
     """Afterwards the variables are gone: an engine that this process starts is no rank."""
     import torch
@@ -153,11 +163,11 @@ def _meet(place: Place, launch: LaunchSettings, compute: ComputeSettings) -> Ran
 
     device = find_device(compute)
     if device.type == "cuda":
-        torch.cuda.set_device(place.local)
+        torch.cuda.set_device(own_gpu(place, torch.cuda.device_count()))
     os.environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.size))
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     try:
-        return Ranks.meet(device, timeout_seconds=launch.meet_seconds)
+        return Ranks.meet(device, meet_seconds=launch.meet_seconds, step_seconds=launch.step_seconds)
     except RuntimeError as error:
         is_taken = "EADDRINUSE" in str(error) or "address already in use" in str(error).lower()
         found = (
@@ -175,43 +185,47 @@ def _meet(place: Place, launch: LaunchSettings, compute: ComputeSettings) -> Ran
             os.environ.pop(name, None)
 
 
-def _refuse_unlike(ranks: Ranks, artifacts: Path) -> None:
-    """ValueError where a node has other versions or settings, or does not see rank 0's folder of results."""
-    mark = artifacts / f".ranks-{uuid.uuid4().hex}"
-    if ranks.leads:
-        artifacts.mkdir(parents=True, exist_ok=True)
-        mark.touch()
-    try:
-        found = ranks.gather((socket.gethostname(), _versions(), mark.name))
-        leader, versions, name = found[0]
-        unseen = [
-            host for host, is_seen in ranks.gather((socket.gethostname(), _sees(artifacts / name))) if not is_seen
-        ]
-    finally:
-        mark.unlink(missing_ok=True)
-    for host, others, _ in found:
-        different = [key for key in versions if versions[key] != others[key]]
+def _refuse_unlike(ranks: Ranks) -> None:
+    """ValueError where a node has other versions or settings."""
+    found = ranks.gather((socket.gethostname(), _versions()))
+    leader, versions = found[0]
+    for host, others in found:
+        different = [key for key in versions if versions[key] != others.get(key)]
         if different:
-            told = ", ".join(f"{key} {others[key]} and not {versions[key]}" for key in different)
+            told = ", ".join(f"{key} {others.get(key)} and not {versions[key]}" for key in different)
             raise ValueError(
                 f"{host} has {told}, which {leader} has, so the ranks would compute different things. Install the same "
                 f"lock on every node, and use one checkout and one params.yaml."
             )
+
+
+def _refuse_unshared(ranks: Ranks, artifacts: Path, *, seconds: float) -> None:
+    """ValueError where a node does not see, in this time, a file in rank 0's folder of results."""
+    mark = artifacts / f".ranks-{uuid.uuid4().hex}.partial"  # which the next run removes where this one is killed
+    if ranks.leads:
+        artifacts.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    try:
+        leader, place, name = ranks.gather((socket.gethostname(), str(artifacts.absolute()), mark.name))[0]
+        seen = ranks.gather((socket.gethostname(), _sees(artifacts / name, seconds)))
+    finally:
+        mark.unlink(missing_ok=True)
+    unseen = dict.fromkeys(host for host, is_seen in seen if not is_seen)
     if unseen:
         raise ValueError(
-            f"{', '.join(dict.fromkeys(unseen))} does not see {artifacts} of {leader}, so it could not load the model. "
-            f"Put the project's folder on storage that all nodes share."
+            f"{', '.join(unseen)} does not see {place} of {leader}, so it could not load the model. Put "
+            f"the project's folder on storage that all nodes share."
         )
 
 
 def _versions() -> dict[str, str]:
     packages = {name: metadata.version(name) for name in ("torch", "transformers", "peft")}
-    params: Any = {key: value for key, value in read_params().items() if key != "paths"}
-    return {"Python": platform.python_version(), **packages, "params.yaml": json_hash(params)[:8]}
+    params = {f"{key} of params.yaml": json_hash(value)[:8] for key, value in read_params().items() if key != "paths"}
+    return {"Python": platform.python_version(), **packages, **params}
 
 
-def _sees(file: Path) -> bool:
-    deadline = time.monotonic() + SHARED_SECONDS
+def _sees(file: Path, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
     while not file.exists() and time.monotonic() < deadline:
         time.sleep(0.2)
     return file.exists()

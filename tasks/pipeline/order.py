@@ -17,12 +17,13 @@ from tasks.core.files import remove_leftovers
 from tasks.core.provenance import RECORDED, provenance, provenance_file, write_provenance
 from tasks.core.resume import resume_folder
 from tasks.core.settings import PARAMS_FILE, Paths, Settings, check_section_names, load, load_paths, read_params
+from tasks.core.terminal import tell
 from tasks.core.urls import local_path
-from tasks.models.settings import ComputeSettings
+from tasks.models.settings import ComputeSettings, LaunchSettings
 from tasks.models.torch_setup import device_name
 from tasks.pipeline.launch import LAUNCHED, joined, place_of, supervise
 from tasks.pipeline.run_lock import only_run
-from tasks.pipeline.settings import LaunchSettings, PipelineSettings
+from tasks.pipeline.settings import PipelineSettings
 from tasks.planning.family import check_family
 from tasks.planning.nearest import check_size
 from tasks.storage.inputs import check_storage, copy_inputs, share_endpoint
@@ -128,6 +129,8 @@ def run_stage(name: str, **asked: Any) -> Path | None:
         supervise(name, common.launch)
         return None
     else:
+        if name == "warm_start" and common.launch.num_trainers > 1:
+            tell("warm_start: this process trains alone; launch.num_trainers is for train")
         _run_here(name, params, paths, asked)
     return paths.stage(name)
 

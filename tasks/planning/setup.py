@@ -7,7 +7,7 @@ from typing import Any
 
 from tasks.core.settings import Settings, load
 from tasks.learning.shared.settings import GRPOSettings, SupervisedSettings
-from tasks.models.settings import ComputeSettings, ModelSettings
+from tasks.models.settings import ComputeSettings, LaunchSettings, ModelSettings
 from tasks.planning.hardware import Machine, this_machine
 from tasks.planning.shapes import Shape, UnknownShape, shape_of
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
@@ -15,6 +15,7 @@ from tasks.rollouts.settings import EngineSettings, SamplingSettings
 
 class PlanSections(Settings):
     compute: ComputeSettings
+    launch: LaunchSettings
     engine: EngineSettings
     sampling: SamplingSettings
     warm_start: SupervisedSettings
@@ -55,6 +56,14 @@ class Setup:
     def episodes(self) -> int:
         """Of one iteration."""
         return self.settings.train.problems_per_iteration * self.settings.train.group_size
+
+    def with_samples(self, group_size: int) -> Setup:
+        """With groups of this size in every iteration, whatever is scheduled."""
+        train = self.settings.train.model_copy(update={"group_size": group_size})
+        if train.exploration is not None:
+            fixed = train.exploration.model_copy(update={"samples_per_problem": None})
+            train = train.model_copy(update={"exploration": fixed})
+        return replace(self, settings=self.settings.model_copy(update={"train": train}))
 
     @property
     def at_once(self) -> int:

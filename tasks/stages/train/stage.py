@@ -50,11 +50,12 @@ class CollapseAlarm(ValueError):
 
 def run(settings: TrainSections, paths: Paths, *, ranks: Ranks | None = None) -> None:
     """`ranks`: the processes that train, of which this is rank 0; None is this one alone."""
+    from tasks.models.torch_setup import num_gpus
     from tasks.stages.train.policy import refuse_cut
     from tasks.tracking.metrics import live_logger
 
     if ranks is not None:
-        refuse_cut(settings, ranks.size)
+        refuse_cut(settings, ranks.size, num_here=ranks.num_here, num_gpus=num_gpus(settings.compute))
     check_pin(settings.environment, paths, stage="train")
     start = start_model(paths)
     with atomic_folder(paths.stage("train")) as folder:
@@ -73,10 +74,10 @@ def run(settings: TrainSections, paths: Paths, *, ranks: Ranks | None = None) ->
             alarms=paths.artifacts / "alarms" / "train",
             log=live_logger(os.environ),  # the flow sets an MLflow run; otherwise there is none
             ranks=ranks,
+            timings=paths.artifacts / "timings",
         )
         note_learning(settings, folder, rows)
         note_training_data(paths, folder)
-    write_jsonl(paths.artifacts / "timings" / "train.jsonl", iteration_seconds(rows))
     clear_resume("train", paths)
 
 
@@ -122,10 +123,11 @@ def train_policy(
     log: Callable[[Metrics], None] | None = None,
     baseline: Sequence[Played] = (),
     ranks: Ranks | None = None,
+    timings: Path | None = None,
 ) -> list[Metrics]:
     """Train from the model folder `start`, of which `baseline` has episodes, into `output`; returns the metrics. Where
     the sentinel stops the run, output has the snapshots so far, `alarms` the alarm with its trajectories, and
-    CollapseAlarm is raised.
+    CollapseAlarm is raised. A whole run leaves its seconds in `timings`.
     """
     from tasks.core.progress import progress_bar
     from tasks.stages.train.run import TrainingRun
@@ -147,6 +149,8 @@ def train_policy(
                 bar.advance(_progress(row))
                 if log is not None:
                     log(row)
+        if timings is not None:
+            write_timings(timings, training)
     finally:
         try:
             training.snapshots.export(output / "snapshots")
@@ -182,6 +186,14 @@ def write_metrics(output: Path, rows: Sequence[Metrics]) -> None:
     writer.writeheader()
     writer.writerows(rows)
     write_text(output / "curve.csv", text.getvalue())
+
+
+def write_timings(folder: Path, training: TrainingRun) -> None:
+    """train.jsonl, a row per iteration, and turns.jsonl, a row per episode: what `plan --gpus` simulates from."""
+    iterations, episodes = training.timings()
+    refreshed = {row["iteration"]: row for row in iteration_seconds(training.metrics)}
+    write_jsonl(folder / "train.jsonl", ({**refreshed.get(row["iteration"], {}), **row} for row in iterations))
+    write_jsonl(folder / "turns.jsonl", episodes)
 
 
 def iteration_seconds(rows: Sequence[Metrics]) -> list[Metrics]:
