@@ -1,4 +1,4 @@
-"""Does every prompt leave room for a turn, and does an episode fit the model's context?"""
+"""Does every prompt leave room for a turn, does an episode fit the model's context, and could its user speak?"""
 
 from __future__ import annotations
 
@@ -17,16 +17,23 @@ def check_prompts(
     environment: Environment,
     problems: Sequence[Problem],
     sampling: SamplingSettings,
+    *,
+    budget_key: str = "sampling.max_tokens_per_episode",
 ) -> None:
-    """ValueError where an episode could exceed the context in the model's config.json, or a prompt leaves no room."""
+    """ValueError where an episode could exceed the context in the model's config.json, a prompt leaves no room, or the
+    environment's user refuses a problem.
+
+    `budget_key` is the key of params that the episode's budget is from.
+    """
     max_positions = config.get("text_config", config).get("max_position_embeddings")
     if max_positions is not None and sampling.max_tokens_per_episode > max_positions:
         raise ValueError(
-            f"sampling.max_tokens_per_episode is {sampling.max_tokens_per_episode} and the model's context is "
+            f"{budget_key} is {sampling.max_tokens_per_episode} and the model's context is "
             f"{max_positions} tokens, so long episodes would exceed it. Set it to at most {max_positions}."
         )
     longest, problem_id = 0, ""
     for problem in problems:
+        environment.check_user(problem)
         tools = [tool.schema() for tool in environment.tools_for(problem)]
         sampling.within(environment.budgets_for(problem))
         prompt_ids = chat.prompt_ids(problem.requests[0], tools, environment.rules_for(problem))
@@ -36,6 +43,6 @@ def check_prompts(
     if longest >= sampling.max_tokens_per_episode:
         raise ValueError(
             f"problem {problem_id!r}: its prompt has {longest} tokens, more than any other, and "
-            f"sampling.max_tokens_per_episode is {sampling.max_tokens_per_episode}, so no turn fits. Set that to more "
+            f"{budget_key} is {sampling.max_tokens_per_episode}, so no turn fits. Set that to more "
             f"than {longest + sampling.max_tokens_per_turn}, or drop the problem."
         )

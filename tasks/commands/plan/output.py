@@ -59,7 +59,7 @@ def _warm_start_line(plan: Plan) -> list[str]:
 
 
 def _memory_table(memory: Memory) -> Any:
-    table = _table("Memory", *memory.phases, "on the host")
+    table = new_table("Memory", *memory.phases, "on the host")
     for part in memory.parts:
         table.add_row(part.name, *(_size(value) for value in (part.rollout, part.update, part.save, part.host)))
     table.add_row("all", *(_size(value) for value in (*memory.phases.values(), memory.host)), style="bold")
@@ -67,7 +67,7 @@ def _memory_table(memory: Memory) -> Any:
 
 
 def _seconds_table(plan: Plan, seconds: Seconds) -> Any:
-    table = _table("Time", "", "")
+    table = new_table("Time", "", "")
     for name in ("rollout", "reference", "update", "refresh", "checkpoint"):
         table.add_row(name, _time(getattr(seconds, name)), "")
     table.add_row("one iteration", _time(seconds.iteration), "all of the above")
@@ -75,7 +75,7 @@ def _seconds_table(plan: Plan, seconds: Seconds) -> Any:
         told = f"{_steps(plan.setup.settings.warm_start)}, if the base model needs them"
         table.add_row("warm start", span(_time, seconds.warm_start, seconds.warm_start_most), told)
     table.add_row("train", _time(seconds.train), f"{seconds.num_iterations:,} iterations")
-    table.add_row("evaluate", _time(seconds.evaluate), "all snapshots on select, three models on test")
+    table.add_row("evaluate", _time(seconds.evaluate), f"at most {count(plan.evaluated_episodes)} episodes")
     table.add_row("sampled tokens a day", count(seconds.tokens_per_day), "while training")
     per_hour = plan.setup.machine.dollars_per_hour
     price = "" if plan.is_own_price else ", an assumed price"
@@ -86,7 +86,7 @@ def _seconds_table(plan: Plan, seconds: Seconds) -> Any:
 def _signal_table(plan: Plan, outlook: Outlook) -> Any:
     """The same problems with groups of several sizes, from episodes of the model that training starts from."""
     columns = ("groups without", "episodes per useful one", "episodes", "sampled tokens", "train")
-    table, set_sizes = _table("Signal", *columns), outlook.planned.num_iterations
+    table, set_sizes = new_table("Signal", *columns), outlook.planned.num_iterations
     for row in outlook.rows:
         told = f"G = {row.group_size}" + ", recommended" * (row.group_size == outlook.recommended)
         seconds = train_seconds(plan, group_size=row.group_size, episodes=row.episodes)
@@ -101,8 +101,14 @@ def _signal_table(plan: Plan, outlook: Outlook) -> Any:
     if len(set_sizes) > 1:
         planned = outlook.planned
         told = f"{planned.sizes}, as scheduled"
+        seconds = train_seconds(plan, group_size=None, episodes=planned.episodes)
         table.add_row(
-            told, f"{planned.without_signal:.0%}", "", count(planned.episodes), count(planned.sampled_tokens), ""
+            told,
+            f"{planned.without_signal:.0%}",
+            "",
+            count(planned.episodes),
+            count(planned.sampled_tokens),
+            "" if seconds is None else _time(seconds),
         )
     return table
 
@@ -128,13 +134,13 @@ def dollars(value: float) -> str:
 
 
 def _fits_table(plan: Plan) -> Any:
-    table = _table("Fits on", "")
+    table = new_table("Fits on", "")
     for name, told in plan.fits_on.items():
         table.add_row(name, told)
     return table
 
 
-def _table(*columns: str) -> Any:
+def new_table(*columns: str) -> Any:
     from rich import box
     from rich.table import Table
     from rich.text import Text

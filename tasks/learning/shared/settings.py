@@ -92,8 +92,9 @@ class SamplesPoint(Settings):
 class PrefixSettings(Settings):
     """Groups whose episodes all begin with the same replayed turns (arXiv:2605.05112; infra/decisions/0065).
 
-    `share` of a batch's groups do, as far as there is something to replay: the `reference` of the problem, or one of
-    the policy's `own` episodes. Up to `depth` of its turns are replayed, never the last.
+    `share` of a batch's groups do on average, as far as there is something to replay: the `reference` of the problem,
+    or one of the policy's `own` episodes. Up to `depth` of its turns are replayed, or one where that is less, never the
+    last.
     """
 
     source: Literal["reference", "own"]
@@ -237,14 +238,14 @@ class GRPOSettings(OptimizerSettings):
 
     @model_validator(mode="after")
     def _exploration_fits_the_groups(self) -> GRPOSettings:
-        """`group_size` is the most: memory and time are planned by it."""
+        """`group_size` is the most: memory is planned by it."""
         if self.exploration is None:
             return self
         samples = [point.value for point in self.exploration.samples_per_problem or ()] or [self.group_size]
         if max(samples) > self.group_size:
             raise ValueError(
                 f"exploration.samples_per_problem goes up to {max(samples)} with group_size {self.group_size}, by "
-                f"which memory and time are planned. Set train.group_size to {max(samples)}, or the samples lower"
+                f"which memory is planned. Set train.group_size to {max(samples)}, or the samples lower"
             )
         if self.exploration.keep is not None and self.exploration.keep >= min(samples):
             raise ValueError(

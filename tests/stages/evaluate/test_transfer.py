@@ -27,11 +27,11 @@ from tests.worlds import NO_BUDGETS, TWO_WORLDS, member
 
 BFCL = {"categories": ["multi_turn_base"], "turns": "first"}
 
-PLAYED = {
+PLAYED: dict[str, Any] = {
     "played_by": "base",
     "reveal": "at_once",
     "model": {
-        "url": None, "model": "artifacts/assess/base_model", "api_key_variable": None, "instructions": "You need help.",
+        "url": None, "model": "models/base", "api_key_variable": None, "instructions": "You need help.",
         "greeting": "Hello.", "temperature": 0.0, "max_output_tokens": 20, "max_messages": 5, "max_retries": 0,
         "timeout_seconds": 60.0,
     },
@@ -117,6 +117,7 @@ def test_a_killed_evaluation_goes_on_only_with_the_code_of_every_environment_it_
         ({}, [also("tau2", {"domain": "retail", "problems": "base"})], "conversations, so nobody would answer"),
         ({}, [also("desk")], "there is no folder 'desk'"),
         ({"user": PLAYED}, [also("bfcl", BFCL)], "the answer to a question would count as the next request"),
+        ({"cache": {"mode": "strict", "folder": "none", "frozen": None}}, [also()], "environment.cache.mode to replay"),
     ],
 )
 def test_an_environment_that_training_sees_is_refused_in_one_line(
@@ -146,6 +147,17 @@ def test_the_same_class_with_other_settings_is_no_other_environment():
         sections(trained, also())
 
 
+def test_an_environment_whose_problems_the_user_cannot_play_is_refused_before_the_first_episode(tmp_path: Path):
+    """tau2 has guidelines for whoever plays its customer; the shop has none."""
+    model = tiny.model_folder(tmp_path / "model")
+    tau2 = {"name": "tau2", "settings": {"domain": "retail", "problems": "base"}}
+    without = {**PLAYED, "model": {**PLAYED["model"], "instructions": None}}
+    budgets = {**NO_BUDGETS, "max_tokens_per_episode": 200}
+    with pytest.raises(ValueError, match=r"evaluate.also, custom-Shop: .*instructions is null and .* no guidelines"):
+        read(model, sections({**tau2, "user": without}, also(budgets=budgets)))
+    assert read(model, sections({**tau2, "user": PLAYED}, also(budgets=budgets)))["custom-Shop"].solvable
+
+
 def test_problems_that_the_snapshot_learnt_from_are_refused(tmp_path: Path):
     model = tiny.model_folder(tmp_path / "model")
     write_trained_on(model, TrainedOn(digests_of(tiny.problems(4))))
@@ -155,6 +167,19 @@ def test_problems_that_the_snapshot_learnt_from_are_refused(tmp_path: Path):
     write_trained_on(model, TrainedOn(digests_of(problems[:2])))
     with pytest.raises(ValueError, match=r"evaluate.also, custom-Shop: 2 of 6 problems.* learnt from"):
         read(model, settings)
+
+
+@pytest.mark.parametrize(
+    ("of_its_own", "key"),
+    [(5000, r"evaluate.also\[\].budgets.max_tokens_per_episode"), (None, "sampling.max_tokens_per_episode")],
+)
+def test_a_budget_that_is_too_large_is_told_by_the_key_it_is_from(tmp_path: Path, of_its_own: int | None, key: str):
+    settings = sections({}, also(budgets={**NO_BUDGETS, "max_tokens_per_episode": of_its_own}))
+    if of_its_own is None:
+        sampling = settings.sampling.model_copy(update={"max_tokens_per_episode": 5000})
+        settings = settings.model_copy(update={"sampling": sampling})
+    with pytest.raises(ValueError, match=f"custom-Shop: {key} is 5000 and the model's context"):
+        read(tiny.model_folder(tmp_path / "model"), settings)
 
 
 @pytest.mark.parametrize(
