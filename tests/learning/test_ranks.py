@@ -19,7 +19,7 @@ from tasks.learning.shared.sharding import gather_whole
 from tasks.learning.shared.tensor_files import read_tensors
 from tests import tiny
 from tests.learning.rank_cases import CASES, be_late_in_a_step, let_the_leader_collect, train_cases
-from tests.learning.resume_cases import go_on
+from tests.learning.resume_cases import go_on, load_one_by_one
 from tests.learning.rows import branching_group
 from tests.ranks import RankProcesses
 
@@ -163,6 +163,11 @@ def test_a_resume_on_as_many_ranks_is_bitwise_and_on_others_the_same_to_the_last
     whole, halves, thirds = (read_json(resumed / f"{name}-6.json") for name in ("whole", "halves", "thirds"))
     assert halves == whole
     assert thirds["norms"] == {name: pytest.approx(norm, rel=1e-5) for name, norm in whole["norms"].items()}
+
+
+@pytest.mark.slow
+def test_a_rank_takes_its_part_of_each_tensor_before_the_next_arrives(two_ranks: RankProcesses, resumed: Path) -> None:
+    two_ranks.call(load_one_by_one, str(resumed))
 
 
 @pytest.mark.slow

@@ -78,22 +78,25 @@ def gather_whole(tensors: dict[str, Tensor], ranks: Ranks, *, dtypes: Dtypes | N
     return found
 
 
-def share_whole(shapes: Shapes, tensors: NamedTensors | None, ranks: Ranks) -> NamedTensors:
-    """Rank 0's whole tensors, on every rank; the others have None and know their shapes."""
+def share_whole(shapes: Shapes, tensors: NamedTensors | None, ranks: Ranks, *, like: NamedTensors) -> NamedTensors:
+    """Rank 0's whole tensors; the others have None and know their shapes. Each is cut as that of its name in `like` is
+    before the next one is sent, so that no rank has the whole state. With one rank the tensors themselves.
+    """
     if ranks.size == 1 and tensors is not None:
         return tensors
-    return {
-        part: {
-            name: ranks.share(None if tensors is None else tensors[part][name], shape, dtype)
-            for name, (shape, dtype) in named.items()
-        }
-        for part, named in shapes.items()
-    }
+    found: NamedTensors = {}
+    for part, named in shapes.items():
+        found[part] = {}
+        for name, (shape, dtype) in named.items():
+            sent = ranks.share(None if tensors is None else tensors[part][name], shape, dtype)
+            owner = like[part].get(name)
+            found[part][name] = sent if owner is None or owner.shape != shape else part_of(sent, owner)
+    return found
 
 
 def part_of(tensor: Tensor, like: Tensor) -> Tensor:
-    """`tensor`, which every rank has whole, cut as `like` is; itself where that is whole."""
-    if not _is_cut(like):
+    """`tensor`, which every rank has whole, cut as `like` is; itself where that is whole or this is cut already."""
+    if not _is_cut(like) or _is_cut(tensor):
         return tensor
     from torch.distributed.tensor import distribute_tensor
 

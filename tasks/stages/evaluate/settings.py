@@ -113,6 +113,12 @@ class EvaluateSections(PlaySections):
         return self
 
     @model_validator(mode="after")
+    def _tells_in_parts_by_instructions(self) -> EvaluateSections:
+        if self.evaluate.sharded is not None and self.environment.user is not None:
+            self.environment.user.refuse_telling_in_parts("evaluate.sharded", plain="null")
+        return self
+
+    @model_validator(mode="after")
     def _judges_no_part_of_a_request(self) -> EvaluateSections:
         if self.evaluate.sharded is not None:
             self.environment.refuse_parts(of="evaluate.sharded", remedy="Set evaluate.sharded to null")

@@ -35,7 +35,7 @@ class UserEnvironment(EnvironmentWrapper):
         return shards_of(self.inner, problem)
 
     def describe(self) -> dict[str, Any]:
-        return {**self.inner.describe(), "user": self.user_settings.model_dump(mode="json")}
+        return {**self.inner.describe(), "user": describe_user(self.user_settings)}
 
     def fingerprint(self) -> str:
         return json_hash(self.describe())
@@ -55,6 +55,18 @@ class ReplayedUser(EnvironmentWrapper):
 
     def start_user(self, problem: Problem, *, stream: str = "") -> User:
         return self.inner.start_user(problem, stream=f"{stream}{REPLAY}{self.replay}" if self.replay else stream)
+
+
+def describe_user(settings: UserSettings | None) -> dict[str, Any] | None:
+    """What the user's words depend on, as JSON; of a model in this process also the hash of its folder."""
+    if settings is None:
+        return None
+    described = settings.model_dump(mode="json")
+    if settings.model is not None and settings.model.url is None:
+        from tasks.tools.user.frozen import hash_user
+
+        described["model"]["weights"] = hash_user(settings.model)
+    return described
 
 
 def check_user(environment: Environment, settings: UserSettings | None, problem: Problem) -> None:

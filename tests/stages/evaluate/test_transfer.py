@@ -31,7 +31,7 @@ PLAYED: dict[str, Any] = {
     "played_by": "base",
     "reveal": "at_once",
     "model": {
-        "url": None, "model": "artifacts/assess/base_model", "api_key_variable": None, "instructions": "You need help.",
+        "url": None, "model": "models/base", "api_key_variable": None, "instructions": "You need help.",
         "greeting": "Hello.", "temperature": 0.0, "max_output_tokens": 20, "max_messages": 5, "max_retries": 0,
         "timeout_seconds": 60.0,
     },
