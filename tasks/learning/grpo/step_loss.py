@@ -1,13 +1,15 @@
-"""The loss of one micro-batch in one optimizer step, and what the metrics count on the way."""
+"""The loss of the micro-batches of one optimizer step, and what the metrics count on the way."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tasks.learning.grpo.losses import (
+    aggregation_weights,
     cispo_loss,
     gspo_loss,
     importance_weights,
@@ -17,7 +19,7 @@ from tasks.learning.grpo.losses import (
     sequence_means,
 )
 from tasks.learning.grpo.metrics import StepSums
-from tasks.learning.shared.batching import MicroBatch
+from tasks.learning.shared.batching import MicroBatch, Share
 from tasks.learning.shared.settings import GRPOSettings
 
 
@@ -29,6 +31,24 @@ class LossBatch:
     weight_M: Tensor
     reference_logp_M: Tensor | None
     old_logp_M: Tensor | None = None
+
+
+def loss_batches(
+    share: Share, references: Sequence[Tensor | None], settings: GRPOSettings, *, dropped_lengths: Sequence[int]
+) -> list[LossBatch]:
+    """One rank's share of an optimizer step, weighted by the denominators of the whole step."""
+    lengths = [batch.length_S for batch in share.batches]
+    weight_S = aggregation_weights(
+        torch.cat([*lengths, lengths[0].new_tensor([*share.lengths_elsewhere, *dropped_lengths])]),
+        aggregation=settings.aggregation,
+        constant_length=settings.constant_length,
+    ).float()
+    counts = [len(length_S) for length_S in lengths]
+    weights = weight_S[: sum(counts)].split(counts)
+    return [
+        LossBatch(batch, weight_S[batch.trajectory_M], reference_logp_M)
+        for batch, weight_S, reference_logp_M in zip(share.batches, weights, references, strict=True)
+    ]
 
 
 def batch_loss(batch: LossBatch, policy_logp_M: Tensor, settings: GRPOSettings, sums: StepSums) -> Tensor:

@@ -20,7 +20,6 @@ from tasks.core.records import Group
 from tasks.learning.grpo.credit import has_signal
 from tasks.learning.grpo.entropy import mean_entropy
 from tasks.learning.grpo.exploration import draws_by_schedule, temperature_at, top_p_at
-from tasks.learning.grpo.losses import aggregation_weights
 from tasks.learning.grpo.metrics import (
     Metrics,
     StepSums,
@@ -30,7 +29,7 @@ from tasks.learning.grpo.metrics import (
     rollout_metrics,
 )
 from tasks.learning.grpo.mini_batches import MiniBatch, divide, mini_batches
-from tasks.learning.grpo.step_loss import LossBatch, batch_loss
+from tasks.learning.grpo.step_loss import LossBatch, batch_loss, loss_batches
 from tasks.learning.shared.agreement import check_engine, prepare_model, trainer_logp
 from tasks.learning.shared.batching import check_tokens, share_of
 from tasks.learning.shared.lora import POLICY, Adapter
@@ -181,9 +180,7 @@ class GRPOTrainer:
         self.optimizer.rate_scale = state["rate_scale"]
 
     def roll_back(self, policy: dict[str, Tensor], *, step_factor: float) -> None:
-        """Restore earlier weights, also as reference, and take smaller steps. Iterations count on, so no draw
-        repeats.
-        """
+        """Restore earlier weights, also as reference; take smaller steps. Iterations count on, so no draw repeats."""
         tensors = {"policy": policy}
         self._roll_back(shapes_of(tensors), step_factor, tensors=tensors)
 
@@ -207,9 +204,7 @@ class GRPOTrainer:
         return unique_tensors(self.model) if self.adapter is None else self.adapter.tensors(POLICY)
 
     def collect_with_signal(self, iteration: int, collect: Collect) -> tuple[list[Group], int]:
-        """The batch, with groups of equal rewards replaced by fresh ones (DAPO, arXiv:2503.14476 section 3.2), and
-        how many.
-        """
+        """The batch, groups of equal rewards replaced (DAPO, arXiv:2503.14476 section 3.2), and how many were."""
         wanted = self.settings.problems_per_iteration
         groups = list(collect(iteration, 0, wanted))
         num_replaced = 0
@@ -247,22 +242,10 @@ class GRPOTrainer:
             rank=self.ranks.number,
             num_ranks=self.ranks.size,
         )
-        batches = share.batches
-        lengths = [batch.length_S for batch in batches]
-        weight_S = aggregation_weights(
-            torch.cat([*lengths, lengths[0].new_tensor([*share.lengths_elsewhere, *part.dropped_lengths])]),
-            aggregation=settings.aggregation,
-            constant_length=settings.constant_length,
-        ).float()
-        counts = [len(length_S) for length_S in lengths]
-        weights = weight_S[: sum(counts)].split(counts)
-        references: Sequence[Tensor | None] = [None] * len(batches)
+        references: Sequence[Tensor | None] = [None] * len(share.batches)
         if self.reference is not None:
-            references = self.reference.logps(batches, temperature=self.temperature, autocast=settings.autocast)
-        return [
-            LossBatch(batch, weight_S[batch.trajectory_M], reference_logp_M)
-            for batch, weight_S, reference_logp_M in zip(batches, weights, references, strict=True)
-        ]
+            references = self.reference.logps(share.batches, temperature=self.temperature, autocast=settings.autocast)
+        return loss_batches(share, references, settings, dropped_lengths=part.dropped_lengths)
 
     def _update(self, parts: Sequence[Sequence[LossBatch]]) -> list[list[Metrics]]:
         """Pass over the batch, one optimizer step per part; the metrics of each step of each pass.
@@ -318,7 +301,6 @@ class GRPOTrainer:
         return {**pass_metrics(passes[-1]), "non_finite": non_finite, **mismatch_metrics(old, sampler)}
 
     def _over_ranks(self, values_M: Tensor) -> Tensor:
-        """The values of all ranks, on each."""
         return torch.cat(self.ranks.gather(values_M.cpu())) if self.ranks.size > 1 else values_M
 
     def _move_reference(self) -> None:
