@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from tests.engine_benches import VLLMBench, VLLMServerBench
 
 # A finished run, made up or of a whole flow, and an MLflow database; Postgres, S3, MLflow and Prefect, for every test
-# that needs a server.
+# that needs a server; two ranks that train.
 pytest_plugins = [
     "tests.measurement.fixtures",
     "tests.pipeline.fixtures",
+    "tests.ranks",
     "tests.services.fixtures",
     "tests.tracking.fixtures",
 ]

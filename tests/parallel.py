@@ -1,8 +1,8 @@
 """How `make test` shares its tests among workers (pytest-xdist): a file at a time, the longest first.
 
-Files that wait for the same slow thing (an engine of vLLM, a whole flow, the servers of tests/services) go to one
-worker, which starts it once. What needs both servers and the finished flow (`test_same_recipe.py`) is with the flow:
-the servers start in 20 s, and each of the two groups takes minutes.
+Files that wait for the same slow thing (an engine of vLLM, a whole flow, two ranks, the servers of tests/services) go
+to one worker, which starts it once. What needs both servers and the finished flow (`test_same_recipe.py`) is with the
+flow: the servers start in 20 s, and each of the two groups takes minutes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ TOGETHER = {
     "tests/contracts/test_engines.py": "vllm",
     "tests/engines/vllm/test_vllm_engine.py": "vllm",
     "tests/engines/vllm/test_vllm_nccl.py": "vllm",
+    "tests/learning/test_ranks.py": "ranks",
+    "tests/stages/train/test_ranks_of_a_run.py": "ranks",
     "tests/pipeline/test_caching.py": "the finished flow",
     "tests/pipeline/test_drift_check.py": "the finished flow",
     "tests/services/test_same_recipe.py": "the finished flow",

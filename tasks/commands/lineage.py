@@ -35,7 +35,7 @@ TAGS = {  # each part of the lineage: its name among a version's tags
     "code": (
         "git_commit", "git_dirty", "evaluation.git_commit", "evaluation.git_dirty", "dvc_lock_hash", "params_hash",
     ),
-    "machine": ("python", "platform", "cpu", "num_threads", "device", "packages_hash"),
+    "machine": ("python", "platform", "cpu", "num_threads", "device", "trainers", "packages_hash"),
     "results": (
         "test.success_rate", "test.ci_low", "test.ci_high", "test.num_problems", "test.samples_per_problem",
         "select.success_rate",

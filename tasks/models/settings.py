@@ -1,10 +1,10 @@
-"""Settings of the base model."""
+"""Settings of the base model, and of what computes it."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, JsonValue, field_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from tasks.core.settings import Settings
 
@@ -26,6 +26,30 @@ class ComputeSettings(Settings):
     frozen: Dtype
     offload: Literal["none", "optimizer"]
     tf32: bool
+
+
+class LaunchSettings(Settings):
+    """How many processes train one policy, and who starts them (infra/decisions/0067). No stage depends on it: a result
+    is the same to the last digits of float32, and a run may go on with another number.
+
+    `local`: this process alone. `torchrun`: `python -m tasks train` starts `num_trainers` of them on this machine, and
+    again from the last checkpoint after one has died, at most `max_restarts` times. `external`: they exist already, as
+    torchrun or Slurm starts them, each with the same command. `meet_seconds` is how long they wait for each other.
+    """
+
+    launcher: Literal["local", "torchrun", "external"]
+    num_trainers: int = Field(ge=1)
+    max_restarts: int = Field(ge=0)
+    meet_seconds: float = Field(gt=0)
+
+    @model_validator(mode="after")
+    def _local_is_one(self) -> LaunchSettings:
+        if self.launcher == "local" and self.num_trainers > 1:
+            raise ValueError(
+                f"num_trainers is {self.num_trainers} with launcher: local, which is one process, so the others would "
+                f"not exist. Set launch.launcher to torchrun, or launch.num_trainers to 1"
+            )
+        return self
 
 
 def on_cpu(num_threads: int) -> ComputeSettings:

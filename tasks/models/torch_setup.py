@@ -46,6 +46,13 @@ def find_device(compute: ComputeSettings) -> torch.device:
     return torch.device("cuda" if there else "cpu")
 
 
+def num_gpus(compute: ComputeSettings) -> int:
+    """That this process may compute with."""
+    import torch
+
+    return torch.cuda.device_count() if find_device(compute).type == "cuda" else 0
+
+
 def _refuse_missing_dtype(compute: ComputeSettings) -> None:
     """Cards before Ampere emulate bfloat16, many times slower than float32."""
     import torch

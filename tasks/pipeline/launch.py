@@ -27,9 +27,8 @@ from tasks.core.passing_faults import PASSING_STATUS, PassingFault
 from tasks.core.settings import read_params
 from tasks.core.terminal import warn
 from tasks.core.text import one_line
-from tasks.models.settings import ComputeSettings
+from tasks.models.settings import ComputeSettings, LaunchSettings
 from tasks.models.torch_setup import find_device
-from tasks.pipeline.settings import LaunchSettings
 
 if TYPE_CHECKING:
     from tasks.learning.shared.ranks import Ranks
@@ -128,7 +127,7 @@ def joined(place: Place, launch: LaunchSettings, compute: ComputeSettings, artif
     """
     ranks = _meet(place, launch, compute)
     try:
-        _refuse_unlike(ranks, artifacts)
+        _refuse_unlike(ranks, artifacts, seconds=min(SHARED_SECONDS, launch.meet_seconds))
         yield ranks
     except Exception as error:
         if not _is_lost(error):
@@ -145,6 +144,16 @@ def joined(place: Place, launch: LaunchSettings, compute: ComputeSettings, artif
             ranks.end()
 
 
+def own_gpu(place: Place, num_gpus: int) -> int:
+    """ValueError where this rank would have none, or that of another."""
+    if place.local < num_gpus:
+        return place.local
+    raise ValueError(
+        f"rank {place.rank} is number {place.local + 1} on {socket.gethostname()}, where it sees {num_gpus} GPUs, so "
+        f"it has none of its own. Start one rank per GPU (launch.num_trainers), and let each see all of its machine's."
+    )
+
+
 def _meet(place: Place, launch: LaunchSettings, compute: ComputeSettings) -> Ranks:
     """Afterwards the variables are gone: an engine that this process starts is no rank."""
     import torch
@@ -153,7 +162,7 @@ def _meet(place: Place, launch: LaunchSettings, compute: ComputeSettings) -> Ran
 
     device = find_device(compute)
     if device.type == "cuda":
-        torch.cuda.set_device(place.local)
+        torch.cuda.set_device(own_gpu(place, torch.cuda.device_count()))
     os.environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.size))
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     try:
@@ -175,8 +184,8 @@ def _meet(place: Place, launch: LaunchSettings, compute: ComputeSettings) -> Ran
             os.environ.pop(name, None)
 
 
-def _refuse_unlike(ranks: Ranks, artifacts: Path) -> None:
-    """ValueError where a node has other versions or settings, or does not see rank 0's folder of results."""
+def _refuse_unlike(ranks: Ranks, artifacts: Path, *, seconds: float) -> None:
+    """ValueError where a node has other versions or settings, or does not see rank 0's folder of results in time."""
     mark = artifacts / f".ranks-{uuid.uuid4().hex}"
     if ranks.leads:
         artifacts.mkdir(parents=True, exist_ok=True)
@@ -184,9 +193,8 @@ def _refuse_unlike(ranks: Ranks, artifacts: Path) -> None:
     try:
         found = ranks.gather((socket.gethostname(), _versions(), mark.name))
         leader, versions, name = found[0]
-        unseen = [
-            host for host, is_seen in ranks.gather((socket.gethostname(), _sees(artifacts / name))) if not is_seen
-        ]
+        seen = ranks.gather((socket.gethostname(), _sees(artifacts / name, seconds)))
+        unseen = [host for host, is_seen in seen if not is_seen]
     finally:
         mark.unlink(missing_ok=True)
     for host, others, _ in found:
@@ -210,8 +218,8 @@ def _versions() -> dict[str, str]:
     return {"Python": platform.python_version(), **packages, "params.yaml": json_hash(params)[:8]}
 
 
-def _sees(file: Path) -> bool:
-    deadline = time.monotonic() + SHARED_SECONDS
+def _sees(file: Path, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
     while not file.exists() and time.monotonic() < deadline:
         time.sleep(0.2)
     return file.exists()

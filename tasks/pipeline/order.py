@@ -18,11 +18,11 @@ from tasks.core.provenance import RECORDED, provenance, provenance_file, write_p
 from tasks.core.resume import resume_folder
 from tasks.core.settings import PARAMS_FILE, Paths, Settings, check_section_names, load, load_paths, read_params
 from tasks.core.urls import local_path
-from tasks.models.settings import ComputeSettings
+from tasks.models.settings import ComputeSettings, LaunchSettings
 from tasks.models.torch_setup import device_name
 from tasks.pipeline.launch import LAUNCHED, joined, place_of, supervise
 from tasks.pipeline.run_lock import only_run
-from tasks.pipeline.settings import LaunchSettings, PipelineSettings
+from tasks.pipeline.settings import PipelineSettings
 from tasks.planning.family import check_family
 from tasks.planning.nearest import check_size
 from tasks.storage.inputs import check_storage, copy_inputs, share_endpoint

@@ -92,6 +92,18 @@ def warm_start_memory(setup: Setup) -> Memory:
     return Memory(tuple(part for part in updating if part.update))
 
 
+def loaded_bytes(setup: Setup) -> float:
+    """Of several trainers before each keeps its part: all have the whole model, and a reference that is no adapter.
+    Rank 0 has the policy once more. On a GPU those of its own; on processors, of all that share their memory.
+    """
+    compute, train, launch = setup.settings.compute, setup.settings.train, setup.settings.launch
+    whole = setup.shape.num_parameters * num_bytes(compute.frozen if train.lora else compute.weights)
+    reference = 0.0 if train.lora else _reference(setup).update
+    together = launch.num_trainers if launch.launcher == "torchrun" and not setup.machine.is_gpu else 1
+    has_copy = (setup.shares_the_device and not setup.is_vllm) or not setup.machine.is_gpu
+    return together * (whole + reference) + whole * has_copy
+
+
 def trained_parameters(setup: Setup) -> int:
     lora = setup.settings.train.lora
     return setup.shape.adapter_parameters(lora) if lora else setup.shape.num_parameters

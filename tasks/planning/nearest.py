@@ -14,7 +14,7 @@ from typing import Any
 
 from tasks.learning.shared.settings import LoRASettings
 from tasks.planning.hardware import amount
-from tasks.planning.memory import Memory, plan_memory, warm_start_memory
+from tasks.planning.memory import Memory, loaded_bytes, plan_memory, warm_start_memory
 from tasks.planning.setup import Setup, setup_of
 
 TIGHT = 0.9  # from this share of the device's memory, an estimate is no promise
@@ -23,6 +23,7 @@ FAR_BEYOND = 1.2
 SMALLEST_EPISODES = 8
 FIELDS = {"playing": "rollout", "updating": "update", "saving": "save"}
 WITHOUT_WARM_START = "Set assess.warm_start_below: 0.0, which leaves the warm start out."
+LOADED_REMEDY = "Set compute.weights (with train.lora: compute.frozen) to bfloat16, or take a smaller model."
 LORA = LoRASettings(rank=16, alpha=32, target_modules="all-linear")
 Change = tuple[str, Any]  # a key of params.yaml and its value
 
@@ -69,9 +70,14 @@ def describe(changes: list[Change]) -> str:
     return ", ".join(f"{key}: {_yaml(value)}" for key, value in changes)
 
 
+def describe_load(setup: Setup, loaded: float) -> str:
+    return f"{setup.settings.launch.num_trainers} trainers load {amount(loaded)} before each keeps its part"
+
+
 def check_size(params: dict[str, Any]) -> None:
     """ValueError where a run, or the warm start that it may need, does not fit its GPU, or is far beyond a processor's
-    memory: it would be killed, or out of memory, minutes or hours later.
+    memory: it would be killed, or out of memory, minutes or hours later. Of several trainers only what they load is
+    known; the warm start trains on one.
     """
     setup = setup_of(params)
     if setup is None:
@@ -79,7 +85,10 @@ def check_size(params: dict[str, Any]) -> None:
     machine = setup.machine
     allowed = machine.memory if machine.is_gpu else FAR_BEYOND * machine.memory
     where = f"does not fit {machine.name} with {amount(machine.memory)}"
-    if (memory := plan_memory(setup)).peak > allowed:
+    if setup.settings.launch.num_trainers > 1:
+        if (loaded := loaded_bytes(setup)) > allowed:
+            raise ValueError(f"{setup.shape.name} {where}: {describe_load(setup, loaded)}. {LOADED_REMEDY}")
+    elif (memory := plan_memory(setup)).peak > allowed:
         raise ValueError(f"{setup.shape.name} {where}: {arithmetic(memory)}. {remedy(setup)}")
     if params["assess"]["warm_start_below"] > 0 and (memory := warm_start_memory(setup)).peak > allowed:
         raise ValueError(

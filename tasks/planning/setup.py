@@ -7,7 +7,7 @@ from typing import Any
 
 from tasks.core.settings import Settings, load
 from tasks.learning.shared.settings import GRPOSettings, SupervisedSettings
-from tasks.models.settings import ComputeSettings, ModelSettings
+from tasks.models.settings import ComputeSettings, LaunchSettings, ModelSettings
 from tasks.planning.hardware import Machine, this_machine
 from tasks.planning.shapes import Shape, UnknownShape, shape_of
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
@@ -15,6 +15,7 @@ from tasks.rollouts.settings import EngineSettings, SamplingSettings
 
 class PlanSections(Settings):
     compute: ComputeSettings
+    launch: LaunchSettings
     engine: EngineSettings
     sampling: SamplingSettings
     warm_start: SupervisedSettings

@@ -13,14 +13,16 @@ from hypothesis import strategies as st
 from tasks.core.files import read_json
 from tasks.learning.shared.batching import share_of
 from tasks.learning.shared.dealing import deal
+from tasks.learning.shared.ranks import ALONE
 from tasks.learning.shared.tensor_files import read_tensors
 from tests import tiny
-from tests.learning.rank_worker import CASES
+from tests.learning.rank_cases import CASES, train_cases
+from tests.learning.resume_cases import go_on
 from tests.learning.rows import branching_group
-from tests.ranks import run_ranks
+from tests.ranks import RankProcesses
 
-WORKER, RESUME_WORKER = "tests.learning.rank_worker", "tests.learning.resume_worker"
-ON_FOUR = ("padded rows", "packed trees", "an adapter", "one group, so that only one rank has work")
+USUAL = ["padded rows", "packed trees", "an adapter", "one group, so that only one rank has work"]
+OTHERS = [case for case in CASES if case not in USUAL]
 
 
 def test_the_costliest_goes_first_to_the_rank_with_the_least_so_far() -> None:
@@ -57,29 +59,51 @@ def test_every_trajectory_is_in_one_ranks_share_and_all_ranks_have_as_many_micro
         assert sorted([*mine, *share.lengths_elsewhere]) == lengths
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
-    """What each case gave on 1, 2 and 4 ranks."""
+def a_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("ranks")
     tiny.model_folder(folder / "model")
-    found = {}
-    for size, cases in ((1, CASES), (2, CASES), (4, ON_FOUR)):
-        run_ranks(WORKER, str(folder), *cases, size=size)
-        found[size] = read_json(folder / f"ranks-{size}.json")
-    return found
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def usual(two_ranks: RankProcesses, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """On one rank and on two."""
+    folder = a_folder(tmp_path_factory)
+    train_cases(ALONE, folder, USUAL)
+    two_ranks.call(train_cases, folder, USUAL)
+    return Path(folder)
+
+
+@pytest.fixture(scope="module")
+def others(two_ranks: RankProcesses, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """On one rank and on two; and the usual cases on four."""
+    folder = a_folder(tmp_path_factory)
+    train_cases(ALONE, folder, [*CASES])
+    two_ranks.call(train_cases, folder, OTHERS)
+    four_ranks = RankProcesses(4)
+    four_ranks.call(train_cases, folder, USUAL)
+    four_ranks.close()
+    return Path(folder)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "case"), [*((2, case) for case in CASES), *((4, case) for case in ON_FOUR)])
-def test_losses_and_weights_of_twenty_steps_equal_those_of_one_rank(
-    results: dict[int, Any], case: str, size: int
-) -> None:
-    """Sums in another order differ in the last digits; a mean instead of a sum would be off by a factor, and a
-    micro-batch that is lost or counted twice by its share. In bfloat16 a digit is 1/256, and which trajectories share a
-    micro-batch decides where gradients are rounded.
-    """
-    one, several = results[1][case], results[size][case]
+@pytest.mark.parametrize("case", USUAL)
+def test_losses_and_weights_of_twenty_steps_on_two_ranks_equal_those_on_one(usual: Path, case: str) -> None:
+    expect_equal(read_json(usual / f"1-{case}.json"), read_json(usual / f"2-{case}.json"), most=1e-5)
+
+
+@pytest.mark.bench
+@pytest.mark.parametrize(("size", "case"), [*((2, case) for case in OTHERS), *((4, case) for case in USUAL)])
+def test_so_do_those_of_other_settings_and_on_four(others: Path, case: str, size: int) -> None:
+    """In bfloat16 a digit is 1/256, and which trajectories share a micro-batch decides where gradients are rounded."""
     most = 5e-3 if "bfloat16" in case else 1e-5
+    expect_equal(read_json(others / f"1-{case}.json"), read_json(others / f"{size}-{case}.json"), most=most)
+
+
+def expect_equal(one: dict[str, Any], several: dict[str, Any], *, most: float) -> None:
+    """Sums in another order differ in the last digits; a mean instead of a sum would be off by a factor, and a
+    micro-batch that is lost or counted twice by its share.
+    """
     assert one["rows"][-1]["optimizer_steps"] == several["rows"][-1]["optimizer_steps"] == 20
     for expected, found in zip(one["rows"], several["rows"], strict=True):
         assert found.keys() == expected.keys()
@@ -94,14 +118,14 @@ def test_losses_and_weights_of_twenty_steps_equal_those_of_one_rank(
 
 
 @pytest.fixture(scope="module")
-def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def resumed(two_ranks: RankProcesses, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six iterations at once and in two halves on two ranks; and two each on 2, 1 and 2 ranks."""
-    folder = tmp_path_factory.mktemp("resumed")
-    tiny.model_folder(folder / "model")
-    run_ranks(RESUME_WORKER, str(folder), "whole:0:6", "halves:0:3", "halves:3:6", "thirds:0:2", size=2)
-    run_ranks(RESUME_WORKER, str(folder), "thirds:2:4", size=1)
-    run_ranks(RESUME_WORKER, str(folder), "thirds:4:6", size=2)
-    return folder
+    folder = a_folder(tmp_path_factory)
+    for name, first, last in (("whole", 0, 6), ("halves", 0, 3), ("halves", 3, 6), ("thirds", 0, 2)):
+        two_ranks.call(go_on, folder, name, first, last)
+    go_on(ALONE, folder, "thirds", 2, 4)
+    two_ranks.call(go_on, folder, "thirds", 4, 6)
+    return Path(folder)
 
 
 @pytest.mark.slow

@@ -48,12 +48,14 @@ class Project:
         own = {"PATH": path, "HOME": str(self.home), "PWD": str(self.folder), "DVC_SITE_CACHE_DIR": notes}
         return {**kept, **own, "COLUMNS": "120", **self.server}
 
-    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    def start(
+        self, *arguments: str, variables: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[str]:
         """`python -m …` in the project, in the background, in a process group of its own, and behind a proxy."""
         return subprocess.Popen(
             [sys.executable, "-m", *arguments],
             cwd=self.folder,
-            env={**PROXY, **self.environment()},
+            env={**PROXY, **self.environment(), **(variables or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

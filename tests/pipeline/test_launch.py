@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import socket
 import subprocess
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +16,16 @@ import pytest
 
 from tasks.core.files import content_hash, read_jsonl
 from tasks.core.settings import load
-from tasks.pipeline.launch import Place, _how_it_ended, _mistakes, place_of
+from tasks.models.settings import LaunchSettings
+from tasks.pipeline.launch import Place, _how_it_ended, _mistakes, own_gpu, place_of
 from tasks.pipeline.order import CommonSections
-from tasks.pipeline.settings import LaunchSettings
 from tests.pipeline.prefect_api import free_port
 from tests.pipeline.project import Project
 from tests.pipeline.trainable import make_trainable
 from tests.profiles import profile_params
 
 MEETING = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+HOST = socket.gethostname()
 
 
 def launch(**changed: Any) -> LaunchSettings:
@@ -62,6 +66,13 @@ def test_two_trainers_without_a_launcher_are_refused() -> None:
         launch(launcher="local")
 
 
+def test_a_rank_without_a_gpu_of_its_own_is_refused() -> None:
+    """Slurm's --gpus-per-task shows each rank one GPU, which would be number 0 to all of them."""
+    assert own_gpu(Place(rank=5, size=8, local=1), 4) == 1
+    with pytest.raises(ValueError, match=r"rank 1 is number 2 on \S+, where it sees 1 GPUs.*let each see all GPUs"):
+        own_gpu(Place(rank=1, size=2, local=1), 1)
+
+
 def test_of_ranks_that_ended_the_one_that_was_killed_is_named() -> None:
     assert _how_it_ended({0: -15, 1: -9}, 2) == "rank 1 of 2 was ended by signal 9"
     assert _how_it_ended({0: 143, 1: -9}, 2) == "rank 1 of 2 was ended by signal 9"
@@ -95,6 +106,87 @@ def train(project: Project) -> subprocess.CompletedProcess[str]:
     result = project.run("tasks", "train")
     assert result.returncode == 0, result.stderr
     return result
+
+
+def nodes_of(*projects: Project, port: int, size: int = 2) -> list[tuple[int, str]]:
+    """One rank per project, of `size`, each with its own command; the status and what it told, of each."""
+    meeting = {"WORLD_SIZE": str(size), "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        project.start("tasks", "train", variables={**meeting, "RANK": str(rank)})
+        for rank, project in enumerate(projects)
+    ]
+    told = [rank.communicate(timeout=300)[1] for rank in ranks]
+    for project in projects:
+        assert not project.processes()
+        assert not project.leftovers() and not list(project.artifacts.glob(".ranks-*"))
+        assert not (project.artifacts / "train").exists()
+    return [(rank.returncode, text) for rank, text in zip(ranks, told, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def node(untrained: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """Whose ranks were started by someone else."""
+    return copy_of(untrained, tmp_path_factory.mktemp("nodes") / "node", launcher="external", num_trainers=2)
+
+
+def only_line(told: str) -> str:
+    lines = told.strip().splitlines()
+    assert len(lines) == 1, told
+    return lines[0]
+
+
+@pytest.mark.slow
+def test_a_port_in_use_is_one_line_with_the_port(node: Project) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        [(status, told)] = nodes_of(node, port=port)
+    assert status == 75
+    assert f"the port of 127.0.0.1:{port} is in use (rank 0, on {HOST}" in only_line(told)
+    assert "Export another MASTER_PORT" in told
+
+
+@pytest.mark.slow
+def test_a_rank_that_nobody_meets_gives_up_in_time_with_one_line(node: Project) -> None:
+    node.set_params({"launch.meet_seconds": 2.0})
+    port = free_port()
+    [(status, told)] = nodes_of(node, port=port)
+    assert status == 75
+    assert f"the 2 ranks did not meet at 127.0.0.1:{port} within 2 s (rank 0, on {HOST}" in only_line(told)
+    assert "launch.meet_seconds" in told
+
+
+@pytest.mark.slow
+def test_a_node_with_other_params_is_one_line_on_each_node(node: Project, tmp_path: Path) -> None:
+    node.set_params({"launch.meet_seconds": 60.0})
+    other = copy_of(node, tmp_path / "other")
+    other.set_params({"seed": 12})
+    for status, told in nodes_of(node, other, port=free_port()):
+        assert status == 1
+        assert re.search(rf"{HOST} has params.yaml \w{{8}} and not \w{{8}}, which {HOST} has", only_line(told))
+        assert "one params.yaml" in told
+
+
+@pytest.mark.slow
+def test_a_node_with_another_version_is_one_line_on_each_node(node: Project, tmp_path: Path) -> None:
+    """The other one imports a site that calls its torch 0.0."""
+    node.set_params({"launch.meet_seconds": 60.0})
+    other = copy_of(node, tmp_path / "other")
+    (other.folder / "torch-0.0.dist-info").mkdir()
+    (other.folder / "torch-0.0.dist-info" / "METADATA").write_text("Name: torch\nVersion: 0.0\n", encoding="utf-8")
+    for status, told in nodes_of(node, other, port=free_port()):
+        assert status == 1
+        assert f"{HOST} has torch 0.0 and not {metadata.version('torch')}" in only_line(told)
+        assert "Install the same lock on every node" in told
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_not_shared_is_one_line_on_each_node(node: Project, tmp_path: Path) -> None:
+    node.set_params({"launch.meet_seconds": 20.0})
+    other = copy_of(node, tmp_path / "other")
+    for status, told in nodes_of(node, other, port=free_port()):
+        assert status == 1
+        assert f"{HOST} does not see artifacts of {HOST}" in only_line(told)
+        assert "storage that all nodes share" in told
 
 
 @pytest.fixture(scope="module")

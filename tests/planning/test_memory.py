@@ -146,6 +146,26 @@ def test_a_warm_start_that_does_not_fit_is_refused_before_the_base_model_is_asse
         check_size(params)
 
 
+def test_of_several_trainers_only_what_each_loads_can_be_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """7.6 billion weights in float32 are 30.5 GB: rank 0 has the model, its reference and the engine's copy, 91.4 GB.
+    On processors of one machine two ranks have twice the first two, 152.3 GB.
+    """
+    params: dict[str, Any] = profile_params("my_model")
+    params["model"]["path"] = "models/Qwen2.5-7B-Instruct"
+    params["train"]["lora"] = None
+    params["compute"] |= {"weights": "float32", "frozen": "float32"}
+    params["launch"] |= {"launcher": "torchrun", "num_trainers": 2}
+    card = GPUS["a100-80gb"]
+    monkeypatch.setattr("tasks.planning.setup.this_machine", lambda compute: replace(card, memory=92e9))
+    check_size(params)
+    monkeypatch.setattr("tasks.planning.setup.this_machine", lambda compute: replace(card, memory=91e9))
+    with pytest.raises(ValueError, match=r"2 trainers load 91 GB before each keeps its part\. Set compute\.weights"):
+        check_size(params)
+    monkeypatch.setattr("tasks.planning.setup.this_machine", lambda compute: replace(card, memory=120e9, is_gpu=False))
+    with pytest.raises(ValueError, match="2 trainers load 152 GB"):
+        check_size(params)
+
+
 @pytest.mark.parametrize("is_gpu", [True, False])
 def test_a_tenth_too_much_is_refused_on_a_gpu_and_may_be_tried_on_a_cpu(
     is_gpu: bool, monkeypatch: pytest.MonkeyPatch

@@ -33,7 +33,7 @@ from tasks.models.folders import (
     resolve_model,
 )
 from tasks.models.missing import check_model_path
-from tasks.models.settings import ComputeSettings, ModelSettings
+from tasks.models.settings import ComputeSettings, LaunchSettings, ModelSettings
 from tasks.models.template import state_template
 from tasks.planning.shapes import config_shape, count_parameters
 from tasks.rewards.settings import RewardSettings
@@ -75,6 +75,7 @@ class DoctorSections(Settings):
     storage: StorageSettings
     tracking: TrackingSettings
     compute: ComputeSettings
+    launch: LaunchSettings
     model: ModelSettings
     environment: EnvironmentSettings
     engine: EngineSettings

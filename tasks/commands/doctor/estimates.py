@@ -31,6 +31,7 @@ def planned_setup(context: DoctorContext) -> Setup:
     device_name(settings.compute)
     sections = PlanSections(
         compute=settings.compute,
+        launch=settings.launch,
         engine=settings.engine,
         sampling=settings.sampling,
         warm_start=settings.warm_start,

@@ -16,8 +16,15 @@ from tasks.commands.doctor.findings import Finding, failed, passed, warned
 from tasks.core.machine import num_processors
 from tasks.core.progress import span, spell
 from tasks.planning.hardware import amount
-from tasks.planning.memory import plan_memory, share_fault, snapshot_bytes, warm_start_memory
-from tasks.planning.nearest import TIGHT, WITHOUT_WARM_START, arithmetic, remedy
+from tasks.planning.memory import loaded_bytes, plan_memory, share_fault, snapshot_bytes, warm_start_memory
+from tasks.planning.nearest import (
+    LOADED_REMEDY,
+    TIGHT,
+    WITHOUT_WARM_START,
+    arithmetic,
+    describe_load,
+    remedy,
+)
 
 LONG_HOURS = 24
 
@@ -37,7 +44,12 @@ def memory(context: DoctorContext) -> Finding:
     setup = planned_setup(context)
     if fault := share_fault(setup):
         return failed(fault, "vLLM would not start. Raise the share, or lower sampling.max_tokens_per_episode.")
-    needed, there = plan_memory(setup), setup.machine.memory
+    there = setup.machine.memory
+    if setup.settings.launch.num_trainers > 1:
+        loaded = loaded_bytes(setup)
+        told = f"{describe_load(setup, loaded)}, {amount(there)} are free on {setup.machine.name}"
+        return _against(loaded, there, f"{told}; what they take then is not planned", LOADED_REMEDY)
+    needed = plan_memory(setup)
     told = f"training takes about {amount(needed.peak)}, {amount(there)} are free on {setup.machine.name}"
     if needed.peak > TIGHT * there:
         told += f": {arithmetic(needed)}"

@@ -33,6 +33,7 @@ ESTIMATE = {
     True: "An estimate: no GPU figure was measured; published peaks × assumed shares.",
     False: "An estimate: the matrix rate is this processor's, every share and overhead is the demo's.",
 }
+OF_ONE = "of one trainer: launch.num_trainers is {}, and what several take, and how long, is not planned here"
 WORST_CASE = "the budget of sampling, the worst case; give --tokens PROMPT SAMPLED REPLIES"
 
 
@@ -184,6 +185,7 @@ def _head(setup: Setup, model: str, profiles: Sequence[str], lengths: Lengths | 
         *([f"{model}: no such folder, planned by its name"] if by_name else []),
         f"settings of {source}: {kind}, engine {setup.settings.engine.name}",
         f"lengths: {told}{f'{lengths.replies:,.0f} of replies' if lengths else ''}",
+        *([OF_ONE.format(setup.settings.launch.num_trainers)] if setup.settings.launch.num_trainers > 1 else []),
         ESTIMATE[setup.machine.is_gpu],
     )
 

@@ -9,6 +9,7 @@ nothing and needs no process group.
 from __future__ import annotations
 
 import functools
+import socket
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
@@ -38,6 +39,8 @@ class Ranks:
     ):
         self.number, self.size, self.group, self.mesh = number, size, group, mesh
         self.is_stepping = False
+        hosts = self.gather(socket.gethostname())
+        self.num_here = hosts.count(hosts[number])
 
     @classmethod
     def meet(cls, device: torch.device, *, timeout_seconds: float) -> Ranks:

@@ -19,9 +19,15 @@ if TYPE_CHECKING:
     from tasks.stages.train.settings import TrainSections
 
 
-def refuse_cut(settings: TrainSections, num_ranks: int) -> None:
-    """ValueError for what several ranks cannot do with a policy that is cut over them."""
-    compute, lora = settings.compute, settings.train.lora
+def refuse_cut(settings: TrainSections, num_ranks: int, *, num_here: int, num_gpus: int) -> None:
+    """ValueError for what several ranks cannot do with a policy that is cut over them; `num_here` of them are on this
+    machine, which has `num_gpus`.
+    """
+    compute, lora, engine = settings.compute, settings.train.lora, settings.engine.own
+    mode, transfer = getattr(engine, "mode", None), getattr(engine, "transfer", "disk")
+    per_server = getattr(engine, "tensor_parallel_size", 1)
+    num_servers = engine.num_servers if mode == "server" and not getattr(engine, "urls", []) else 0
+    wanted = num_here + num_servers * per_server
     for is_wrong, message in (
         (
             compute.offload == "optimizer",
@@ -32,6 +38,21 @@ def refuse_cut(settings: TrainSections, num_ranks: int) -> None:
             lora is not None and compute.weights == "bfloat16" and compute.frozen == "float32",
             "compute.weights is bfloat16 and compute.frozen float32, and a layer computes in one dtype. Set "
             "compute.frozen to bfloat16, or compute.weights to float32",
+        ),
+        (
+            transfer != "disk",
+            f"engine.settings.transfer is {transfer}, which sends from a GPU that has the whole policy, and rank 0 has "
+            f"it in host memory. Set engine.settings.transfer to disk; a folder in /dev/shm is fastest",
+        ),
+        (
+            mode == "in_process" and per_server > 1,
+            f"engine.settings.tensor_parallel_size is {per_server} in process, on the GPUs of ranks that do not make "
+            f"room for it. Set engine.settings.tensor_parallel_size to 1, or engine.settings.mode to server",
+        ),
+        (
+            num_servers > 0 and 0 < num_gpus < wanted,
+            f"{num_here} of them and {num_servers} vLLM servers of {per_server} GPUs ask for {wanted} GPUs of this "
+            f"machine, which has {num_gpus}. Lower launch.num_trainers or engine.settings.num_servers",
         ),
     ):
         if is_wrong:

@@ -50,11 +50,12 @@ class CollapseAlarm(ValueError):
 
 def run(settings: TrainSections, paths: Paths, *, ranks: Ranks | None = None) -> None:
     """`ranks`: the processes that train, of which this is rank 0; None is this one alone."""
+    from tasks.models.torch_setup import num_gpus
     from tasks.stages.train.policy import refuse_cut
     from tasks.tracking.metrics import live_logger
 
     if ranks is not None:
-        refuse_cut(settings, ranks.size)
+        refuse_cut(settings, ranks.size, num_here=ranks.num_here, num_gpus=num_gpus(settings.compute))
     check_pin(settings.environment, paths, stage="train")
     start = start_model(paths)
     with atomic_folder(paths.stage("train")) as folder:

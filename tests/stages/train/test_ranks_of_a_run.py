@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tasks.core.files import read_jsonl
+from tasks.learning.shared.ranks import ALONE
 from tasks.models.folders import is_adapter, load_model
 from tasks.models.settings import on_cpu
 from tasks.stages.train.policy import refuse_cut
+from tasks.stages.train.settings import TrainSections
 from tests import tiny
-from tests.ranks import run_ranks
-from tests.stages.train.ranks_worker import RUNS, settings
+from tests.engine_benches import vllm_settings
+from tests.ranks import RankProcesses
+from tests.stages.train.rank_runs import RUNS, settings, train_runs
 
 pytestmark = pytest.mark.slow
-WORKER = "tests.stages.train.ranks_worker"
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+def trained(two_ranks: RankProcesses, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     folder = tmp_path_factory.mktemp("ranks")
-    start = tiny.model_folder(folder / "start")
-    for size in (1, 2):
-        run_ranks(WORKER, str(start), str(folder / str(size)), size=size)
+    start = str(tiny.model_folder(folder / "start"))
+    train_runs(ALONE, start, str(folder / "1"))
+    two_ranks.call(train_runs, start, str(folder / "2"))
     return {size: folder / str(size) for size in (1, 2)}
 
 
@@ -44,23 +47,49 @@ def test_a_snapshot_is_a_plain_model_folder_with_the_weights_of_both(trained: di
     """AdamW's first step moves every weight by the rate, whatever its gradient: what is near 0 may go either way."""
     first, second = (place / name / "snapshots" / "iteration-0001" for place in trained.values())
     assert sorted(item.name for item in second.iterdir()) == sorted(item.name for item in first.iterdir())
-    assert is_adapter(second) == (name == "adapter")
+    assert is_adapter(second) == name.startswith("adapter")
     one, two = (load_model(folder, compute=on_cpu(1)).state_dict() for folder in (first, second))
     differences = torch.cat([(one[key] - two[key]).abs().flatten() for key in one])
     assert differences.quantile(0.99) < 1e-5
 
 
+def refuse(changed: TrainSections, *, num_here: int = 2, num_gpus: int = 0) -> None:
+    refuse_cut(changed, 2, num_here=num_here, num_gpus=num_gpus)
+
+
 @pytest.mark.parametrize(
     ("changed", "found"),
     [
-        (
-            {"offload": "optimizer"},
-            "2 ranks train one policy, and compute.offload is optimizer",
-        ),
+        ({"offload": "optimizer"}, "2 ranks train one policy, and compute.offload is optimizer"),
         ({"weights": "bfloat16"}, "compute.weights is bfloat16 and compute.frozen float32.*Set compute.frozen to bfl"),
     ],
 )
 def test_what_a_policy_that_is_cut_cannot_do_is_refused_with_the_remedy(changed: dict[str, str], found: str) -> None:
-    given = settings("adapter")
+    given = settings("adapter, ahead")
     with pytest.raises(ValueError, match=found):
-        refuse_cut(given.model_copy(update={"compute": given.compute.model_copy(update=changed)}), 2)
+        refuse(given.model_copy(update={"compute": given.compute.model_copy(update=changed)}))
+
+
+def over_vllm(folder: Path, **changed: Any) -> TrainSections:
+    given = settings("full")
+    own = vllm_settings(folder, **changed)
+    return given.model_copy(update={"engine": given.engine.model_copy(update={"name": "vllm", "settings": own})})
+
+
+def test_trainers_and_servers_have_a_gpu_each_or_are_refused(tmp_path: Path) -> None:
+    """Two trainers have the first two GPUs, two servers of one the last two; servers elsewhere ask for none."""
+    two = over_vllm(tmp_path, mode="server", num_servers=2)
+    refuse(two, num_gpus=4)
+    refuse(two)  # on processors
+    refuse(two, num_here=1, num_gpus=3)  # the other one is on another node
+    with pytest.raises(ValueError, match=r"2 vLLM servers of 1 GPUs ask for 4 GPUs of .* which has 3\..*Lower"):
+        refuse(two, num_gpus=3)
+    refuse(over_vllm(tmp_path, mode="server", num_servers=2, urls=["http://127.0.0.1:8000"]), num_gpus=2)
+
+
+def test_what_vllm_cannot_do_beside_several_trainers_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    refuse(over_vllm(tmp_path), num_gpus=2)
+    with pytest.raises(ValueError, match=r"transfer is nccl, .*Set engine\.settings\.transfer to disk"):
+        refuse(over_vllm(tmp_path, mode="server", transfer="nccl"), num_gpus=4)
+    with pytest.raises(ValueError, match=r"tensor_parallel_size is 2 in process.*engine\.settings\.mode to s"):
+        refuse(over_vllm(tmp_path, tensor_parallel_size=2), num_gpus=4)

@@ -1,23 +1,19 @@
-"""One rank of a tiny trainer: `python -m tests.learning.rank_worker FOLDER CASE…`, with torch's environment variables.
+"""What each of several ranks does in `test_ranks.py`: it trains a tiny policy on made-up groups, once per case.
 
-Rank 0 writes what each case gave to FOLDER/ranks-SIZE.json. `test_ranks.py` compares those of 1, 2 and 4 ranks.
+Rank 0 writes what each case gave, to compare with that of one rank alone.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from tasks.core.files import write_json
 from tasks.core.records import Group
 from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.checkpoints import seed_generators
 from tasks.learning.shared.lora import Adapter
-from tasks.learning.shared.ranks import ALONE, END, Ranks
+from tasks.learning.shared.ranks import END, Ranks
 from tasks.models.folders import load_model
 from tasks.models.settings import ComputeSettings, on_cpu
 from tests.learning.options import grpo
@@ -61,23 +57,16 @@ def a_trainer(folder: Path, ranks: Ranks, *, compute: ComputeSettings | None = N
     return GRPOTrainer(model, options, compute=compute, temperature=1.0, max_tokens=200, adapter=adapter, ranks=ranks)
 
 
-def main(folder: Path, *cases: str) -> None:
-    is_alone = os.environ["WORLD_SIZE"] == "1"
-    ranks = ALONE if is_alone else Ranks.meet(torch.device("cpu"), timeout_seconds=60)
-    found = {}
+def train_cases(ranks: Ranks, folder: str, cases: list[str]) -> None:
+    """Rank 0 writes FOLDER/SIZE-CASE.json for each."""
     for case in cases:
         compute = BFLOAT16 if "bfloat16" in case else None
-        trainer = a_trainer(folder / "model", ranks, compute=compute, **CASES[case])
+        trainer = a_trainer(Path(folder) / "model", ranks, compute=compute, **CASES[case])
         if not ranks.leads:
             trainer.follow()
             continue
         rows = [trainer.iterate(lambda number, *_, case=case: groups_of(case, number)) for _ in range(10)]
         weights = {name: float(tensor.double().norm()) for name, tensor in trainer.policy_tensors().items()}
-        found[case] = {"rows": rows, "weights": weights, "probe": trainer.logp_of([[*range(20, 50)]])[0]}
+        found = {"rows": rows, "weights": weights, "probe": trainer.logp_of([[*range(20, 50)]])[0]}
+        write_json(Path(folder) / f"{ranks.size}-{case}.json", found)
         ranks.announce(END)
-    if ranks.leads:
-        (folder / f"ranks-{ranks.size}.json").write_text(json.dumps(found), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
