@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tasks.core.files import json_hash
 from tasks.core.passing_faults import PassingFault
@@ -75,7 +75,8 @@ def joined(place: Place, launch: LaunchSettings, compute: ComputeSettings, artif
     """The ranks, once all have met and are alike. Where another rank is lost, that is the error."""
     ranks = _meet(place, launch, compute)
     try:
-        _refuse_unlike(ranks, artifacts, seconds=min(SHARED_SECONDS, launch.meet_seconds))
+        _refuse_unlike(ranks)
+        _refuse_unshared(ranks, artifacts, seconds=min(SHARED_SECONDS, launch.meet_seconds))
         yield ranks
     except Exception as error:
         if not is_lost(error):
@@ -134,38 +135,43 @@ def _meet(place: Place, launch: LaunchSettings, compute: ComputeSettings) -> Ran
             del os.environ[name]
 
 
-def _refuse_unlike(ranks: Ranks, artifacts: Path, *, seconds: float) -> None:
-    """ValueError where a node has other versions or settings, or does not see rank 0's folder of results in time."""
+def _refuse_unlike(ranks: Ranks) -> None:
+    """ValueError where a node has other versions or settings."""
+    found = ranks.gather((socket.gethostname(), _versions()))
+    leader, versions = found[0]
+    for host, others in found:
+        different = [key for key in versions if versions[key] != others.get(key)]
+        if different:
+            told = ", ".join(f"{key} {others.get(key)} and not {versions[key]}" for key in different)
+            raise ValueError(
+                f"{host} has {told}, which {leader} has, so the ranks would compute different things. Install the same "
+                f"lock on every node, and use one checkout and one params.yaml."
+            )
+
+
+def _refuse_unshared(ranks: Ranks, artifacts: Path, *, seconds: float) -> None:
+    """ValueError where a node does not see, in this time, a file in rank 0's folder of results."""
     mark = artifacts / f".ranks-{uuid.uuid4().hex}"
     if ranks.leads:
         artifacts.mkdir(parents=True, exist_ok=True)
         mark.touch()
     try:
-        found = ranks.gather((socket.gethostname(), _versions(), mark.name))
-        leader, versions, name = found[0]
+        leader, place, name = ranks.gather((socket.gethostname(), str(artifacts.absolute()), mark.name))[0]
         seen = ranks.gather((socket.gethostname(), _sees(artifacts / name, seconds)))
-        unseen = [host for host, is_seen in seen if not is_seen]
     finally:
         mark.unlink(missing_ok=True)
-    for host, others, _ in found:
-        different = [key for key in versions if versions[key] != others[key]]
-        if different:
-            told = ", ".join(f"{key} {others[key]} and not {versions[key]}" for key in different)
-            raise ValueError(
-                f"{host} has {told}, which {leader} has, so the ranks would compute different things. Install the same "
-                f"lock on every node, and use one checkout and one params.yaml."
-            )
+    unseen = dict.fromkeys(host for host, is_seen in seen if not is_seen)
     if unseen:
         raise ValueError(
-            f"{', '.join(dict.fromkeys(unseen))} does not see {artifacts} of {leader}, so it could not load the model. "
-            f"Put the project's folder on storage that all nodes share."
+            f"{', '.join(unseen)} does not see {place} of {leader}, so it could not load the model. Put "
+            f"the project's folder on storage that all nodes share."
         )
 
 
 def _versions() -> dict[str, str]:
     packages = {name: metadata.version(name) for name in ("torch", "transformers", "peft")}
-    params: Any = {key: value for key, value in read_params().items() if key != "paths"}
-    return {"Python": platform.python_version(), **packages, "params.yaml": json_hash(params)[:8]}
+    params = {f"{key} of params.yaml": json_hash(value)[:8] for key, value in read_params().items() if key != "paths"}
+    return {"Python": platform.python_version(), **packages, **params}
 
 
 def _sees(file: Path, seconds: float) -> bool:

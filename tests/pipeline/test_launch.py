@@ -169,7 +169,7 @@ def test_a_node_with_other_params_is_one_line_on_each_node(node: Project, tmp_pa
     other.set_params({"seed": 12})
     for status, told in nodes_of(node, other, port=free_port()):
         assert status == 1
-        assert re.search(rf"{HOST} has params.yaml \w{{8}} and not \w{{8}}, which {HOST} has", only_line(told))
+        assert re.search(rf"{HOST} has seed of params.yaml \w{{8}} and not \w{{8}}, which {HOST} has", only_line(told))
         assert "one params.yaml" in told
 
 
@@ -188,11 +188,11 @@ def test_a_node_with_another_version_is_one_line_on_each_node(node: Project, tmp
 
 @pytest.mark.slow
 def test_a_folder_that_is_not_shared_is_one_line_on_each_node(node: Project, tmp_path: Path) -> None:
-    node.set_params({"launch.meet_seconds": 20.0})
+    node.set_params({"launch.meet_seconds": 10.0})
     other = copy_of(node, tmp_path / "other")
     for status, told in nodes_of(node, other, port=free_port()):
         assert status == 1
-        assert f"{HOST} does not see artifacts of {HOST}" in only_line(told)
+        assert f"{HOST} does not see {node.artifacts} of {HOST}" in only_line(told)
         assert "storage that all nodes share" in told
 
 

@@ -26,7 +26,7 @@ def refuse_cut(settings: TrainSections, num_ranks: int, *, num_here: int, num_gp
     compute, lora, engine = settings.compute, settings.train.lora, settings.engine.own
     mode, transfer = getattr(engine, "mode", None), getattr(engine, "transfer", "disk")
     per_server = getattr(engine, "tensor_parallel_size", 1)
-    num_servers = engine.num_servers if mode == "server" and not getattr(engine, "urls", []) else 0
+    num_servers = getattr(engine, "num_servers", 0) if mode == "server" and not getattr(engine, "urls", []) else 0
     wanted = num_here + num_servers * per_server
     for is_wrong, message in (
         (
