@@ -12,7 +12,7 @@ import platform
 import socket
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -34,6 +34,7 @@ LAUNCHED = ("train",)  # the stages that several processes compute
 MEETING = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
 SUPERVISED = "TORCHELASTIC_RUN_ID"  # torch's: who started this process tells why one has ended
+CODE = "tasks"
 OF_TORCH = "TORCHELASTIC_"  # what torch's launcher leaves in the environment
 LOST = ("connection closed", "connection reset", "broken pipe", "timed out", "timeout", "remote process exited")
 SHARED_SECONDS = 30.0  # in which a file of rank 0 is seen by all: a network's folder may lag
@@ -76,6 +77,7 @@ def joined(place: Place, launch: LaunchSettings, compute: ComputeSettings, artif
     ranks = _meet(place, launch, compute)
     try:
         _refuse_unlike(ranks)
+        refuse_equal_gpus(ranks.gather((socket.gethostname(), _gpu(compute))))
         _refuse_unshared(ranks, artifacts, seconds=min(SHARED_SECONDS, launch.meet_seconds))
         yield ranks
     except Exception as error:
@@ -147,6 +149,27 @@ def _refuse_unlike(ranks: Ranks) -> None:
                 f"{host} has {told}, which {leader} has, so the ranks would compute different things. Install the same "
                 f"lock on every node, and use one checkout and one params.yaml."
             )
+
+
+def refuse_equal_gpus(found: Sequence[tuple[str, str | None]]) -> None:
+    """ValueError where two ranks compute on one GPU, of which NCCL says less. `found`: the machine and the GPU of each
+    rank, None on a processor.
+    """
+    for number, (host, gpu) in enumerate(found):
+        if gpu is not None and (host, gpu) in found[:number]:
+            raise ValueError(
+                f"rank {found.index((host, gpu))} and rank {number} have the same GPU of {host} ({gpu}), and each needs "
+                f"one of its own. Start fewer ranks there, or give each another one (srun --gpus-per-task=1)."
+            )
+
+
+def _gpu(compute: ComputeSettings) -> str | None:
+    """What tells the GPU of this rank from every other."""
+    import torch
+
+    if find_device(compute).type != "cuda":
+        return None
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
 
 
 def _refuse_unshared(ranks: Ranks, artifacts: Path, *, seconds: float) -> None:

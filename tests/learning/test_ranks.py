@@ -19,6 +19,7 @@ from tests import tiny
 from tests.learning.rank_cases import CASES, train_cases
 from tests.learning.resume_cases import go_on
 from tests.learning.rows import branching_group
+from tests.learning.sharing_cases import LENGTH, NUM_TENSORS, take_parts
 from tests.ranks import RankProcesses
 
 USUAL = ["padded rows", "packed trees", "an adapter", "one group, so that only one rank has work"]
@@ -144,3 +145,14 @@ def test_a_checkpoint_of_two_ranks_has_the_files_and_tensors_of_one(resumed: Pat
     found, expected = read_tensors(two), read_tensors(one)
     shapes = {part: {name: tensor.shape for name, tensor in named.items()} for part, named in expected.items()}
     assert {part: {name: tensor.shape for name, tensor in named.items()} for part, named in found.items()} == shapes
+
+
+@pytest.mark.slow
+def test_a_rank_that_loads_a_checkpoint_has_its_parts_and_one_whole_tensor_at_a_time(
+    two_ranks: RankProcesses, tmp_path: Path
+) -> None:
+    """16 tensors of 16 MB: 128 MB of parts; all whole would be 256 MB."""
+    two_ranks.call(take_parts, str(tmp_path))
+    follower = read_json(tmp_path / "1.json")
+    assert follower["total"] == NUM_TENSORS * LENGTH / 2
+    assert follower["bytes"] < 128e6 * 1.05 + 3 * 16e6 * 1.05

@@ -45,7 +45,7 @@ from tasks.learning.shared.sharding import (
     gather_whole,
     shapes_of,
     shard,
-    share_whole,
+    shared,
 )
 from tasks.models.differences import Tolerance
 from tasks.models.settings import ComputeSettings
@@ -167,11 +167,11 @@ class GRPOTrainer:
     @on_all_ranks
     @torch.no_grad()
     def _load(self, shapes: Shapes, state: dict[str, Any], *, tensors: NamedTensors | None = None) -> None:
-        shared = share_whole(shapes, tensors, self.ranks)
-        copy_tensors(shared["policy"], self._policy_tensors())
-        self.optimizer.load_tensors(shared["optimizer"])
+        sent = shared(shapes, tensors, self.ranks)
+        copy_tensors(sent["policy"], self._policy_tensors())
+        self.optimizer.load_tensors(sent["optimizer"])
         if self.reference is not None:
-            copy_tensors(shared["reference"], self.reference.tensors())
+            copy_tensors(sent["reference"], self.reference.tensors())
         self.iteration, self.optimizer.steps_done = state["iteration"], state["steps_done"]
         self.optimizer.rate_scale = state["rate_scale"]
 
@@ -185,7 +185,7 @@ class GRPOTrainer:
     @on_all_ranks
     @torch.no_grad()
     def _roll_back(self, shapes: Shapes, step_factor: float, *, tensors: NamedTensors | None = None) -> None:
-        copy_tensors(share_whole(shapes, tensors, self.ranks)["policy"], self._policy_tensors())
+        copy_tensors(shared(shapes, tensors, self.ranks)["policy"], self._policy_tensors())
         if self.reference is not None:
             self.reference.follow(1.0)
         self.optimizer.start_over()

@@ -9,6 +9,7 @@ parameters are their rounded copies. A float32 parameter is its own master; also
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -102,7 +103,7 @@ class Optimizer:
         }
         return averages | {f"{MASTER}.{index}": master for index, master in self._named_masters()}
 
-    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """From whole tensors, of which each rank takes its part."""
         self.load_to_device()
         for index, master in self._named_masters():
@@ -110,10 +111,10 @@ class Optimizer:
         for number, part in enumerate(self.parts):
             owners = [master for group in part.param_groups for master in group["params"]]
             state: dict[int, dict[str, Tensor]] = {}
-            for key, value in tensors.items():
+            for key in tensors:
                 owner, *place = key.split(".")
                 if owner == str(number):
-                    master = owners[int(place[0])]
+                    value, master = tensors[key], owners[int(place[0])]
                     is_average = value.shape == master.shape
                     state.setdefault(int(place[0]), {})[place[1]] = part_of(value, master) if is_average else value
             part.load_state_dict({**part.state_dict(), "state": state})
