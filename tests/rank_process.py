@@ -13,8 +13,8 @@ from tasks.learning.shared.ranks import Ranks
 from tests.ranks import DONE
 
 
-def main() -> None:
-    ranks = Ranks.meet(torch.device("cpu"), timeout_seconds=60)
+def main(step_seconds: float) -> None:
+    ranks = Ranks.meet(torch.device("cpu"), meet_seconds=60, step_seconds=step_seconds)
     for line in sys.stdin:
         module, name, arguments = json.loads(line)
         getattr(importlib.import_module(module), name)(ranks, *arguments)
@@ -23,4 +23,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(float(sys.argv[1]))

@@ -22,11 +22,11 @@ DONE = "this rank has done its call"
 
 
 class RankProcesses:
-    def __init__(self, size: int):
+    def __init__(self, size: int, *, step_seconds: float = 60.0):
         meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         self.processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "tests.rank_process"],
+                [sys.executable, "-m", "tests.rank_process", str(step_seconds)],
                 cwd=ROOT,
                 env={**os.environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.PIPE,

@@ -55,12 +55,9 @@ class EnvironmentSettings(NamedEnvironment):
 
     @model_validator(mode="after")
     def _judges_what_the_user_asks(self) -> EnvironmentSettings:
-        """A part of a request has no reference of its own. In a mixture only problems that state parts are told so."""
-        if getattr(self.settings, "judges_each_turn", False) and self.user and self.user.reveal != "at_once":
-            raise ValueError(
-                f"user.reveal: {self.user.reveal} tells a request in several messages, and {self.name} judges what was "
-                f"done after each, so such an episode would fail. Set user.reveal to at_once, or user to null"
-            )
+        if self.user and not self.is_told_at_once:
+            remedy = "Set user.reveal to at_once, or user to null"
+            self.refuse_parts(of=f"user.reveal: {self.user.reveal}", remedy=remedy)
         self.refuse_asking_back()
         return self
 
@@ -68,6 +65,21 @@ class EnvironmentSettings(NamedEnvironment):
     def _somebody_speaks(self) -> EnvironmentSettings:
         self.refuse_no_user()
         return self
+
+    @property
+    def is_told_at_once(self) -> bool:
+        """Whether an episode begins with the whole request."""
+        return self.user is None or self.user.reveal == "at_once"
+
+    def refuse_parts(self, *, of: str, remedy: str) -> None:
+        """ValueError where the setting `of` tells a request in parts to an environment that judges after each message:
+        a part has no reference of its own. In a mixture only problems that state parts are told so.
+        """
+        if getattr(self.settings, "judges_each_turn", False):
+            raise ValueError(
+                f"{of} tells a request in several messages, and {self.name} judges what was done after each, so such "
+                f"an episode would fail. {remedy}"
+            )
 
     def refuse_no_user(self) -> None:
         """ValueError where nobody would speak; also for an environment that took the place of another."""

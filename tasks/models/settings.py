@@ -34,13 +34,25 @@ class LaunchSettings(Settings):
 
     `local`: this process alone. `torchrun`: `python -m tasks train` starts `num_trainers` of them on this machine, and
     again from the last checkpoint after one has died, at most `max_restarts` times. `external`: they exist already, as
-    torchrun or Slurm starts them, each with the same command. `meet_seconds` is how long they wait for each other.
+    torchrun or Slurm starts them, each with the same command. `meet_seconds` is how long they wait for each other at
+    the start, `step_seconds` inside a step of training; a rank that waits longer counts as lost.
     """
 
     launcher: Literal["local", "torchrun", "external"]
     num_trainers: int = Field(ge=1)
     max_restarts: int = Field(ge=0)
     meet_seconds: float = Field(gt=0)
+    step_seconds: float = Field(gt=0)
+
+    @model_validator(mode="after")
+    def _whoever_starts_them_starts_them_again(self) -> LaunchSettings:
+        if self.launcher != "torchrun" and self.max_restarts > 0:
+            raise ValueError(
+                f"max_restarts is {self.max_restarts} with launcher: {self.launcher}, which starts nothing again, so a "
+                f"death would end the run. Set launch.max_restarts to 0 (torchrun has --max-restarts of its own), or "
+                f"launch.launcher to torchrun"
+            )
+        return self
 
     @model_validator(mode="after")
     def _local_is_one(self) -> LaunchSettings:

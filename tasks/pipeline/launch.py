@@ -119,7 +119,7 @@ def _meet(place: Place, launch: LaunchSettings, compute: ComputeSettings) -> Ran
     os.environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.size))
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     try:
-        return Ranks.meet(device, timeout_seconds=launch.meet_seconds)
+        return Ranks.meet(device, meet_seconds=launch.meet_seconds, step_seconds=launch.step_seconds)
     except RuntimeError as error:
         is_taken = "EADDRINUSE" in str(error) or "address already in use" in str(error).lower()
         found = (
@@ -158,8 +158,8 @@ def refuse_equal_gpus(found: Sequence[tuple[str, str | None]]) -> None:
     for number, (host, gpu) in enumerate(found):
         if gpu is not None and (host, gpu) in found[:number]:
             raise ValueError(
-                f"rank {found.index((host, gpu))} and rank {number} have the same GPU of {host} ({gpu}), and each needs "
-                f"one of its own. Start fewer ranks there, or give each another one (srun --gpus-per-task=1)."
+                f"rank {found.index((host, gpu))} and rank {number} have the same GPU of {host} ({gpu}), and each "
+                f"needs one of its own. Start fewer ranks there, or give each another one (srun --gpus-per-task=1)."
             )
 
 
@@ -174,7 +174,7 @@ def _gpu(compute: ComputeSettings) -> str | None:
 
 def _refuse_unshared(ranks: Ranks, artifacts: Path, *, seconds: float) -> None:
     """ValueError where a node does not see, in this time, a file in rank 0's folder of results."""
-    mark = artifacts / f".ranks-{uuid.uuid4().hex}"
+    mark = artifacts / f".ranks-{uuid.uuid4().hex}.partial"  # which the next run removes where this one is killed
     if ranks.leads:
         artifacts.mkdir(parents=True, exist_ok=True)
         mark.touch()
@@ -194,7 +194,8 @@ def _refuse_unshared(ranks: Ranks, artifacts: Path, *, seconds: float) -> None:
 def _versions() -> dict[str, str]:
     packages = {name: metadata.version(name) for name in ("torch", "transformers", "peft")}
     params = {f"{key} of params.yaml": json_hash(value)[:8] for key, value in read_params().items() if key != "paths"}
-    return {"Python": platform.python_version(), **packages, **params}
+    code = content_hash(folder_of_code() / CODE, ignore=lambda file: file.name == "README.md")
+    return {"Python": platform.python_version(), **packages, **params, f"{CODE}/": code[:8]}
 
 
 def _sees(file: Path, seconds: float) -> bool:

@@ -9,8 +9,10 @@ days, not as minutes.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from tasks.learning.grpo.exploration import iterations_by_samples
 from tasks.learning.shared.settings import OptimizerSettings
 from tasks.planning.memory import (
     cached_tokens,
@@ -105,14 +107,20 @@ class Seconds:
 
 
 def plan_seconds(setup: Setup, lengths: Lengths, *, evaluated_episodes: float, has_warm_start: bool = False) -> Seconds:
-    forward = _forward_seconds(setup, lengths)
+    """An iteration is the mean of all where their samples per problem are scheduled."""
     train = setup.settings.train
+    sizes = [(setup.with_samples(size), count) for size, count in iterations_by_samples(train).items()]
+
+    def mean(value: Callable[[Setup], float]) -> float:
+        return sum(count * value(sized) for sized, count in sizes) / train.num_iterations
+
+    forward = mean(lambda sized: _forward_seconds(sized, lengths))
     forwards = train.updates_per_batch * _forwards_per_step(train)
     forwards += 1 - 1 / train.steps_per_batch  # notes the old log-probs of all groups but the first step's
     num_steps = train.updates_per_batch * train.steps_per_batch
     warm_start, warm_start_most = _warm_start_seconds(setup, lengths) if has_warm_start else (0.0, 0.0)
     return Seconds(
-        rollout=rollout_seconds(setup, lengths, setup.episodes),
+        rollout=mean(lambda sized: rollout_seconds(sized, lengths, sized.episodes)),
         reference=forward if train.kl_weight else 0.0,
         update=forwards * forward + num_steps * _optimizer_seconds(setup),
         refresh=_refresh_seconds(setup),
@@ -121,7 +129,7 @@ def plan_seconds(setup: Setup, lengths: Lengths, *, evaluated_episodes: float, h
         warm_start_most=warm_start_most,
         evaluate=START_SECONDS + rollout_seconds(setup, lengths, evaluated_episodes),
         num_iterations=train.num_iterations,
-        sampled_tokens=setup.episodes * lengths.sampled,
+        sampled_tokens=mean(lambda sized: sized.episodes * lengths.sampled),
     )
 
 

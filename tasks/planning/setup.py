@@ -57,6 +57,14 @@ class Setup:
         """Of one iteration."""
         return self.settings.train.problems_per_iteration * self.settings.train.group_size
 
+    def with_samples(self, group_size: int) -> Setup:
+        """With groups of this size in every iteration, whatever is scheduled."""
+        train = self.settings.train.model_copy(update={"group_size": group_size})
+        if train.exploration is not None:
+            fixed = train.exploration.model_copy(update={"samples_per_problem": None})
+            train = train.model_copy(update={"exploration": fixed})
+        return replace(self, settings=self.settings.model_copy(update={"train": train}))
+
     @property
     def at_once(self) -> int:
         return min(self.episodes, self.settings.engine.max_concurrent_episodes)

@@ -71,7 +71,8 @@ def build_summary(paths: Paths) -> dict[str, Any]:
 
 
 def _attempt(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: row[name] for name in ("success", "num_steps", "end", "learning_rate", "is_kept")}
+    kept = {name: row[name] for name in ("success", "num_steps", "end", "learning_rate")}
+    return {**kept, "is_kept": row.get("is_kept")}  # null: a record from before it said which one is kept
 
 
 def _elsewhere(row: dict[str, Any]) -> dict[str, Any]:

@@ -17,12 +17,17 @@ def check_prompts(
     environment: Environment,
     problems: Sequence[Problem],
     sampling: SamplingSettings,
+    *,
+    budget_key: str = "sampling.max_tokens_per_episode",
 ) -> None:
-    """ValueError where an episode could exceed the context in the model's config.json, or a prompt leaves no room."""
+    """ValueError where an episode could exceed the context in the model's config.json, or a prompt leaves no room.
+
+    `budget_key` is the key of params that the episode's budget is from.
+    """
     max_positions = config.get("text_config", config).get("max_position_embeddings")
     if max_positions is not None and sampling.max_tokens_per_episode > max_positions:
         raise ValueError(
-            f"sampling.max_tokens_per_episode is {sampling.max_tokens_per_episode} and the model's context is "
+            f"{budget_key} is {sampling.max_tokens_per_episode} and the model's context is "
             f"{max_positions} tokens, so long episodes would exceed it. Set it to at most {max_positions}."
         )
     longest, problem_id = 0, ""
@@ -36,6 +41,6 @@ def check_prompts(
     if longest >= sampling.max_tokens_per_episode:
         raise ValueError(
             f"problem {problem_id!r}: its prompt has {longest} tokens, more than any other, and "
-            f"sampling.max_tokens_per_episode is {sampling.max_tokens_per_episode}, so no turn fits. Set that to more "
+            f"{budget_key} is {sampling.max_tokens_per_episode}, so no turn fits. Set that to more "
             f"than {longest + sampling.max_tokens_per_turn}, or drop the problem."
         )

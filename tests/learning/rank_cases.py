@@ -5,8 +5,11 @@ Rank 0 writes what each case gave, to compare with that of one rank alone.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tasks.core.files import write_json
 from tasks.core.records import Group
@@ -70,3 +73,18 @@ def train_cases(ranks: Ranks, folder: str, cases: list[str]) -> None:
         found = {"rows": rows, "weights": weights, "probe": trainer.logp_of([[*range(20, 50)]])[0]}
         write_json(Path(folder) / f"{ranks.size}-{case}.json", found)
         ranks.announce(END)
+
+
+def let_the_leader_collect(ranks: Ranks, seconds: float) -> None:
+    if not ranks.leads:
+        ranks.follow(None)
+        return
+    time.sleep(seconds)
+    ranks.announce(END)
+
+
+def be_late_in_a_step(ranks: Ranks, seconds: float) -> None:
+    if ranks.leads:
+        time.sleep(seconds)
+    with pytest.raises(RuntimeError):
+        ranks.gather("arrived")

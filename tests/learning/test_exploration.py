@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tasks.learning.grpo.exploration import max_variance_subset, samples_at, temperature_at, top_p_at
+from tasks.learning.grpo.exploration import (
+    iterations_by_samples,
+    max_variance_subset,
+    samples_at,
+    temperature_at,
+    top_p_at,
+)
 from tests.learning.options import NO_EXPLORATION, grpo
 
 REWARDS = st.lists(st.integers(0, 6).map(lambda sixth: sixth / 6), min_size=1, max_size=9)
@@ -81,6 +87,12 @@ def test_a_nucleus_is_refused_where_a_step_is_of_another_policy_than_drew(change
 def test_a_number_of_samples_holds_from_its_point_on() -> None:
     settings = exploring(samples_per_problem=points((1, 8), (4, 2)))
     assert [samples_at(settings, iteration) for iteration in (1, 3, 4, 9)] == [8, 8, 2, 2]
+
+
+def test_iterations_are_counted_by_their_samples_up_to_the_end_of_the_run() -> None:
+    scheduled = points((1, 8), (4, 2), (6, 8), (90, 4))
+    assert iterations_by_samples(exploring(samples_per_problem=scheduled, num_iterations=10)) == {8: 8, 2: 2}
+    assert iterations_by_samples(grpo(num_iterations=10, group_size=4)) == {4: 10}
 
 
 @pytest.mark.parametrize("settings", [grpo(), exploring()])

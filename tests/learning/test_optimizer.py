@@ -147,3 +147,15 @@ def test_on_a_device_the_state_is_on_the_host_from_the_start() -> None:
     optimizer.load_to_device()
     optimizer.offload()
     assert moves == ["out: master.0", "in: master.0", "out: master.0"]
+
+
+def test_several_ranks_load_a_checkpoint_of_one_that_kept_a_weight_in_float32() -> None:
+    """One rank has no master of it, and several name every weight as one; the policy's own tensor is the weight."""
+    model = one_matrix(torch.float32)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    cut = Optimizer(model, supervised(), num_steps=1, computes_in=torch.bfloat16)
+    cut.load_tensors({})
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+    alone = Optimizer(one_matrix(torch.bfloat16), supervised(), num_steps=1)
+    with pytest.raises(KeyError, match=r"master\.0"):
+        alone.load_tensors({})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,10 +14,11 @@ from hypothesis import strategies as st
 from tasks.core.files import read_json
 from tasks.learning.shared.batching import share_of
 from tasks.learning.shared.dealing import deal
-from tasks.learning.shared.ranks import ALONE
+from tasks.learning.shared.ranks import ALONE, Ranks
+from tasks.learning.shared.sharding import gather_whole
 from tasks.learning.shared.tensor_files import read_tensors
 from tests import tiny
-from tests.learning.rank_cases import CASES, train_cases
+from tests.learning.rank_cases import CASES, be_late_in_a_step, let_the_leader_collect, train_cases
 from tests.learning.resume_cases import go_on
 from tests.learning.rows import branching_group
 from tests.learning.sharing_cases import LENGTH, NUM_TENSORS, take_parts
@@ -58,6 +60,33 @@ def test_every_trajectory_is_in_one_ranks_share_and_all_ranks_have_as_many_micro
     assert sorted(length for share in own for length in share) == lengths
     for share, mine in zip(shares, own, strict=True):
         assert sorted([*mine, *share.lengths_elsewhere]) == lengths
+
+
+def test_one_process_that_a_launcher_started_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mesh of one would cut a model for which nothing else expects it."""
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    ranks = Ranks.meet(torch.device("cpu"), meet_seconds=1.0, step_seconds=1.0)
+    assert (ranks.number, ranks.size, ranks.num_here, ranks.mesh) == (0, 1, 1, None)
+    assert not torch.distributed.is_initialized()
+
+
+def test_what_is_gathered_has_the_dtype_it_had_before_it_was_cut() -> None:
+    """Under compute.weights: bfloat16 the trained weights are float32 while they are cut; a float32 buffer stays so."""
+    leader = cast(Ranks, SimpleNamespace(size=2, leads=True))
+    third = torch.tensor([1 / 3])
+    found = gather_whole(
+        {"weight": third, "bias": third}, leader, dtypes={"weight": torch.bfloat16, "bias": torch.float32}
+    )
+    assert found["weight"].dtype == torch.bfloat16
+    assert found["bias"].item() == third.item()
+
+
+@pytest.mark.bench
+def test_ranks_wait_for_the_leader_as_long_as_it_collects_and_in_a_step_for_a_time() -> None:
+    hasty = RankProcesses(2, step_seconds=1.0)
+    hasty.call(let_the_leader_collect, 3.0)
+    hasty.call(be_late_in_a_step, 3.0)
+    hasty.close()
 
 
 def a_folder(tmp_path_factory: pytest.TempPathFactory) -> str:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from tasks.core.files import content_hash, read_jsonl
 from tasks.core.settings import load
 from tasks.models.settings import LaunchSettings
-from tasks.pipeline.launch import Place, is_lost, own_gpu, place_of
+from tasks.pipeline.launch import Place, is_lost, own_gpu, place_of, refuse_equal_gpus
 from tasks.pipeline.order import CommonSections
 from tests.pipeline.prefect_api import free_port
 from tests.pipeline.project import Project
@@ -74,6 +74,12 @@ def test_each_rank_has_the_gpu_of_its_number_or_the_only_one_that_slurm_shows_it
         own_gpu(Place(rank=3, size=4, local=3), 2)
 
 
+def test_two_ranks_with_one_gpu_are_refused_and_equal_numbers_on_two_machines_are_not() -> None:
+    refuse_equal_gpus([("a", "1"), ("a", "2"), ("b", "1"), ("c", None), ("c", None)])
+    with pytest.raises(ValueError, match=r"rank 1 and rank 2 have the same GPU of b \(7\).*--gpus-per-task=1"):
+        refuse_equal_gpus([("a", "7"), ("b", "7"), ("b", "7")])
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -85,6 +91,12 @@ def test_each_rank_has_the_gpu_of_its_number_or_the_only_one_that_slurm_shows_it
 def test_a_connection_that_closed_or_gave_no_answer_is_a_lost_rank(text: str) -> None:
     assert is_lost(RuntimeError(text))
     assert not is_lost(ValueError(text))
+
+
+@pytest.mark.parametrize("changed", [{"launcher": "local", "num_trainers": 1}, {"launcher": "external"}])
+def test_restarts_that_nobody_would_make_are_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"max_restarts is 2 with launcher: .*Set launch.max_restarts to 0"):
+        launch(max_restarts=2, **changed)
 
 
 def test_other_errors_of_the_ranks_libraries_are_mistakes() -> None:
@@ -171,6 +183,18 @@ def test_a_node_with_other_params_is_one_line_on_each_node(node: Project, tmp_pa
         assert status == 1
         assert re.search(rf"{HOST} has seed of params.yaml \w{{8}} and not \w{{8}}, which {HOST} has", only_line(told))
         assert "one params.yaml" in told
+
+
+@pytest.mark.slow
+def test_a_node_with_other_code_is_one_line_on_each_node(node: Project, tmp_path: Path) -> None:
+    node.set_params({"launch.meet_seconds": 60.0})
+    other = copy_of(node, tmp_path / "other")
+    with (other.folder / "tasks" / "custom" / "any_text.py").open("a", encoding="utf-8") as file:
+        file.write("# another line\n")
+    for status, told in nodes_of(node, other, port=free_port()):
+        assert status == 1
+        assert re.search(rf"{HOST} has tasks/ \w{{8}} and not \w{{8}}, which {HOST} has", only_line(told))
+        assert "one checkout" in told
 
 
 @pytest.mark.slow

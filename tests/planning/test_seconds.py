@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.learning.shared.settings import StopSettings
+from tasks.learning.shared.settings import ExplorationSettings, SamplesPoint, StopSettings
 from tasks.planning.seconds import DAY, GPU_EFFICIENCY, START_SECONDS, Lengths, Seconds, assumed_lengths, plan_seconds
 from tests.planning.setups import setup
 
@@ -39,6 +39,23 @@ def test_an_update_is_three_forwards_and_with_checkpointing_four() -> None:
     one, other = (plan_seconds(item, LENGTHS, evaluated_episodes=0) for item in (plain, again))
     assert other.update - one.update == pytest.approx(one.reference)
     assert one.update == pytest.approx(3 * one.reference, rel=0.05)
+
+
+def test_an_iteration_is_the_mean_of_those_whose_samples_are_scheduled() -> None:
+    """Of 4 iterations 3 have groups of 8 and one has groups of 2."""
+    run: dict[str, Any] = {"train__num_iterations": 4, "train__group_size": 8}
+    many = setup("Qwen2.5-1.5B", "h100-80gb", **run)
+    points = [SamplesPoint(iteration=1, value=8), SamplesPoint(iteration=4, value=2)]
+    nothing = {"temperature": None, "top_p": None, "keep": None, "prefixes": None}
+    exploration = ExplorationSettings(**nothing, samples_per_problem=points)
+    mixed = setup("Qwen2.5-1.5B", "h100-80gb", **run, train__exploration=exploration)
+    eight, two, found = (
+        plan_seconds(item, LENGTHS, evaluated_episodes=0) for item in (many, many.with_samples(2), mixed)
+    )
+    assert found.rollout == pytest.approx((3 * eight.rollout + two.rollout) / 4)
+    assert found.update == pytest.approx((3 * eight.update + two.update) / 4)
+    assert found.sampled_tokens == many.settings.train.problems_per_iteration * (3 * 8 + 2) / 4 * LENGTHS.sampled
+    assert found.checkpoint == eight.checkpoint
 
 
 def test_a_warm_start_is_three_forwards_of_each_demonstration_and_its_checkpoints() -> None:

@@ -82,6 +82,13 @@ def test_the_attempts_of_the_warm_start_are_told_with_the_one_that_was_kept(fini
     assert "7 steps, given up, since its gradient was not finite." in words
 
 
+def test_attempts_of_a_record_that_names_none_as_kept_are_told_without_one(finished_run: Paths):
+    row = {"num_steps": 150, "start": None, "learning_rate": 0.01, "held_out_loss": None, "end": "num_steps"}
+    write_json(finished_run.stage("warm_start") / "attempts.json", [{**row, "number": 0, "success": 0.4}])
+    assert build_all(finished_run)["warm_start_attempts"][0]["is_kept"] is None
+    assert "made 1 attempt: 150 steps, 40.0% solved on select." in page_of(finished_run).words
+
+
 def test_a_type_has_base_warm_start_and_best_in_the_columns_that_say_so(finished_run: Paths):
     html = build_report(finished_run).read_text(encoding="utf-8")
     evaluation = read_json(finished_run.stage("evaluate") / "evaluation.json")

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 
 from tasks.commands.doctor.context import DoctorContext
 from tasks.commands.doctor.findings import NotCheckable, Skipped
+from tasks.environments.settings import EnvironmentSettings
+from tasks.learning.grpo.exploration import iterations_by_samples
 from tasks.learning.shared.settings import GRPOSettings
 from tasks.models.torch_setup import device_name
 from tasks.planning.hardware import measured, this_machine
@@ -18,6 +20,7 @@ from tasks.planning.memory import checkpoint_bytes, model_bytes, snapshot_bytes
 from tasks.planning.seconds import Lengths, Seconds, plan_seconds
 from tasks.planning.setup import PlanSections, Setup
 from tasks.planning.shapes import UnknownShape, config_shape
+from tasks.stages.evaluate.reflexion import attempts_for
 from tasks.stages.evaluate.settings import EvaluateSettings
 
 KEPT_CHECKPOINTS = 3  # two are kept, a third is being written
@@ -58,9 +61,10 @@ def seconds_needed(context: DoctorContext) -> Seconds:
             f"the speed of {machine.name} is not known", "Time the first iterations, or `python -m tasks plan --gpu`."
         )
     sizes = {split: len(context.problems[split]) for split in ("select", "test")}
-    episodes = evaluated_episodes(context.settings.train, context.settings.evaluate, sizes)
+    settings = context.settings
+    episodes = evaluated_episodes(settings.train, settings.evaluate, settings.environment, sizes)
     timed = Setup(setup.shape, setup.settings, machine)
-    has_warm_start = context.settings.assess.may_warm_start
+    has_warm_start = settings.assess.may_warm_start
     return plan_seconds(timed, _lengths(context), evaluated_episodes=episodes, has_warm_start=has_warm_start)
 
 
@@ -69,21 +73,42 @@ def disk_needed(context: DoctorContext) -> float:
     setup, settings = planned_setup(context), context.settings
     a_trajectory = settings.sampling.max_tokens_per_episode * TRAJECTORY_BYTES
     sizes = {split: len(context.problems[split]) for split in ("select", "test")}
-    episodes = evaluated_episodes(settings.train, settings.evaluate, sizes)
+    episodes = evaluated_episodes(settings.train, settings.evaluate, settings.environment, sizes)
     episodes += settings.assess.num_problems * settings.assess.samples_per_problem
     kept = COPIES * (num_snapshots(settings.train) * snapshot_bytes(setup) + episodes * a_trajectory)
     return kept + KEPT_CHECKPOINTS * checkpoint_bytes(setup) + model_bytes(setup)  # the last is the registry's
 
 
-def evaluated_episodes(train: GRPOSettings, evaluate: EvaluateSettings, num_problems: Mapping[str, int]) -> int:
-    """Every snapshot on select; base, warm start and best on test, greedily and in parts too; the best's replays."""
+def evaluated_episodes(
+    train: GRPOSettings, evaluate: EvaluateSettings, environment: EnvironmentSettings, num_problems: Mapping[str, int]
+) -> int:
+    """The most that models here play: every snapshot on select; base, warm start and best on test, greedily, in parts
+    and in other environments too; the best's replays; and every attempt of Reflexion and of the same without notes.
+    """
     on_select = num_problems["select"] * evaluate.select_samples_per_problem
     on_test = num_problems["test"] * (evaluate.test_samples_per_problem + evaluate.greedy)
     in_parts, replays = 0, 0
     if (told := evaluate.sharded) is not None:
-        in_parts = min(told.num_problems or num_problems["test"], num_problems["test"]) * told.samples_per_problem
-        replays = (told.num_replays - 1) * in_parts
-    return num_snapshots(train) * on_select + 3 * (on_test + in_parts) + replays
+        a_play = min(told.num_problems or num_problems["test"], num_problems["test"]) * told.samples_per_problem
+        in_parts = a_play if environment.is_told_at_once else 2 * a_play  # test itself is then no play at once
+        replays = (told.num_replays - 1) * a_play
+    elsewhere = sum(other.num_problems * other.samples_per_problem for other in evaluate.also)
+    of_three = 3 * (on_test + in_parts + elsewhere)
+    return (
+        num_snapshots(train) * on_select + of_three + replays + _later_attempts(train, evaluate, num_problems["test"])
+    )
+
+
+def _later_attempts(train: GRPOSettings, evaluate: EvaluateSettings, num_problems: int) -> int:
+    """With notes and without, where every attempt fails; the first is an episode of test."""
+    if evaluate.reflexion is None or not num_problems:
+        return 0
+    return 2 * (attempts_for(evaluate.reflexion, first_drawn_episodes(train), num_problems) - 1) * num_problems
+
+
+def first_drawn_episodes(train: GRPOSettings) -> int:
+    """Of the whole training, without what dynamic sampling draws in the place of others."""
+    return train.problems_per_iteration * sum(size * count for size, count in iterations_by_samples(train).items())
 
 
 def num_snapshots(train: GRPOSettings) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tasks.commands.doctor.context import SWITCH_ON, DoctorContext
-from tasks.commands.doctor.findings import Finding, NotCheckable, passed, warned
+from tasks.commands.doctor.context import DoctorContext
+from tasks.commands.doctor.findings import Finding, passed, warned
 from tasks.commands.doctor.model import trained_folder
 from tasks.stages.evaluate.settings import EvaluateSections
 from tasks.stages.evaluate.transfer import read_others
@@ -14,8 +14,6 @@ def other_environments(context: DoctorContext) -> Finding:
     sections = EvaluateSections(**{name: getattr(context.settings, name) for name in EvaluateSections.model_fields})
     if not sections.evaluate.also:
         return passed("evaluate.also names none")
-    if sections.environment.cache.mode == "strict":
-        raise NotCheckable("the tools are switched off, so nothing could be played", SWITCH_ON)
     folder = trained_folder(context.paths, context.settings.model.path)
     found = read_others(sections, context.chat, context.model.config, [folder] if folder else [])
     told = ", ".join(f"{name}: {len(problems.solvable):,} problems" for name, problems in found.items())

@@ -75,7 +75,7 @@ def _seconds_table(plan: Plan, seconds: Seconds) -> Any:
         told = f"{_steps(plan.setup.settings.warm_start)}, if the base model needs them"
         table.add_row("warm start", span(_time, seconds.warm_start, seconds.warm_start_most), told)
     table.add_row("train", _time(seconds.train), f"{seconds.num_iterations:,} iterations")
-    table.add_row("evaluate", _time(seconds.evaluate), "all snapshots on select, three models on test")
+    table.add_row("evaluate", _time(seconds.evaluate), f"at most {count(plan.evaluated_episodes)} episodes")
     table.add_row("sampled tokens a day", count(seconds.tokens_per_day), "while training")
     per_hour = plan.setup.machine.dollars_per_hour
     price = "" if plan.is_own_price else ", an assumed price"
@@ -101,8 +101,14 @@ def _signal_table(plan: Plan, outlook: Outlook) -> Any:
     if len(set_sizes) > 1:
         planned = outlook.planned
         told = f"{planned.sizes}, as scheduled"
+        seconds = train_seconds(plan, group_size=None, episodes=planned.episodes)
         table.add_row(
-            told, f"{planned.without_signal:.0%}", "", count(planned.episodes), count(planned.sampled_tokens), ""
+            told,
+            f"{planned.without_signal:.0%}",
+            "",
+            count(planned.episodes),
+            count(planned.sampled_tokens),
+            "" if seconds is None else _time(seconds),
         )
     return table
 

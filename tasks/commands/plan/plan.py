@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tasks.commands.doctor.estimates import evaluated_episodes
+from tasks.commands.doctor.estimates import evaluated_episodes, first_drawn_episodes
 from tasks.commands.profile import read_profiles
 from tasks.core.machine import total_memory
 from tasks.core.settings import PARAMS_FILE, Paths, Settings, load, load_paths, parse_params, read_params
 from tasks.core.splits import read_split
 from tasks.core.urls import local_path
+from tasks.environments.settings import EnvironmentSettings
 from tasks.models.settings import ModelSettings
 from tasks.planning.hardware import GPUS, Machine, amount, find_gpu, measured, this_machine
 from tasks.planning.memory import Memory, plan_memory, warm_start_memory
@@ -40,6 +41,7 @@ WORST_CASE = "the budget of sampling, the worst case; give --tokens PROMPT SAMPL
 class EvaluationSections(Settings):
     model: ModelSettings
     assess: AssessSettings
+    environment: EnvironmentSettings
     curate: CurateSettings
     evaluate: EvaluateSettings
 
@@ -52,6 +54,7 @@ class Plan:
     lengths: Lengths
     memory: Memory
     seconds: Seconds | None
+    evaluated_episodes: int  # the most
     fits_on: dict[str, str]  # machine: "yes", "tight", the settings with which it fits, or "no"
     warm_start: float | None  # bytes of a warm start, where there may be one
     head: tuple[str, ...]  # what was planned, in lines for people
@@ -80,6 +83,7 @@ class Plan:
             "fits_on": self.fits_on,
             "warm_start": self.warm_start,
             "seconds": seconds and {**asdict(seconds), **_totals(seconds)},
+            "evaluated_episodes": self.evaluated_episodes,
             "tokens_per_day": seconds and seconds.tokens_per_day,
             **dict(zip(("dollars", "dollars_most"), dollars, strict=True)),
             "signal": self.outlook and self.outlook.as_row(),
@@ -108,7 +112,7 @@ def make_plan(
     setup = Setup(shape, settings, machine)
     lengths = assumed_lengths(setup) if tokens is None else Lengths(*tokens, longest=tokens[1] + tokens[2])
     sizes = {"select": sections.curate.max_select_problems, "test": sections.curate.max_test_problems}
-    episodes = evaluated_episodes(settings.train, sections.evaluate, sizes)
+    episodes = evaluated_episodes(settings.train, sections.evaluate, sections.environment, sizes)
     is_timed, has_warm_start = fits(setup) and bool(machine.rate), sections.assess.may_warm_start
     seconds = (
         plan_seconds(setup, lengths, evaluated_episodes=episodes, has_warm_start=has_warm_start) if is_timed else None
@@ -118,6 +122,7 @@ def make_plan(
         lengths=lengths,
         memory=plan_memory(setup),
         seconds=seconds,
+        evaluated_episodes=episodes,
         fits_on=_fits_on(setup, has_warm_start=has_warm_start),
         warm_start=warm_start_memory(setup).peak if has_warm_start else None,
         head=_head(setup, model or sections.model.path, profiles, None if tokens is None else lengths),
@@ -126,13 +131,13 @@ def make_plan(
     )
 
 
-def train_seconds(plan: Plan, *, group_size: int, episodes: float) -> float | None:
-    """Of training alone with this group size; replaced groups cost their rollout."""
+def train_seconds(plan: Plan, *, group_size: int | None, episodes: float) -> float | None:
+    """Of training alone with this group size, None: as set; replaced groups cost their rollout."""
     if plan.seconds is None:
         return None
-    setup = replace(plan.setup, settings=plan.setup.settings.changed("train.group_size", group_size))
+    setup = plan.setup if group_size is None else plan.setup.with_samples(group_size)
     seconds = plan_seconds(setup, plan.lengths, evaluated_episodes=0)
-    replaced = episodes - seconds.num_iterations * setup.episodes
+    replaced = episodes - first_drawn_episodes(setup.settings.train)
     return seconds.train + (rollout_seconds(setup, plan.lengths, replaced) if replaced > 0 else 0.0)
 
 

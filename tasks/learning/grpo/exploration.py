@@ -49,6 +49,20 @@ def samples_at(settings: GRPOSettings, iteration: int) -> int:
     return next(point.value for point in reversed(points) if point.iteration <= iteration)
 
 
+def iterations_by_samples(settings: GRPOSettings) -> dict[int, int]:
+    """How many of the run's iterations play each problem so often; one entry without a schedule."""
+    points = settings.exploration.samples_per_problem if settings.exploration else None
+    if points is None:
+        return {settings.group_size: settings.num_iterations}
+    after = settings.num_iterations + 1
+    ends = [min(point.iteration, after) for point in points[1:]] + [after]
+    found: dict[int, int] = {}
+    for point, end in zip(points, ends, strict=True):
+        if end > point.iteration:
+            found[point.value] = found.get(point.value, 0) + end - point.iteration
+    return found
+
+
 def max_variance_subset(rewards: Sequence[float], size: int) -> list[int]:
     """The indices, ascending, of `size` of the rewards whose variance is largest; O(n log n).
 

@@ -82,15 +82,16 @@ class GRPOTrainer:
         if settings.kl_weight:
             self.reference = Reference(self.log_probs, adapter, frozen=compute.frozen, ranks=ranks)
         prepare_model(model, settings, max_tokens=max_tokens)
-        self.computes_in = computed_dtype(compute.weights, ranks)
-        shard(self.log_probs, ranks, computes_in=self.computes_in)
+        self.dtypes = {name: tensor.dtype for name, tensor in self._policy_tensors().items()}
+        computes_in = computed_dtype(compute.weights, ranks)
+        shard(self.log_probs, ranks, computes_in=computes_in)
         self.steps_per_iteration = settings.updates_per_batch * settings.steps_per_batch
         self.optimizer = Optimizer(
             model,
             settings,
             num_steps=settings.num_iterations * self.steps_per_iteration,
             is_offloaded=compute.offload == "optimizer",
-            computes_in=self.computes_in,
+            computes_in=computes_in,
         )
         self.iteration = 0
         self.last_groups: Sequence[Group] = []
@@ -155,7 +156,7 @@ class GRPOTrainer:
         return self._whole_policy()
 
     def _whole_policy(self) -> dict[str, Tensor]:
-        return gather_whole(self._policy_tensors(), self.ranks, dtype=self.computes_in)
+        return gather_whole(self._policy_tensors(), self.ranks, dtypes=self.dtypes)
 
     def state(self) -> dict[str, Any]:
         optimizer = self.optimizer

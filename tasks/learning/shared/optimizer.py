@@ -107,7 +107,10 @@ class Optimizer:
         """From whole tensors, of which each rank takes its part."""
         self.load_to_device()
         for index, master in self._named_masters():
-            master.copy_(part_of(tensors[f"{MASTER}.{index}"], master))
+            key = f"{MASTER}.{index}"
+            # Where several ranks load what one has saved, a weight that it keeps in float32 is the policy's alone.
+            if self.computes_in is None or key in tensors:
+                master.copy_(part_of(tensors[key], master))
         for number, part in enumerate(self.parts):
             owners = [master for group in part.param_groups for master in group["params"]]
             state: dict[int, dict[str, Tensor]] = {}

@@ -9,6 +9,7 @@ nothing and needs no process group.
 from __future__ import annotations
 
 import functools
+import os
 import socket
 from collections.abc import Callable
 from datetime import timedelta
@@ -32,29 +33,39 @@ class HasRanks(Protocol):
 
 
 class Ranks:
-    """`number` of `size`; `group` is gloo's, `mesh` that of the tensors. Both are None for one process alone."""
+    """`number` of `size`; `group` is gloo's within a step, `idle` gloo's between steps, `mesh` that of the tensors;
+    None for one process alone.
+    """
 
     def __init__(
-        self, number: int = 0, size: int = 1, group: ProcessGroup | None = None, mesh: DeviceMesh | None = None
+        self,
+        number: int = 0,
+        size: int = 1,
+        group: ProcessGroup | None = None,
+        idle: ProcessGroup | None = None,
+        mesh: DeviceMesh | None = None,
     ):
-        self.number, self.size, self.group, self.mesh = number, size, group, mesh
+        self.number, self.size, self.group, self.idle, self.mesh = number, size, group, idle, mesh
         self.is_stepping = False
         hosts = self.gather(socket.gethostname())
         self.num_here = hosts.count(hosts[number])
 
     @classmethod
-    def meet(cls, device: torch.device, *, timeout_seconds: float) -> Ranks:
+    def meet(cls, device: torch.device, *, meet_seconds: float, step_seconds: float) -> Ranks:
         """All ranks of torch's environment variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). torch's RuntimeError
-        where they are not there in time.
+        where they are not there within `meet_seconds`, and later where one waits in a step for `step_seconds`.
         """
+        if os.environ["WORLD_SIZE"] == "1":
+            return cls()
         import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
 
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
-        size = dist.get_world_size()
-        group = dist.new_group(backend="gloo", timeout=NEXT_STEP)
-        return cls(dist.get_rank(), size, group, init_device_mesh(device.type, (size,)))
+        store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=meet_seconds)))
+        backend, in_step = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timedelta(seconds=step_seconds)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=in_step)
+        group = dist.new_group(backend="gloo", timeout=in_step)
+        idle = dist.new_group(backend="gloo", timeout=NEXT_STEP)
+        return cls(rank, size, group, idle, init_device_mesh(device.type, (size,)))
 
     @property
     def leads(self) -> bool:
@@ -112,7 +123,7 @@ class Ranks:
         import torch.distributed as dist
 
         box = [value]
-        dist.broadcast_object_list(box, src=0, group=self.group)
+        dist.broadcast_object_list(box, src=0, group=self.idle)
         return box[0]
 
 

@@ -237,14 +237,14 @@ class GRPOSettings(OptimizerSettings):
 
     @model_validator(mode="after")
     def _exploration_fits_the_groups(self) -> GRPOSettings:
-        """`group_size` is the most: memory and time are planned by it."""
+        """`group_size` is the most: memory is planned by it."""
         if self.exploration is None:
             return self
         samples = [point.value for point in self.exploration.samples_per_problem or ()] or [self.group_size]
         if max(samples) > self.group_size:
             raise ValueError(
                 f"exploration.samples_per_problem goes up to {max(samples)} with group_size {self.group_size}, by "
-                f"which memory and time are planned. Set train.group_size to {max(samples)}, or the samples lower"
+                f"which memory is planned. Set train.group_size to {max(samples)}, or the samples lower"
             )
         if self.exploration.keep is not None and self.exploration.keep >= min(samples):
             raise ValueError(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tasks.learning.shared.policy import LogProbs
 
 NamedTensors = dict[str, dict[str, Tensor]]
+Dtypes = dict[str, torch.dtype]
 Shapes = dict[str, dict[str, tuple[torch.Size, torch.dtype]]]
 
 
@@ -64,9 +65,9 @@ def shapes_of(tensors: NamedTensors) -> Shapes:
     }
 
 
-def gather_whole(tensors: dict[str, Tensor], ranks: Ranks, *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """On rank 0 whole copies in host memory, in `dtype` (None: their own), elsewhere nothing; with one rank the tensors
-    themselves. One after the other, so that a device holds one whole tensor at a time.
+def gather_whole(tensors: dict[str, Tensor], ranks: Ranks, *, dtypes: Dtypes | None = None) -> dict[str, Tensor]:
+    """On rank 0 whole copies in host memory, in `dtypes` (None: their own), elsewhere nothing; with one rank the
+    tensors themselves. One after the other, so that a device holds one whole tensor at a time.
     """
     if ranks.size == 1:
         return tensors
@@ -74,7 +75,7 @@ def gather_whole(tensors: dict[str, Tensor], ranks: Ranks, *, dtype: torch.dtype
     for name, tensor in tensors.items():
         gathered = whole(tensor)
         if ranks.leads:
-            found[name] = gathered.to("cpu", dtype if gathered.is_floating_point() else None)
+            found[name] = gathered.to("cpu", gathered.dtype if dtypes is None else dtypes[name])
     return found
 
 

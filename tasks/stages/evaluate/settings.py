@@ -31,6 +31,10 @@ class AlsoSettings(OtherEnvironmentSettings):
         custom = _class_of(self)
         return self.name if custom is None else f"{self.name}-{custom.rpartition(':')[2]}"
 
+    def budget_key(self, name: str) -> str:
+        """The key of params that one of its budgets is from."""
+        return f"evaluate.also[].budgets.{name}" if name in self.budgets.given() else f"sampling.{name}"
+
 
 class ReflexionSettings(Settings):
     """A frozen `policy` that tries failed test problems again with notes of its own. `max_attempts` null: as many per
@@ -100,12 +104,18 @@ class EvaluateSections(PlaySections):
         return self
 
     @model_validator(mode="after")
-    def _judges_no_part_of_a_request(self) -> EvaluateSections:
-        if self.evaluate.sharded is not None and getattr(self.environment.settings, "judges_each_turn", False):
+    def _plays_the_others_on_live_tools(self) -> EvaluateSections:
+        if self.evaluate.also and self.environment.cache.mode == "strict":
             raise ValueError(
-                f"evaluate.sharded tells a request in several messages, and {self.environment.name} judges what was "
-                f"done after each, so such an episode would fail. Set evaluate.sharded to null"
+                "evaluate.also plays in environments whose tools environment.cache.mode: strict switches off, so no "
+                "reference solution could be checked. Set evaluate.also to [], or environment.cache.mode to replay"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _judges_no_part_of_a_request(self) -> EvaluateSections:
+        if self.evaluate.sharded is not None:
+            self.environment.refuse_parts(of="evaluate.sharded", remedy="Set evaluate.sharded to null")
         return self
 
     def unwatched_folders(self) -> list[str]:

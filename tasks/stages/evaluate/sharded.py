@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from tasks.core.records import Problem, Trajectory
 from tasks.core.terminal import tell
 from tasks.environments.catalog import load_environment
-from tasks.environments.settings import EnvironmentSettings
 from tasks.stages.evaluate.runner import EpisodeRunner
 from tasks.stages.evaluate.settings import EvaluateSections, ShardedSettings
 from tasks.tools.user.environment import ReplayedUser
@@ -44,7 +43,7 @@ def measure_sharded(
     if options is None:
         return {}
     in_parts = _play(settings, options.reveal, problems, models, resume, SPLIT)
-    if _is_told_at_once(settings.environment):
+    if settings.environment.is_told_at_once:
         at_once = {name: of_problems(played, problems) for name, played in on_test.items()}
     else:
         at_once = _play(settings, "at_once", problems, models, resume, AT_ONCE)
@@ -131,10 +130,6 @@ def noise_of(replays: Sequence[Sequence[Trajectory]]) -> dict[str, Any]:
 def of_problems(played: Sequence[Trajectory], problems: Sequence[Problem]) -> list[Trajectory]:
     kept = {problem.id for problem in problems}
     return [trajectory for trajectory in played if trajectory.problem_id in kept]
-
-
-def _is_told_at_once(section: EnvironmentSettings) -> bool:
-    return section.user is None or section.user.reveal == "at_once"
 
 
 def _play(

@@ -53,7 +53,8 @@ def _read_other(
     try:
         with closing(load_bare_environment(other.within(settings.environment))) as environment:
             found = solvable_problems(other, environment, seed=settings.seed)
-            check_prompts(chat, config, environment, found.solvable, settings.play_in(other).sampling)
+            played, key = settings.play_in(other).sampling, other.budget_key("max_tokens_per_episode")
+            check_prompts(chat, config, environment, found.solvable, played, budget_key=key)
         for learner in learners:
             refuse_seen(found.solvable, learner)
     except ValueError as error:

@@ -5,7 +5,6 @@ Used by the stage, by `python -m tasks plan` and by the doctor, which add the ti
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from tasks.core.records import Problem, Trajectory
 from tasks.core.settings import Paths
 from tasks.core.splits import read_split
 from tasks.learning.grpo.curriculum import ProblemSampler
-from tasks.learning.grpo.exploration import samples_at
+from tasks.learning.grpo.exploration import iterations_by_samples
 from tasks.learning.grpo.signal import ExpectedSignal, expected_signal
 from tasks.learning.grpo.solve_rates import Played
 from tasks.learning.shared.settings import GRPOSettings
@@ -108,7 +107,7 @@ def expect(settings: GRPOSettings, problems: Sequence[Problem], baseline: Baseli
     sampler = ProblemSampler(problems, settings, seed=0, baseline=baseline.played)
     rates, weights = sampler.solve_rates(), sampler.weights()
     names = list(weights)
-    sizes = Counter(samples_at(settings, iteration) for iteration in range(1, settings.num_iterations + 1))
+    sizes = iterations_by_samples(settings)
     signal = expected_signal([rates[name] for name in names], [weights[name] for name in names], group_sizes=sizes)
     rows = [_row(size, signal, settings, baseline.sampled_tokens) for size in signal.without_signal]
     planned = _planned(sizes, signal, settings, baseline.sampled_tokens)

@@ -97,7 +97,7 @@ def follow_leader(settings: TrainSections, start: Path, ranks: Ranks) -> None:
         return
     if (own := weights_hash(start)) != weights:
         raise ValueError(
-            f"{start} has the weights {own[:8]} on {socket.gethostname()} and {weights[:8]} on rank 0's machine, so the "
-            f"ranks would train different policies. Put the project's folder on storage that all nodes share."
+            f"{start} has the weights {own[:8]} on {socket.gethostname()} and {weights[:8]} on rank 0's machine, so "
+            f"the ranks would train different policies. Put the project's folder on storage that all nodes share."
         )
     build_trainer(settings, *load_policy(settings, start), ranks).follow()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -87,7 +88,8 @@ def test_the_estimates_add_up_by_hand(curated: Path) -> None:
     evaluate, sizes = context.settings.evaluate, {"select": 10, "test": 20}
     assert (evaluate.select_samples_per_problem, evaluate.test_samples_per_problem, evaluate.greedy) == (1, 1, True)
     # Three snapshots on select; three models on test, sampled and greedily.
-    assert estimates.evaluated_episodes(context.settings.train, evaluate, sizes) == 3 * 10 + 3 * 20 + 3 * 20
+    found = estimates.evaluated_episodes(context.settings.train, evaluate, context.settings.environment, sizes)
+    assert found == 3 * 10 + 3 * 20 + 3 * 20
 
 
 @pytest.mark.parametrize(("num_problems", "in_parts"), [(5, 5), (None, 20), (264, 20)])
@@ -96,8 +98,43 @@ def test_problems_told_in_parts_are_episodes_of_the_estimate(num_problems: int |
     options = {"reveal": "sharded", "num_problems": num_problems, "samples_per_problem": 2, "num_replays": 2}
     without, told = (load(DoctorSections, params(evaluate__sharded=value)) for value in (None, options))
     sizes = {"select": 10, "test": 20}
-    more = [estimates.evaluated_episodes(given.train, given.evaluate, sizes) for given in (without, told)]
-    assert more[1] - more[0] == (3 + 1) * 2 * in_parts
+    assert num_episodes(told, sizes) - num_episodes(without, sizes) == (3 + 1) * 2 * in_parts
+
+
+def num_episodes(given: DoctorSections, sizes: dict[str, int]) -> int:
+    return estimates.evaluated_episodes(given.train, given.evaluate, given.environment, sizes)
+
+
+def test_where_requests_are_told_in_parts_anyway_they_are_played_at_once_too() -> None:
+    options = {"reveal": "sharded", "num_problems": None, "samples_per_problem": 2, "num_replays": 1}
+    user = {"played_by": "script", "reveal": "sharded", "model": None}
+    told = load(DoctorSections, params(evaluate__sharded=options, environment__user=user))
+    without = load(DoctorSections, params(evaluate__sharded=None, environment__user=user))
+    sizes = {"select": 10, "test": 20}
+    assert num_episodes(told, sizes) - num_episodes(without, sizes) == 3 * 2 * (20 + 20)
+
+
+def test_other_environments_and_every_attempt_of_reflexion_are_episodes_of_the_estimate() -> None:
+    """4 iterations of 3 problems, 5 samples each: 60 episodes, 6 attempts at each of 10 problems, 5 of them more."""
+    budgets = {"max_turns": None, "max_tokens_per_turn": None, "max_tokens_per_episode": None}
+    other = {
+        "name": "bfcl", "settings": {"categories": ["multi_turn_base"], "turns": "first"}, "source": None,
+        "max_level": None, "budgets": {**budgets, "max_completion_tokens": None}, "num_problems": 7,
+        "samples_per_problem": 2,
+    }  # fmt: skip
+    again = {
+        "policy": "base", "max_attempts": None, "question": "What went wrong?", "max_note_tokens": 9,
+        "max_memory_tokens": 9,
+    }  # fmt: skip
+    iterations = {"train__num_iterations": 4, "train__problems_per_iteration": 3, "train__group_size": 5}
+    sizes = {"select": 10, "test": 10}
+
+    def count(**changed: Any) -> int:
+        return num_episodes(load(DoctorSections, params(**iterations, **changed)), sizes)
+
+    assert count(evaluate__also=[other]) - count() == 3 * 7 * 2
+    assert count(evaluate__reflexion=again) - count() == 2 * 5 * 10
+    assert count(evaluate__reflexion={**again, "max_attempts": 2}) - count() == 2 * 1 * 10
 
 
 def test_times_are_told_as_people_do() -> None:

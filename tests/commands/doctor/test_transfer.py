@@ -30,7 +30,10 @@ def test_missing_data_a_context_too_small_and_bad_settings_fail(artifacts: Path)
     missing = look(CHECK, artifacts, evaluate__also=[also(source="tasks/custom/none.jsonl")])
     found(missing, "fail", "evaluate.also, custom-Shop: tasks/custom/none.jsonl", "")
     small = look(CHECK, artifacts, evaluate__also=[also(budgets={**NO_BUDGETS, "max_tokens_per_episode": 5000})])
-    found(small, "fail", "the model's context is 300 tokens", "at most 300")
+    found(small, "fail", "budgets.max_tokens_per_episode is 5000 and the model's context is 300", "at most 300")
+    strict = {"mode": "strict", "folder": str(artifacts / "none"), "frozen": None}
+    off = look(CHECK, artifacts, evaluate__also=[also()], environment__cache=strict)
+    found(off, "fail", "evaluate.also plays", "environment.cache.mode to replay")
 
 
 def test_problems_that_no_reference_solves_are_counted(

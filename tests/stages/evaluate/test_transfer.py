@@ -117,6 +117,7 @@ def test_a_killed_evaluation_goes_on_only_with_the_code_of_every_environment_it_
         ({}, [also("tau2", {"domain": "retail", "problems": "base"})], "conversations, so nobody would answer"),
         ({}, [also("desk")], "there is no folder 'desk'"),
         ({"user": PLAYED}, [also("bfcl", BFCL)], "the answer to a question would count as the next request"),
+        ({"cache": {"mode": "strict", "folder": "none", "frozen": None}}, [also()], "environment.cache.mode to replay"),
     ],
 )
 def test_an_environment_that_training_sees_is_refused_in_one_line(
@@ -155,6 +156,19 @@ def test_problems_that_the_snapshot_learnt_from_are_refused(tmp_path: Path):
     write_trained_on(model, TrainedOn(digests_of(problems[:2])))
     with pytest.raises(ValueError, match=r"evaluate.also, custom-Shop: 2 of 6 problems.* learnt from"):
         read(model, settings)
+
+
+@pytest.mark.parametrize(
+    ("of_its_own", "key"),
+    [(5000, r"evaluate.also\[\].budgets.max_tokens_per_episode"), (None, "sampling.max_tokens_per_episode")],
+)
+def test_a_budget_that_is_too_large_is_told_by_the_key_it_is_from(tmp_path: Path, of_its_own: int | None, key: str):
+    settings = sections({}, also(budgets={**NO_BUDGETS, "max_tokens_per_episode": of_its_own}))
+    if of_its_own is None:
+        sampling = settings.sampling.model_copy(update={"max_tokens_per_episode": 5000})
+        settings = settings.model_copy(update={"sampling": sampling})
+    with pytest.raises(ValueError, match=f"custom-Shop: {key} is 5000 and the model's context"):
+        read(tiny.model_folder(tmp_path / "model"), settings)
 
 
 @pytest.mark.parametrize(
