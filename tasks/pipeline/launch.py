@@ -19,10 +19,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.core.files import json_hash
+from tasks.core.files import content_hash, json_hash
 from tasks.core.passing_faults import PassingFault
 from tasks.core.settings import read_params
 from tasks.core.text import one_line
+from tasks.core.workspace import folder_of_code
 from tasks.models.settings import ComputeSettings, LaunchSettings
 from tasks.models.torch_setup import find_device
 from tasks.pipeline.supervise import LostRank
