@@ -38,9 +38,10 @@ class ChatFormat:
     """Prompts and tool replies to ids, and ids to text, for one tokenizer and its chat template.
 
     `end_of_turn` is the token that the template writes after a turn, `end_of_calls` the one after a turn with calls,
-    mostly the same; any of `end_ids`, of which they come first, completes one. A template that writes nothing there
-    (GLM's) ends a turn with the token that begins the next message, if generation_config.json says so. Llama's
-    `<|eom_id|>` (before a built-in tool's answer) completes a turn where generation_config.json names it.
+    mostly the same; any of `end_ids`, of which they come first, completes one; `special_ids` are all special tokens. A
+    template that writes nothing there (GLM's) ends a turn with the token that begins the next message, if
+    generation_config.json says so. Llama's `<|eom_id|>` (before a built-in tool's answer) completes a turn where
+    generation_config.json names it.
 
     `thinking` has the marks of a thought, None for a model that writes none; `end_of_thought` is the id of the closing
     one, None where that is several tokens; `opens_thought`: every prompt ends within a thought. `thoughts_are_learnt`:
@@ -50,10 +51,10 @@ class ChatFormat:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, source: str, further_end_ids: Sequence[int] = ()):
         self.tokenizer, self.source = tokenizer, source
         self.template = ChatTemplate(tokenizer, source=source)
-        self._special_ids = _find_special_ids(tokenizer)
+        self.special_ids = _find_special_ids(tokenizer)
         self.call_format, self.thinking = self.template.call_format, self.template.thinking
         self.template.refuse_if_it_rewrites()
-        self._further = [token for token in further_end_ids if token in self._special_ids]
+        self._further = [token for token in further_end_ids if token in self.special_ids]
         self.end_of_turn = self._find_end(self.template.after_assistant or self._after_answer([USER]))
         self.end_of_calls = self._find_end(CALL if self.thinking == HARMONY else self._after_calls())
         prompts = [self.template.render([USER], continues=True), self._after_calls()]
@@ -158,7 +159,7 @@ class ChatFormat:
 
     def _closes_otherwise_later(self, end: int) -> bool:
         """Harmony ends an answer with a token that its history writes as another: the sampled one remains."""
-        return self.thinking == HARMONY and end in self._special_ids
+        return self.thinking == HARMONY and end in self.special_ids
 
     def read_turn(self, written: Sequence[int]) -> Written:
         """The thought and the message of a turn's ids, without its end."""
@@ -201,7 +202,7 @@ class ChatFormat:
 
     def as_data(self, text: str) -> str:
         """The text with a space after the first character of every control token."""
-        return break_up(text, self._control)
+        return self._control.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
 
     def _as_data_throughout(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -226,17 +227,6 @@ def _control_tokens(tokenizer: PreTrainedTokenizerBase, scaffold: str) -> set[st
     """The special tokens, and added ones that occur in the template's text around messages."""
     added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special or str(token) in scaffold)
     return {token for token in (*tokenizer.all_special_tokens, *added) if token.strip()}
-
-
-def every_added_token(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
-    """Matches what `break_up` breaks where nobody has looked which of them the template writes."""
-    tokens = {*tokenizer.all_special_tokens, *map(str, tokenizer.added_tokens_decoder.values())}
-    return _any_of({token for token in tokens if token.strip()})
-
-
-def break_up(text: str, control: re.Pattern[str]) -> str:
-    """The text with a space after the first character of each token that `control` matches."""
-    return control.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
 
 
 def _any_of(tokens: set[str]) -> re.Pattern[str]:

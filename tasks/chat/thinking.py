@@ -71,6 +71,15 @@ CALL = "<|call|>"  # ends a turn of Harmony that calls a tool
 MARKS = (HARMONY, in_tags("<think>", "</think>"), in_tags("[THINK]", "[/THINK]"))
 
 
+def without_thoughts(text: str) -> str:
+    """What a message says, of a model whose family nobody told: from the last thought that was closed to one that
+    begins after it. So no part of a thought is left, wherever it is and if its opening is missing.
+    """
+    for marks in MARKS:
+        text = text.rpartition(marks.closing)[2].partition(marks.opening)[0]
+    return text
+
+
 def find_marks(template: str) -> ThoughtMarks | None:
     """The marks that the text of a chat template names; None for a model that does not think."""
     return next((marks for marks in MARKS if marks.are_in(template)), None)

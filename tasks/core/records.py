@@ -102,7 +102,7 @@ class Trajectory:
     `checks` and `details` (JSON): the environment's verdict. `fault`: what failed, if the outcome is
     `environment_error`. Statistics cluster by the problem's `split_group`. `score`: of the reward it was trained or
     rescored with; rows without one leave it out. `num_replayed_turns`: leading turns that were given, not written by
-    the policy (`learning/grpo/prefixes.py`); rows without any leave it out.
+    the policy (`learning/grpo/prefixes.py`); rows without any leave it out. `num_calls` are those of its own turns.
     """
 
     problem_id: str

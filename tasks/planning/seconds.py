@@ -165,19 +165,45 @@ def rollout_seconds(setup: Setup, lengths: Lengths, episodes: float) -> float:
 
     A step reads all weights and the live keys and values, or multiplies for every live episode: the slower of both.
     """
-    shape, engine = setup.shape, setup.settings.engine
-    most = max(1.0, min(engine.max_concurrent_episodes, cached_tokens(setup) / lengths.total))
+    most = max(1.0, min(setup.settings.engine.max_concurrent_episodes, cached_tokens(setup) / lengths.total))
     prompts = episodes / setup.settings.train.group_size
     fed = prompts * lengths.prompt + episodes * lengths.replies
-    feeding = (_token_operations(setup) * fed + _pair_operations(setup) * fed * lengths.total / 2) / _rate(setup)
     live = min(episodes, most)
-    size = num_bytes(getattr(engine.own, "dtype", setup.settings.compute.weights))
-    read = size * (shape.num_parameters + live * lengths.total * shape.key_value_elements)
-    arithmetic = live * _token_operations(setup) / _rate(setup)
-    bandwidth = setup.machine.bandwidth * (GPU_BANDWIDTH_SHARE if setup.machine.is_gpu else 1)
-    step = max(read / bandwidth, arithmetic) + _step_overhead(setup)
+    step = decode_costs(setup, lengths).step_seconds(live)
     rounds = max(lengths.longest * lengths.sampled / max(1, lengths.rest), lengths.sampled * episodes / max(1, live))
-    return feeding + rounds * step + episodes * lengths.rest * TOKEN_SECONDS
+    return fed * fed_token_seconds(setup, lengths) + rounds * step + episodes * lengths.rest * TOKEN_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeCosts:
+    """Seconds of a step that writes a token of each live episode: `overhead`, and beside it the slower of reading the
+    weights and every episode's keys and values (`weights`, `row`), and of the products (`row_arithmetic`).
+    """
+
+    overhead: float
+    weights: float
+    row: float
+    row_arithmetic: float
+
+    def step_seconds(self, live: float) -> float:
+        return self.overhead + max(self.weights + self.row * live, self.row_arithmetic * live)
+
+
+def decode_costs(setup: Setup, lengths: Lengths) -> DecodeCosts:
+    shape = setup.shape
+    size = num_bytes(getattr(setup.settings.engine.own, "dtype", setup.settings.compute.weights))
+    bandwidth = setup.machine.bandwidth * (GPU_BANDWIDTH_SHARE if setup.machine.is_gpu else 1)
+    return DecodeCosts(
+        overhead=_step_overhead(setup),
+        weights=size * shape.num_parameters / bandwidth,
+        row=size * lengths.total * shape.key_value_elements / bandwidth,
+        row_arithmetic=_token_operations(setup) / _rate(setup),
+    )
+
+
+def fed_token_seconds(setup: Setup, lengths: Lengths) -> float:
+    """Of a token of a prompt or a reply."""
+    return (_token_operations(setup) + _pair_operations(setup) * lengths.total / 2) / _rate(setup)
 
 
 def _forward_seconds(setup: Setup, lengths: Lengths) -> float:

@@ -132,7 +132,7 @@ def _possible_parts(episode: Trajectory) -> Pairs:
         return []
     parts = {
         "outcome": float(episode.is_success),
-        "format": well_formed_share(episode.turns),
+        "format": well_formed_share(episode.own_turns),
         "call_validity": valid_call_share(episode),
     }
     return [(name, round(value, 3)) for name, value in parts.items()]

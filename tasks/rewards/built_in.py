@@ -2,7 +2,8 @@
 
 A value is a share from 0 to 1, or a penalty from 0 down. Bounds are those of one episode within its limits, from which
 `dominance.py` computes whether a failure could outscore a success. A part must be computable from a stored trajectory:
-what a judge or an environment knows is left in the verdict's details.
+what a judge or an environment knows is left in the verdict's details. Turns and calls are the policy's own: what a
+replayed start gave it (`learning/grpo/prefixes.py`) earns nothing.
 """
 
 from __future__ import annotations
@@ -91,11 +92,11 @@ def _penalty(count: Callable[[Trajectory], float], most: Callable[[EpisodeLimits
 
 
 BUILT_IN: dict[str, Part] = {
-    "step_penalty": _penalty(lambda trajectory: len(trajectory.turns), lambda limits: limits.max_turns),
+    "step_penalty": _penalty(lambda trajectory: len(trajectory.own_turns), lambda limits: limits.max_turns),
     "invalid_call_penalty": _penalty(lambda trajectory: trajectory.num_invalid_calls, lambda limits: limits.max_calls),
     "token_cost": _penalty(sampled_thousands, lambda limits: limits.max_sampled_tokens / 1000),
     "call_validity": _share(valid_call_share),
-    "format": _share(lambda trajectory: well_formed_share(trajectory.turns)),
+    "format": _share(lambda trajectory: well_formed_share(trajectory.own_turns)),
     "progress": Part(
         lambda problem, trajectory, settings: passed_share(trajectory), lambda limits: Bounds(0.0, 1.0, 1.0, 1.0)
     ),

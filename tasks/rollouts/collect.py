@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.core.records import Problem, Trajectory
 from tasks.core.terminal import tell
+from tasks.rollouts.clock import RolloutClock
 from tasks.rollouts.conversation import Conversation, EpisodeKey, EpisodeKind
 from tasks.rollouts.episode import EngineEpisodes
 from tasks.rollouts.fault_log import FaultLog, in_words
@@ -34,7 +35,9 @@ class Abandoned(Exception):
 
 
 class Collector:
-    """Runs episodes of one stage and kind, which share `environment`. `faults` counts what faults cost so far."""
+    """Runs episodes of one stage and kind, which share `environment`. `faults` counts what faults cost so far, `clock`
+    has the seconds of the last episodes' turns.
+    """
 
     def __init__(
         self, kind: EpisodeKind[Any], environment: Environment, *, max_concurrent_episodes: int, seed: int, stage: str
@@ -43,6 +46,7 @@ class Collector:
         self.seed, self.stage = seed, stage
         self.fingerprint = environment.fingerprint()
         self.faults = FaultLog(environment.limits)
+        self.clock = RolloutClock()
         self.is_abandoned = False
         self.answered: SimpleQueue[Conversation | None] = SimpleQueue()  # episodes that waited; None ends a wait
 
@@ -55,6 +59,7 @@ class Collector:
         self.ended: dict[int, Trajectory] = {}
         self.answered = SimpleQueue()
         self.num_keys, self.num_waits, self.on_end = len(keys), 0, on_end
+        self.clock.forget()
         try:
             while self.waiting or self.running:
                 self._check_wanted()
@@ -88,6 +93,8 @@ class Collector:
 
     def _advance(self) -> list[Conversation]:
         runs: list[Conversation] = self.kind.poll(self._has_answer)
+        for replied in runs:
+            self.clock.end_turn(replied)
         while self.num_waits:
             try:
                 run = self.answered.get(block=not runs and not self.kind.num_turns)
@@ -96,6 +103,7 @@ class Collector:
             self._check_wanted()
             assert run is not None
             self.num_waits -= 1
+            self.clock.end_wait(run)
             run.resume()
             runs.append(run)
         return runs
@@ -110,13 +118,16 @@ class Collector:
     def _settle(self, run: Conversation) -> None:
         if run.waiting_for is None and run.outcome is None:
             self.kind.submit(run)
+            self.clock.begin_turn(run)
         if run.waiting_for is not None:
             self.num_waits += 1
+            self.clock.begin_wait(run)
             run.waiting_for.add_done_callback(lambda _: self.answered.put(run))
         elif run.outcome is not None:
             number = self.running.pop(run)
             self.kind.release(run)
             run.close()
+            self.clock.end_episode(run)
             self.faults.num_retries += run.num_retries
             if run.fault is not None and run.attempt + 1 < self.environment.limits.max_attempts:
                 self.faults.restart(run.fault)

@@ -77,8 +77,15 @@ class EpisodeRun(Conversation):
             raise EnvironmentFault("its first message leaves no room for the agent", tool="user")
         self._append(prompt_ids)
         for message in self.key.prefix:
-            if self.outcome is None:
-                yield from self._replay(message)
+            if self.outcome is not None or not self._has_room_after(message):
+                break
+            yield from self._replay(message)
+        self.num_calls = self.num_invalid_calls = 0  # of given messages
+
+    def _has_room_after(self, message: Sequence[int]) -> bool:
+        """Whether a turn of the policy's own can follow. The reply to the message is not known yet, and may be long."""
+        fits = len(self.token_ids) + len(message) < self.token_limit
+        return fits and len(self.turns) + 1 < self.sampling.max_turns
 
     def _replay(self, message: Sequence[int]) -> Waits:
         self.num_replayed_turns += 1

@@ -1,4 +1,4 @@
-"""Does every prompt leave room for a turn, and does an episode fit the model's context?"""
+"""Does every prompt leave room for a turn, does an episode fit the model's context, and could its user speak?"""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def check_prompts(
     *,
     budget_key: str = "sampling.max_tokens_per_episode",
 ) -> None:
-    """ValueError where an episode could exceed the context in the model's config.json, or a prompt leaves no room.
+    """ValueError where an episode could exceed the context in the model's config.json, a prompt leaves no room, or the
+    environment's user refuses a problem.
 
     `budget_key` is the key of params that the episode's budget is from.
     """
@@ -32,6 +33,7 @@ def check_prompts(
         )
     longest, problem_id = 0, ""
     for problem in problems:
+        environment.check_user(problem)
         tools = [tool.schema() for tool in environment.tools_for(problem)]
         sampling.within(environment.budgets_for(problem))
         prompt_ids = chat.prompt_ids(problem.requests[0], tools, environment.rules_for(problem))

@@ -228,6 +228,10 @@ class Environment(Protocol):
         """Who speaks in an episode; `stream` is that of `start`."""
         return ToldRequests(problem.requests)
 
+    def check_user(self, problem: Problem) -> None:
+        """ValueError where `start_user` would refuse this problem; asked before the first episode."""
+        return
+
     def user_guidelines(self, problem: Problem) -> str:
         """All that a model reads who plays this problem's user, for `user.model.instructions: null`; empty: none."""
         return ""

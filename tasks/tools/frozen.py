@@ -1,7 +1,9 @@
 """A frozen model in this process that is asked beside the policy, as a judge or a user; such as the base model.
 
 One answer at a time, in one thread of its own: for small models and tests of the path. A large one belongs behind an
-endpoint, which batches. The folder is read at the first answer, since `assess` may have to make it.
+endpoint, which batches. Tokenizer and chat template are read at once, so that a model that cannot be asked is refused
+before the first episode; weights are read at the first answer. A model that thinks is given an empty thought: its limit
+on tokens is for what it says.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from tasks.chat.format import break_up, every_added_token
+from tasks.chat.format import load_chat
+from tasks.chat.thinking import HARMONY
 from tasks.core.seeds import stream_seed
-from tasks.models.folders import load_model, load_tokenizer, stored_dtype
+from tasks.models.folders import folder_hash, load_model, stored_dtype
 from tasks.models.settings import on_cpu
 from tasks.models.torch_setup import prepared_for
 
@@ -37,11 +40,23 @@ class TooLong(Exception):
 
 
 class FrozenModel:
-    """Answers that are a function of the weights, the messages and the seed."""
+    """Answers that are a function of the weights, the messages and the seed. `setting` names its section in messages.
 
-    def __init__(self, folder: Path, *, temperature: float, name: str):
-        self.folder, self.temperature = folder, temperature
-        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+    `end_ids`: the ids that end an answer: the chat's, and every other special token but the marks of a thought.
+    """
+
+    def __init__(self, folder: Path, *, temperature: float, setting: str):
+        self.folder, self.temperature, self.setting = _require_folder(folder, setting), temperature, setting
+        self.chat = load_chat(folder)
+        if self.chat.thinking == HARMONY:
+            raise ValueError(
+                f"{setting}: {folder} writes its answers in channels, which a model in this process cannot be asked "
+                f"in. Serve it at an endpoint and set url."
+            )
+        marks = self.chat.thinking
+        written = () if marks is None else (*self.chat.encode(marks.opening), *self.chat.encode(marks.closing))
+        self.end_ids = {*self.chat.end_ids, *self.chat.special_ids}.difference(written)
+        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=setting)
 
     async def run(self, work: Callable[[], Answer]) -> Answer:
         """In the model's thread, after what was asked before."""
@@ -51,8 +66,9 @@ class FrozenModel:
         """An answer to the messages, with room for the text `reserved` beside what is written. TooLong where there is
         none.
         """
-        ids, limit = self.prompt_ids(messages), int(self._model.config.max_position_embeddings)
-        room = limit - len(ids) - len(self._ids_of(reserved))
+        ids = self.prompt_ids(messages)
+        limit = int(self._model.config.get_text_config().max_position_embeddings)
+        room = limit - len(ids) - len(self.chat.encode(reserved))
         if room < 1:
             raise TooLong(limit - room, limit)
         return Draft(self, ids, room=room, seed=stream_seed(0, seed))
@@ -61,13 +77,14 @@ class FrozenModel:
         self.thread.shutdown(wait=False, cancel_futures=True)
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        """Contents are data: a control token spelt out in one is broken up, or the agent could forge a message."""
-        safe = [{**message, "content": break_up(message["content"], self._control)} for message in messages]
-        rendered = self.tokenizer.apply_chat_template(safe, tokenize=False, add_generation_prompt=True)
-        return self._ids_of(rendered)
-
-    def _ids_of(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        """Of the rules (a system message), what was asked first, and what follows; then an empty thought, if the model
+        thinks. Contents are data: a control token spelt out in one is broken up, or the agent could forge a message.
+        """
+        rules, asked, *later = messages
+        opening, _ = self.chat.opening(asked["content"], [], rules["content"])
+        safe = [{**message, "content": self.chat.as_data(message["content"])} for message in later]
+        empty_thought, _ = self.chat.written_ids("")
+        return self.chat.encode(self.chat.template.render([*opening, *safe], continues=True)) + empty_thought
 
     @cached_property
     def _model(self) -> PreTrainedModel:
@@ -78,13 +95,19 @@ class FrozenModel:
         dtype = "bfloat16" if stored_dtype(self.folder) == torch.bfloat16 else "float32"
         return load_model(self.folder, compute=compute, dtype=dtype).eval()  # type: ignore[arg-type]
 
-    @cached_property
-    def tokenizer(self) -> Any:
-        return load_tokenizer(self.folder)
 
-    @cached_property
-    def _control(self) -> re.Pattern[str]:
-        return every_added_token(self.tokenizer)
+def hash_weights(folder: Path, *, setting: str) -> str:
+    """What identifies the model in descriptions. ValueError where the folder does not exist."""
+    return folder_hash(_require_folder(folder, setting))
+
+
+def _require_folder(folder: Path, setting: str) -> Path:
+    if not folder.is_dir():
+        raise ValueError(
+            f"{setting}: url is null, and model {folder} is no folder, so there is no model to ask. Name one that is "
+            f"there before the first stage, such as the folder of model.path, or set url."
+        )
+    return folder
 
 
 class Draft:
@@ -101,25 +124,25 @@ class Draft:
 
     def write(self, *, max_tokens: int, ends_before: re.Pattern[str] | None = None) -> None:
         """Until the model ends its answer, or before the first token in which `ends_before` is found."""
-        tokenizer, written = self.source.tokenizer, list[int]()
+        chat, written = self.source.chat, list[int]()
         while len(written) < min(max_tokens, self.room):
             token = self._draw(self._logits())
-            if token == tokenizer.eos_token_id or (ends_before and ends_before.search(tokenizer.decode([token]))):
+            if token in self.source.end_ids or (ends_before and ends_before.search(chat.decode([token]))):
                 break
             written.append(token)
             self._unread.append(token)
-        self.text += str(tokenizer.decode(written, skip_special_tokens=True))
+        self.text += chat.decode(written)
 
     def add(self, text: str) -> None:
         """As if the model had written it."""
-        self._unread += self.source._ids_of(text)
+        self._unread += self.source.chat.encode(text)
         self.text += text
 
     def choose(self, choices: Sequence[str]) -> None:
         """One of these texts, none of which begins another, token by token: by the model's probabilities among what can
         still become one of them.
         """
-        left, place = {text: self.source._ids_of(text) for text in choices}, 0
+        left, place = {text: self.source.chat.encode(text) for text in choices}, 0
         while len(left) > 1:
             allowed = sorted({ids[place] for ids in left.values()})
             token = allowed[0] if len(allowed) == 1 else allowed[self._draw(self._logits()[allowed])]

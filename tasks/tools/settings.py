@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from tasks.core.kept_files import MODELS
 from tasks.core.settings import Settings
 from tasks.core.urls import is_url, local_path, parse_url
 
@@ -23,6 +24,20 @@ class ToolSettings(Settings):
     backoff_seconds: float = Field(ge=0)
     max_attempts: int = Field(ge=1)
     max_dropped_share: Rate
+
+
+def check_in_process(model: str, *, api_key_variable: str | None) -> None:
+    """ValueError for a folder that is another after each run, or a key that nobody reads."""
+    made = [f"{stage}/{name}" for stage, name in MODELS if Path(model).match(f"{stage}/{name}")]
+    if made:
+        raise ValueError(
+            f"url is null, and model {model} is what the stage {made[0].partition('/')[0]} makes, so it is not there, "
+            f"or an earlier run's, when this model is asked. Name the folder of model.path, or a copy elsewhere"
+        )
+    if api_key_variable is not None:
+        raise ValueError(
+            "url is null, and a model in this process takes no key, so api_key_variable has no effect. Set it to null"
+        )
 
 
 # For an environment made without params: in memory, calls are fast and replies short.

@@ -124,7 +124,9 @@ def test_a_number_is_as_good_as_an_id_and_names_what_was_shown() -> None:
     ask(episode, "search", query="capital")
     assert (ask(episode, "open", document=1)["title"], ask(episode, "open", document=2)["title"]) == ("Bergen", "Oslo")
     assert ask(episode, "open", document=3)["error"]["type"] == "not_found"
+    assert "no document has this number" in ask(episode, "open", document=3)["error"]["message"]
     assert ask(episode, "open", document="2")["error"]["type"] == "not_found"  # a text is an id
+    assert "no document has this id" in ask(episode, "open", document="2")["error"]["message"]
 
 
 def test_equal_scores_keep_the_order_of_the_corpus() -> None:
@@ -166,6 +168,7 @@ def test_an_id_is_a_key_and_never_a_path(tmp_path: Path, monkeypatch: pytest.Mon
         ([("search", {"query": "capital"}), answer("Oslo", 1)], True, True),
         ([("search", {"query": "capital"}), answer("Oslo", 1, 2)], True, False),  # a number that nothing has
         ([answer("Oslo", 1), ("search", {"query": "capital"})], True, False),  # or had when it was cited
+        ([answer("Oslo", "d1"), SEARCH], True, False),  # an id is no better
         ([SEARCH, answer("Oslo", "d1"), answer("Bergen", "d1")], False, True),  # the last one counts
         ([SEARCH], False, False),
     ],
@@ -384,12 +387,14 @@ def test_a_reference_of_ones_own_is_demonstrated_by_numbers(own: Path) -> None:
     assert shown.assistant_texts[2:] == ["Done."]
 
 
-def test_what_fails_or_has_several_requests_is_not_demonstrated(own: Path) -> None:
+def test_what_fails_names_what_was_not_shown_or_has_several_requests_is_not_demonstrated(own: Path) -> None:
     world = Research(settings=settings_with(corpus=str(own), generated=None))
     [turn] = CAPITAL.reference
     lost = turn.model_copy(update={"calls": [ToolCall(name="open", arguments={"document": "d9"}), *turn.calls]})
+    unseen = turn.model_copy(update={"calls": [ToolCall(name="open", arguments={"document": "d1"}), *turn.calls[1:]]})
     twice = question(("Capital?", ["Oslo"], ["d1"]), ("Where does it rain?", ["Bergen"], ["d2"]))
-    for problem in (CAPITAL.model_copy(update={"reference": [lost]}), twice):
+    bad = [CAPITAL.model_copy(update={"reference": [reference]}) for reference in (lost, unseen)]
+    for problem in (*bad, twice):
         assert world.expert()(problem, random.Random(1)) is None
 
 

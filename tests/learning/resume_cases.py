@@ -4,12 +4,45 @@ from __future__ import annotations
 
 import hashlib
 import json
+import weakref
 from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
 
 from tasks.core.files import write_json
 from tasks.learning.shared.checkpoints import Checkpoints
 from tasks.learning.shared.ranks import END, Ranks
 from tests.learning.rank_cases import a_trainer, groups_of
+
+
+def load_one_by_one(ranks: Ranks, place: str) -> None:
+    """A rank has a few whole tensors at most while it loads the checkpoint PLACE/whole."""
+    trainer = a_trainer(Path(place) / "model", ranks)
+    alive, most, share = [0], [0], ranks.share
+
+    def leave() -> None:
+        alive[0] -= 1
+
+    def counted(*arguments: Any) -> Tensor:
+        sent = share(*arguments)
+        if sent.ndim:  # the optimizer keeps its step counts whole
+            alive[0] += 1
+            most[0] = max(most[0], alive[0])
+            weakref.finalize(sent, leave)
+        return sent
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranks, "share", counted)
+        if ranks.leads:
+            found, _ = Checkpoints(Path(place) / "whole").load()
+            assert found is not None
+            trainer.load(found.tensors, found.state)
+            ranks.announce(END)
+        else:
+            trainer.follow()
+            assert most[0] <= 3 and alive == [0], (most, alive)  # of dozens; the last has its name as the next arrives
 
 
 def go_on(ranks: Ranks, place: str, name: str, first: int, last: int) -> None:

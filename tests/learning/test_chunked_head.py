@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from tasks.learning.shared import policy
 from tasks.learning.shared.batching import MicroBatch, Row, micro_batches
 from tasks.learning.shared.chunked_head import LOGIT_BYTES, Chunks, chunk_size
-from tasks.learning.shared.policy import Autocast, token_logp
+from tasks.learning.shared.policy import Autocast, token_entropy, token_logp
 from tests.contracts.families import FAMILIES, Family
 
 pytestmark = pytest.mark.slow
@@ -54,6 +54,13 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 
 def in_chunks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(policy, "chunk_size", lambda vocabulary, device: size)
+
+
+def test_chunks_change_no_entropy_which_is_that_of_the_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = HEADS["cohere"].model(), a_batch()
+    whole_M = token_entropy(model, batch, temperature=0.7)
+    in_chunks(monkeypatch, 4)
+    torch.testing.assert_close(token_entropy(model, batch, temperature=0.7), whole_M)
 
 
 @pytest.mark.parametrize("name", HEADS)

@@ -64,6 +64,30 @@ def test_what_is_replayed_is_within_the_depth_and_leaves_a_turn(depth: float, nu
         assert len(start) <= min(num_turns - 1, max(1, int(depth * num_turns)))
 
 
+@pytest.mark.parametrize(
+    ("share", "num_groups", "counts", "mean"),
+    [
+        (0.2, 4, {0, 1}, 0.8),
+        (0.7, 10, {6, 7}, 7.0),  # in floats 0.7 · 10 may be a little less
+        (0.29, 100, {28, 29}, 29.0),
+        (0.9, 4, {3}, 3.0),  # one begins at its start
+    ],
+)
+def test_a_share_that_is_no_whole_number_of_groups_holds_on_average(
+    share: float, num_groups: int, counts: set[int], mean: float
+) -> None:
+    """Over 400 iterations the mean of a draw of 0 or 1 is within 0.08, four standard errors."""
+    problems = (PROBLEMS * 13)[:num_groups]
+    drawn = [sum(map(bool, prefixes("reference", share=share).draw(number, 0, problems))) for number in range(1, 401)]
+    assert set(drawn) <= counts
+    assert sum(drawn) / 400 == pytest.approx(mean, abs=0.08)
+
+
+def test_a_round_of_one_replacement_begins_with_a_prefix_as_often_as_any_other() -> None:
+    drawn = [prefixes("reference", share=0.25).draw(number, 1, PROBLEMS[:1])[0] for number in range(1, 401)]
+    assert sum(map(bool, drawn)) / 400 == pytest.approx(0.25, abs=0.09)
+
+
 def test_a_reference_helps_where_a_problem_mostly_fails_and_those_that_always_fail_come_first() -> None:
     known = prefixes("reference", share=0.25)
     known.learn([group(PROBLEMS[0], False, False, False, False), *(group(p, False, True, False) for p in PROBLEMS[1:])])

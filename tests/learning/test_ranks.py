@@ -19,9 +19,8 @@ from tasks.learning.shared.sharding import gather_whole
 from tasks.learning.shared.tensor_files import read_tensors
 from tests import tiny
 from tests.learning.rank_cases import CASES, be_late_in_a_step, let_the_leader_collect, train_cases
-from tests.learning.resume_cases import go_on
+from tests.learning.resume_cases import go_on, load_one_by_one
 from tests.learning.rows import branching_group
-from tests.learning.sharing_cases import LENGTH, NUM_TENSORS, take_parts
 from tests.ranks import RankProcesses
 
 USUAL = ["padded rows", "packed trees", "an adapter", "one group, so that only one rank has work"]
@@ -167,6 +166,11 @@ def test_a_resume_on_as_many_ranks_is_bitwise_and_on_others_the_same_to_the_last
 
 
 @pytest.mark.slow
+def test_a_rank_takes_its_part_of_each_tensor_before_the_next_arrives(two_ranks: RankProcesses, resumed: Path) -> None:
+    two_ranks.call(load_one_by_one, str(resumed))
+
+
+@pytest.mark.slow
 def test_a_checkpoint_of_two_ranks_has_the_files_and_tensors_of_one(resumed: Path) -> None:
     """So any number of ranks can read it, and what it is checked by does not change."""
     two, one = resumed / "thirds" / "iteration-000006", resumed / "thirds" / "iteration-000004"
@@ -174,14 +178,3 @@ def test_a_checkpoint_of_two_ranks_has_the_files_and_tensors_of_one(resumed: Pat
     found, expected = read_tensors(two), read_tensors(one)
     shapes = {part: {name: tensor.shape for name, tensor in named.items()} for part, named in expected.items()}
     assert {part: {name: tensor.shape for name, tensor in named.items()} for part, named in found.items()} == shapes
-
-
-@pytest.mark.slow
-def test_a_rank_that_loads_a_checkpoint_has_its_parts_and_one_whole_tensor_at_a_time(
-    two_ranks: RankProcesses, tmp_path: Path
-) -> None:
-    """16 tensors of 16 MB: 128 MB of parts; all whole would be 256 MB."""
-    two_ranks.call(take_parts, str(tmp_path))
-    follower = read_json(tmp_path / "1.json")
-    assert follower["total"] == NUM_TENSORS * LENGTH / 2
-    assert follower["bytes"] < 128e6 * 1.05 + 3 * 16e6 * 1.05

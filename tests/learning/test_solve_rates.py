@@ -90,6 +90,27 @@ def test_strictness_counts_each_value_once_that_a_solution_must_get_right() -> N
     assert (kinds["cancel/none"], kinds["quote/none"], kinds["change/none"]) == (2, 9, 10)
 
 
+@pytest.mark.parametrize(
+    ("argument", "answer", "strictness"),
+    [
+        ("Oslo", "It is 1,234.50 dollars.", 2),
+        (1234.5, "It is 1,234.50 dollars, all of the $1,234.50.", 1),
+        (5, "It is 5.", 1),
+        (5.0, "The 5 of v1.2.3.", 2),
+        ("Oslo", "On 2024-05-01 at 10:30.", 3),
+        ("2024-05-01", "On 2024-05-01 at 10:30.", 2),
+        ("2024-05-01T10:30", "On 2024-05-01 at 10:30.", 1),
+        ("ABC-123", "Booked as ABC-123, 2 seats.", 2),
+        ("Pay 40 for B73.", "Paid 40.", 1),
+    ],
+)
+def test_a_figure_is_one_value_however_it_is_written_and_no_second_one_in_the_answer(
+    argument: Any, answer: str, strictness: int
+) -> None:
+    turn = ReferenceTurn(calls=[ToolCall(name="look", arguments={"it": argument})], answer=answer)
+    assert difficulty(a_problem("p").model_copy(update={"reference": [turn]}), "strictness") == strictness
+
+
 def test_the_probability_of_a_band_under_beta_1_1_is_its_width() -> None:
     assert probabilities_between([Beta(1, 1), Beta(2, 1)], 0.1, 0.9) == pytest.approx([0.8, 0.81 - 0.01])
 

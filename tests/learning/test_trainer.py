@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -645,6 +646,24 @@ def test_in_a_nucleus_the_policy_is_the_model_over_the_likeliest_tokens_renormal
     (gradient,) = torch.autograd.grad(found[0], model.get_output_embeddings().weight)
     assert gradient.isfinite().all() and gradient.any()
     assert logps(order[-1]).isfinite().all()
+
+
+@pytest.mark.parametrize("exploration", [
+    {"top_p": [{"iteration": 1, "value": 0.5}]}, {"temperature": [{"iteration": 1, "value": 0.3}]},
+])  # fmt: skip
+@pytest.mark.parametrize("packing", ["tree", "none"])
+def test_where_a_schedule_says_what_is_drawn_the_entropy_is_of_the_whole_distribution_at_the_usual_temperature(
+    folder: Path, exploration: dict[str, Any], packing: Packing
+) -> None:
+    """All logits are 0, so each token has 1 / V: log V nats, whatever the tokens were drawn from."""
+    model = load_model(folder, compute=on_cpu(1))
+    with torch.no_grad():
+        model.get_output_embeddings().weight.zero_()
+    options = grpo(exploration=NO_EXPLORATION | exploration, updates_per_batch=1, packing=packing)
+    trainer = GRPOTrainer(model, options, compute=on_cpu(1), temperature=1.0, max_tokens=200)
+    row = trainer.iterate(fresh([1.0, 0.0, 0.0, 0.0]))
+    assert row["entropy"] == pytest.approx(math.log(model.config.vocab_size), abs=1e-5)
+    assert trainer.iterate(fresh([1.0, 1.0, 1.0, 1.0]))["entropy"] is not None  # without signal too
 
 
 def test_a_credit_per_turn_reaches_its_own_tokens(folder: Path) -> None:

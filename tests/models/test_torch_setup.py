@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from tasks.chat.format import ChatFormat
 from tasks.core.settings import read_params
 from tasks.models import folders
 from tasks.models.differences import tolerance_of
@@ -20,6 +21,7 @@ from tasks.models.settings import ComputeSettings, on_cpu
 from tasks.models.torch_setup import HEAP_GROWTH, device_name, find_device, prepare_torch, prepared_for, product_dtype
 from tasks.pipeline.order import check_sources
 from tasks.tools import frozen
+from tests import tiny
 
 CARD = "NVIDIA T4"
 ROOT = Path(__file__).parents[2]
@@ -109,9 +111,10 @@ def test_a_frozen_model_in_process_computes_as_the_run_does(
 
     monkeypatch.setattr(frozen, "stored_dtype", lambda folder: torch.float32)
     monkeypatch.setattr(frozen, "load_model", load)
+    monkeypatch.setattr(frozen, "load_chat", lambda folder: ChatFormat(tiny.tokenizer(), source="test"))
     for settings in (compute(device="cuda", tf32=True), compute(device="cpu")):
         prepare_torch(settings)
-        found = frozen.FrozenModel(tmp_path, temperature=0.0, name="user")
+        found = frozen.FrozenModel(tmp_path, temperature=0.0, setting="environment.user.model")
         assert found._model is not None and prepared_for() == settings
     assert torch.are_deterministic_algorithms_enabled() and precisions == ["high", "high"]
 

@@ -31,6 +31,15 @@ def test_penalties_count_turns_invalid_calls_and_thousands_of_tokens():
     assert value("token_cost", played) == -0.002
 
 
+def test_what_a_replayed_start_gave_the_policy_earns_and_costs_nothing():
+    """Two given turns of one valid call each, then "bye", which ends nothing well: its own turns alone count."""
+    given = [Turn("a"), Turn("b", stop_reason="max_tokens_per_turn")]
+    gives_up = episode("failure", *given, Turn("bye"), num_calls=0, num_invalid_calls=0)
+    gives_up.num_replayed_turns = 2
+    found = {name: value(name, gives_up) for name in ("call_validity", "format", "step_penalty")}
+    assert found == {"call_validity": 0.0, "format": 1.0, "step_penalty": -1.0}
+
+
 def test_without_token_ids_the_endpoints_usage_counts_and_none_is_an_error():
     played = episode("failure")
     played.token_ids, played.sampled_mask = [], []

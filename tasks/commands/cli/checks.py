@@ -29,12 +29,21 @@ def plan(
     profile: Annotated[list[str] | None, Option(metavar="NAME", help="Not params.yaml; repeat for more.")] = None,
     dollars_per_hour: Annotated[float | None, Option(min=0, help="What the machine costs.")] = None,
     tokens: Annotated[tuple[int, int, int] | None, Option(help="A mean episode: prompt, sampled, replies.")] = None,
+    gpus: Annotated[int | None, Option(metavar="N", help="Split N GPUs into trainers and engines.")] = None,
+    nodes: Annotated[int, Option(metavar="M", help="Nodes that have them.")] = 1,
     as_json: Annotated[bool, Option("--json", help="Everything, for a program.")] = False,
 ) -> Any:
     """Memory, time and dollars of a run, before it starts.
 
-    Status 1: it does not fit.
+    With --gpus instead: which GPUs train and which play, simulated from the records of the last train. Status 1: it
+    does not fit.
     """
+    if gpus is not None:
+        from tasks.commands.plan import cluster
+
+        cluster.check_options(dollars_per_hour, tokens)
+        simulated = cluster.plan_cluster(gpus, nodes, model, gpu, profile or [])
+        return cluster.cluster_as_json(simulated) if as_json else cluster.print_cluster(simulated)
     from tasks.commands.plan import output
     from tasks.commands.plan import plan as verb
 

@@ -18,6 +18,7 @@ from tasks.core.text import one_line
 from tasks.models.embedded import is_embedded
 from tasks.planning.family import check_config
 from tasks.stages.evaluate.sharded import choose_problems
+from tasks.tools.user.environment import check_user
 
 BROKEN_UP = (
     "Episodes split such a token with a space, so that no text is read as another message. Do the same in "
@@ -119,9 +120,13 @@ def rendering_fault(context: DoctorContext, reference: PlayedReference) -> str:
 
 
 def requests(context: DoctorContext) -> Finding:
-    """No text is read as another message; and where evaluation tells test in parts, it has problems with parts."""
+    """No text is read as another message, and the user can play each problem; where evaluation tells test in parts, it
+    has problems with parts.
+    """
     in_parts = choose_problems(context.environment, context.problems["test"], context.settings.evaluate.sharded)
     problems = [problem for split in context.problems.values() for problem in split]
+    for problem in problems:
+        check_user(context.environment, context.settings.environment.user, problem)
     marked = [problem.id for problem in problems if with_control_tokens(context, problem.requests)]
     if marked:
         return warned(f"{len(marked):,} contain control tokens of the template: {list_some(marked)}", BROKEN_UP)

@@ -23,7 +23,7 @@ from tasks.commands.doctor.machine import disk, duration, memory, threads
 from tasks.commands.doctor.scoring import doing_nothing, references_score
 from tasks.commands.doctor.signal import expected_signal
 from tasks.commands.doctor.storage import storage
-from tasks.commands.doctor.transfer import other_environments
+from tasks.commands.doctor.transfer import notes, other_environments
 from tasks.core.files import json_hash, read_json, read_yaml, write_json
 from tasks.core.provenance import LOCK_FILE
 from tasks.core.settings import Paths, load, load_paths, read_params
@@ -53,6 +53,7 @@ CHECKS: dict[str, Check] = {
     "references score 1": references_score,
     "doing nothing": doing_nothing,
     "other environments": other_environments,
+    "notes": notes,
     "signal": expected_signal,
     "threads": threads,
     "memory": memory,
@@ -71,6 +72,7 @@ NEEDS = dict.fromkeys(
         "references score 1",
         "doing nothing",
         "other environments",
+        "notes",
     ),
     "chat template",
 ) | {"separate episodes": "same seed"}

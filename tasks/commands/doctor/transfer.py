@@ -1,10 +1,11 @@
-"""Check of the environments of `evaluate.also`, which are played only when training is over."""
+"""Checks of what is played only after training: the environments of `evaluate.also`, and `evaluate.reflexion`."""
 
 from __future__ import annotations
 
 from tasks.commands.doctor.context import DoctorContext
 from tasks.commands.doctor.findings import Finding, passed, warned
 from tasks.commands.doctor.model import trained_folder
+from tasks.stages.evaluate.reflexion import tokens_with_notes
 from tasks.stages.evaluate.settings import EvaluateSections
 from tasks.stages.evaluate.transfer import read_others
 
@@ -23,3 +24,12 @@ def other_environments(context: DoctorContext) -> Finding:
             f"{told}; {num_left_out:,} more are left out", "Their reference solutions do not score 1. Correct them."
         )
     return passed(told)
+
+
+def notes(context: DoctorContext) -> Finding:
+    """An attempt of Reflexion fits the model's context with its notes."""
+    options = context.settings.evaluate.reflexion
+    if options is None:
+        return passed("evaluate.reflexion is null")
+    most = tokens_with_notes(options, context.chat, context.model.config, context.settings.sampling)
+    return passed(f"an attempt with notes takes up to {most:,} tokens, which the model's context has")

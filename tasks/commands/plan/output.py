@@ -59,7 +59,7 @@ def _warm_start_line(plan: Plan) -> list[str]:
 
 
 def _memory_table(memory: Memory) -> Any:
-    table = _table("Memory", *memory.phases, "on the host")
+    table = new_table("Memory", *memory.phases, "on the host")
     for part in memory.parts:
         table.add_row(part.name, *(_size(value) for value in (part.rollout, part.update, part.save, part.host)))
     table.add_row("all", *(_size(value) for value in (*memory.phases.values(), memory.host)), style="bold")
@@ -67,7 +67,7 @@ def _memory_table(memory: Memory) -> Any:
 
 
 def _seconds_table(plan: Plan, seconds: Seconds) -> Any:
-    table = _table("Time", "", "")
+    table = new_table("Time", "", "")
     for name in ("rollout", "reference", "update", "refresh", "checkpoint"):
         table.add_row(name, _time(getattr(seconds, name)), "")
     table.add_row("one iteration", _time(seconds.iteration), "all of the above")
@@ -86,7 +86,7 @@ def _seconds_table(plan: Plan, seconds: Seconds) -> Any:
 def _signal_table(plan: Plan, outlook: Outlook) -> Any:
     """The same problems with groups of several sizes, from episodes of the model that training starts from."""
     columns = ("groups without", "episodes per useful one", "episodes", "sampled tokens", "train")
-    table, set_sizes = _table("Signal", *columns), outlook.planned.num_iterations
+    table, set_sizes = new_table("Signal", *columns), outlook.planned.num_iterations
     for row in outlook.rows:
         told = f"G = {row.group_size}" + ", recommended" * (row.group_size == outlook.recommended)
         seconds = train_seconds(plan, group_size=row.group_size, episodes=row.episodes)
@@ -134,13 +134,13 @@ def dollars(value: float) -> str:
 
 
 def _fits_table(plan: Plan) -> Any:
-    table = _table("Fits on", "")
+    table = new_table("Fits on", "")
     for name, told in plan.fits_on.items():
         table.add_row(name, told)
     return table
 
 
-def _table(*columns: str) -> Any:
+def new_table(*columns: str) -> Any:
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -106,7 +106,7 @@ def make_plan(
     params = parse_params(read_profiles(profiles), PARAMS_FILE) if profiles else read_params()
     settings, sections = load(PlanSections, params), load(EvaluationSections, params)
     shape = shape_of(sections.model) if model is None else find_shape(model)
-    machine = _machine(gpu, settings, shape)
+    machine = choose_machine(gpu, settings, shape)
     if dollars_per_hour is not None:
         machine = replace(machine, dollars_per_hour=dollars_per_hour)
     setup = Setup(shape, settings, machine)
@@ -148,7 +148,7 @@ def _outlook(settings: PlanSections, paths: Paths) -> Outlook | None:
     return expect(settings.train, read_split(paths, "train"), baseline)
 
 
-def _machine(gpu: str | None, settings: PlanSections, shape: Shape) -> Machine:
+def choose_machine(gpu: str | None, settings: PlanSections, shape: Shape) -> Machine:
     """The one that is named, or the one that `compute.device` means here."""
     if gpu is not None and gpu.lower() != "cpu":
         return find_gpu(gpu)

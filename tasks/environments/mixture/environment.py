@@ -81,6 +81,9 @@ class Mixture(Environment):
     def start_user(self, problem: Problem, *, stream: str = "") -> User:
         return self._of(problem.id).start_user(own_problem(problem), stream=stream)
 
+    def check_user(self, problem: Problem) -> None:
+        self._of(problem.id).check_user(own_problem(problem))
+
     def user_guidelines(self, problem: Problem) -> str:
         return self._of(problem.id).user_guidelines(own_problem(problem))
 

@@ -31,7 +31,7 @@ from tasks.tools.settings import IN_MEMORY, ToolSettings
 
 class Research(ToolEnvironment):
     name = "research"
-    version = "2"
+    version = "3"
     episode_class = ResearchEpisode
     settings_class: ClassVar[type[Settings]] = ResearchSettings
     seed_scheme = "research/1"

@@ -29,7 +29,7 @@ ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 Reply = dict[str, Any]
-Given = tuple[str, set[str | None]]  # the text of an answer, and the ids it cites; None: a number that nothing had
+Given = tuple[str, set[str | None]]  # the text of an answer, and the ids it cites; None: what nothing had shown
 
 
 class ResearchEpisode(ToolEpisode):
@@ -78,7 +78,7 @@ class ResearchEpisode(ToolEpisode):
         text: Annotated[str, Field(min_length=1, max_length=MAX_ANSWER_CHARACTERS)],
         citations: Annotated[list[Reference], Field(max_length=MAX_CITATIONS)],
     ) -> Reply:
-        self.answers[-1] = (text, {self._id_of(document) for document in citations})
+        self.answers[-1] = (text, {self._shown_id(document) for document in citations})
         return {"status": "answered"}
 
     def number_of(self, id: str) -> int | None:
@@ -111,7 +111,7 @@ class ResearchEpisode(ToolEpisode):
         is_enough = cited == supporting if self.settings.citations == "all" else bool(cited)
         return {
             "answer": given is not None and normalise(text) in {normalise(answer) for answer in question.answers},
-            "evidence": is_enough and cited <= supporting and cited <= self.shown.keys(),
+            "evidence": is_enough and cited <= supporting,
         }
 
     def _result(self, document: Document, query: str) -> Reply:
@@ -129,10 +129,16 @@ class ResearchEpisode(ToolEpisode):
             return document
         return list(self.shown)[document - 1] if document <= len(self.shown) else None
 
+    def _shown_id(self, document: int | str) -> str | None:
+        """The id of what is cited; None where no reply has shown it so far: what is found later is no evidence."""
+        id = self._id_of(document)
+        return id if id in self.shown else None
+
     def _document(self, document: int | str) -> Document:
         found = self.corpus.documents.get(self._id_of(document) or "")
         if found is None:
-            raise ToolError("not_found", "no document has this number; search returns the numbers")
+            kind = "id" if isinstance(document, str) else "number"
+            raise ToolError("not_found", f"no document has this {kind}; search returns the numbers")
         if not self._characters_left():
             raise ToolError("conflict", "no reading is left for this question; answer with what you have")
         return found

@@ -18,7 +18,7 @@ DETOUR_PROBABILITY = 0.1  # after a search, once per episode at most
 
 def demonstrate(episode: ResearchEpisode, rng: random.Random, *, cites_all: bool) -> Demonstration | None:
     """Play the reference on a new episode, with detours drawn from the stream; None where one of its calls fails or
-    the user has several requests.
+    names a document that no reply has shown, or the user has several requests.
     """
     problem = episode.problem
     if len(problem.reference) > 1:
@@ -37,7 +37,10 @@ def demonstrate(episode: ResearchEpisode, rng: random.Random, *, cites_all: bool
     calls = turn.calls if cites_all else [*turn.calls[:-1], _cite_the_last(turn.calls[-1])]
     may_detour = True
     for call, following in zip(calls, [*calls[1:], None], strict=True):
-        play(_by_number(call, episode))
+        numbered = _by_number(call, episode)
+        if numbered is None:
+            return None
+        play(numbered)
         wrong = _wrong_results(call, following, episode)
         if may_detour and wrong and rng.random() < DETOUR_PROBABILITY:
             may_detour = False
@@ -52,18 +55,21 @@ def demonstrate(episode: ResearchEpisode, rng: random.Random, *, cites_all: bool
     )
 
 
-def _by_number(call: ToolCall, episode: ResearchEpisode) -> ToolCall:
-    """References name documents by their ids, which hold for any search; an agent has their numbers."""
+def _by_number(call: ToolCall, episode: ResearchEpisode) -> ToolCall | None:
+    """References name documents by their ids, which hold for any search; an agent has their numbers. None where one
+    has no number yet.
+    """
     arguments = dict(call.arguments)
     if "document" in arguments:
         arguments["document"] = _number(arguments["document"], episode)
     if "citations" in arguments:
         arguments["citations"] = [_number(document, episode) for document in arguments["citations"]]
-    return ToolCall(name=call.name, arguments=arguments)
+    is_unknown = None in (arguments.get("document", 0), *arguments.get("citations", ()))
+    return None if is_unknown else ToolCall(name=call.name, arguments=arguments)
 
 
-def _number(document: int | str, episode: ResearchEpisode) -> int | str:
-    return episode.number_of(document) or document if isinstance(document, str) else document
+def _number(document: int | str, episode: ResearchEpisode) -> int | None:
+    return episode.number_of(document) if isinstance(document, str) else document
 
 
 def _wrong_results(call: ToolCall, following: ToolCall | None, episode: ResearchEpisode) -> list[int]:

@@ -36,7 +36,7 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         "informative_group_share": sum(is_informative) / max(1, len(groups)),
         "overlong_share": sum(trajectory.outcome == "overlong" for trajectory in trajectories) / count,
         "max_turns_share": sum(trajectory.outcome == "max_turns" for trajectory in trajectories) / count,
-        # The mean of −log p over sampled tokens is an unbiased estimate of the entropy.
+        # The mean of −log p over sampled tokens is an unbiased estimate of the entropy of what they were drawn from.
         "entropy": -sum(sum(trajectory.sampler_logp) for trajectory in trajectories) / max(1, num_sampled),
         "repetition": sum(map(repetition, trajectories)) / count,
         **thinking_metrics(trajectories),

@@ -20,7 +20,14 @@ from typing import Any
 from tasks.core.records import Problem
 from tasks.learning.shared.settings import BandSettings, Difficulty
 
-FIGURE = re.compile(r"\w*\d\w*")  # a number, or a code that has one
+FIGURE = re.compile(
+    r"""\d{4}-\d\d-\d\d                           # a date
+    | \d{1,2}:\d\d(?::\d\d)?                     # a time
+    | \d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\w)         # a number whose thousands have commas
+    | (?!T\d\d?:)\w*\d\w*(?:\.\d+)*              # any other, or a code that has one; not the time after a date's T
+    """,
+    re.VERBOSE,
+)
 UNKNOWN_RATE = 0.5  # above the root: nothing was played
 
 
@@ -122,7 +129,9 @@ def difficulty(problem: Problem, by: Difficulty) -> int:
     calls = [call for turn in problem.reference for call in turn.calls]
     if by == "strictness":
         arguments = {value for call in calls for value in _leaves(call.arguments)}
-        return len(arguments.union(*(FIGURE.findall(turn.answer) for turn in problem.reference)))
+        in_arguments = {_plain(value) if FIGURE.fullmatch(value) else value for value in arguments}
+        told = {figure for turn in problem.reference for figure in _figures(turn.answer)}
+        return len(in_arguments) + len(told.difference(in_arguments, *map(_figures, arguments)))
     return {"level": problem.level, "calls": len(calls), "tools": len({call.name for call in calls})}[by]
 
 
@@ -133,6 +142,16 @@ def _leaves(value: Any) -> Iterator[str]:
             yield from _leaves(item)
     else:
         yield str(value)
+
+
+def _figures(text: str) -> list[str]:
+    return [_plain(figure) for figure in FIGURE.findall(text)]
+
+
+def _plain(figure: str) -> str:
+    """One text for one number: 1234.5 for 1,234.50."""
+    bare = figure.replace(",", "")
+    return bare.rstrip("0").rstrip(".") if "." in bare else bare
 
 
 def _level_node(level: int) -> str:

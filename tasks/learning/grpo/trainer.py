@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 
 from tasks.core.records import Group
 from tasks.learning.grpo.credit import has_signal
-from tasks.learning.grpo.exploration import temperature_at, top_p_at
+from tasks.learning.grpo.entropy import mean_entropy
+from tasks.learning.grpo.exploration import draws_by_schedule, temperature_at, top_p_at
 from tasks.learning.grpo.losses import aggregation_weights
 from tasks.learning.grpo.metrics import (
     Metrics,
@@ -45,7 +46,7 @@ from tasks.learning.shared.sharding import (
     gather_whole,
     shapes_of,
     shard,
-    shared,
+    share_whole,
 )
 from tasks.models.differences import Tolerance
 from tasks.models.settings import ComputeSettings
@@ -124,11 +125,12 @@ class GRPOTrainer:
     def update(self, iteration: int, groups: Sequence[Group]) -> Metrics:
         """Take the optimizer steps of a batch, and move the reference where that is due."""
         self._begin(iteration)
+        entropy = self._entropy(groups) if draws_by_schedule(self.settings) else {}
         parts = [self._micro_batches(part) for part in self._mini_batches(groups)]
         passes = self._update(parts)
         self.model.eval()
         self._move_reference()
-        return self._step_metrics(passes, [batch for part in parts for batch in part]) if parts else {}
+        return entropy | (self._step_metrics(passes, [batch for part in parts for batch in part]) if parts else {})
 
     @on_all_ranks
     def logp_of(self, sequences: Sequence[list[int]]) -> list[list[float]]:
@@ -168,11 +170,13 @@ class GRPOTrainer:
     @on_all_ranks
     @torch.no_grad()
     def _load(self, shapes: Shapes, state: dict[str, Any], *, tensors: NamedTensors | None = None) -> None:
-        sent = shared(shapes, tensors, self.ranks)
-        copy_tensors(sent["policy"], self._policy_tensors())
-        self.optimizer.load_tensors(sent["optimizer"])
+        like = {"policy": self._policy_tensors(), "optimizer": self.optimizer.owners(shapes["optimizer"])}
+        like |= {"reference": self.reference.tensors()} if self.reference else {}
+        shared = share_whole(shapes, tensors, self.ranks, like=like)
+        copy_tensors(shared["policy"], self._policy_tensors())
+        self.optimizer.load_tensors(shared["optimizer"])
         if self.reference is not None:
-            copy_tensors(sent["reference"], self.reference.tensors())
+            copy_tensors(shared["reference"], self.reference.tensors())
         self.iteration, self.optimizer.steps_done = state["iteration"], state["steps_done"]
         self.optimizer.rate_scale = state["rate_scale"]
 
@@ -186,7 +190,8 @@ class GRPOTrainer:
     @on_all_ranks
     @torch.no_grad()
     def _roll_back(self, shapes: Shapes, step_factor: float, *, tensors: NamedTensors | None = None) -> None:
-        copy_tensors(shared(shapes, tensors, self.ranks)["policy"], self._policy_tensors())
+        like = {"policy": self._policy_tensors()}
+        copy_tensors(share_whole(shapes, tensors, self.ranks, like=like)["policy"], like["policy"])
         if self.reference is not None:
             self.reference.follow(1.0)
         self.optimizer.start_over()
@@ -215,6 +220,17 @@ class GRPOTrainer:
             groups += collect(iteration, round_number, missing)
             num_replaced += missing
         return groups, num_replaced
+
+    def _entropy(self, groups: Sequence[Group]) -> Metrics:
+        """At one distribution for the whole run, in place of that of the tokens as they were drawn."""
+        found = mean_entropy(
+            self.log_probs,
+            [group for group in groups if group.round_number == 0 and not group.is_prefixed],
+            self.settings,
+            temperature=self.usual_temperature,
+            ranks=self.ranks,
+        )
+        return {"entropy": found}
 
     def _mini_batches(self, groups: Sequence[Group]) -> list[MiniBatch]:
         rows, dropped_lengths = divide(groups, self.settings)

@@ -9,7 +9,7 @@ parameters are their rounded copies. A float32 parameter is its own master; also
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -103,7 +103,15 @@ class Optimizer:
         }
         return averages | {f"{MASTER}.{index}": master for index, master in self._named_masters()}
 
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+    def owners(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """The master that each tensor of `tensors` is or belongs to, by name."""
+        found = {}
+        for name in names:
+            part, index, *_ = name.split(".")
+            found[name] = self.masters[int(index)] if part == MASTER else self._masters_of(int(part))[int(index)]
+        return found
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         """From whole tensors, of which each rank takes its part."""
         self.load_to_device()
         for index, master in self._named_masters():
@@ -112,16 +120,19 @@ class Optimizer:
             if self.computes_in is None or key in tensors:
                 master.copy_(part_of(tensors[key], master))
         for number, part in enumerate(self.parts):
-            owners = [master for group in part.param_groups for master in group["params"]]
+            owners = self._masters_of(number)
             state: dict[int, dict[str, Tensor]] = {}
-            for key in tensors:
+            for key, value in tensors.items():
                 owner, *place = key.split(".")
                 if owner == str(number):
-                    value, master = tensors[key], owners[int(place[0])]
+                    master = owners[int(place[0])]
                     is_average = value.shape == master.shape
                     state.setdefault(int(place[0]), {})[place[1]] = part_of(value, master) if is_average else value
             part.load_state_dict({**part.state_dict(), "state": state})
         self.offload()
+
+    def _masters_of(self, part: int) -> list[Tensor]:
+        return [master for group in self.parts[part].param_groups for master in group["params"]]
 
     def _named_masters(self) -> list[tuple[int, Tensor]]:
         """Those of weights that are computed with in fewer bits."""

@@ -10,6 +10,7 @@ positions, M sampled tokens, C positions of a chunk, V vocabulary.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -23,16 +24,29 @@ from tasks.models.nucleus import outside_nucleus
 
 Autocast = Literal["none", "bfloat16"]
 Distribution = tuple[float, float]  # temperature and top-p
+Quantity = Literal["logp", "entropy"]
+# Of a head, hidden states [C, D], positions among them and ids of the tokens that follow them: a number per token, [M].
+Read = Callable[[PreTrainedModel, Tensor, Tensor, Tensor, Distribution], Tensor]
 
 
 class LogProbs(torch.nn.Module):
-    """`token_logp` of a model as one module: the whole forward, which several ranks share (`sharding.py`)."""
+    """`token_logp` and `token_entropy` as one module: the whole forward, which several ranks share (`sharding.py`)."""
 
     def __init__(self, model: PreTrainedModel):
         super().__init__()
         self.model = model
 
-    def forward(self, batch: MicroBatch, *, temperature: float, autocast: Autocast, top_p: float = 1.0) -> Tensor:
+    def forward(
+        self,
+        batch: MicroBatch,
+        *,
+        temperature: float,
+        autocast: Autocast,
+        top_p: float = 1.0,
+        quantity: Quantity = "logp",
+    ) -> Tensor:
+        if quantity == "entropy":
+            return token_entropy(self.model, batch, temperature=temperature, autocast=autocast)
         return token_logp(self.model, batch, temperature=temperature, top_p=top_p, autocast=autocast)
 
 
@@ -49,12 +63,26 @@ def token_logp(
     With `top_p` below 1 the policy is the model over the nucleus of its present weights, which has no gradient of its
     own: so the nucleus is the sampler's only until the first step (infra/decisions/0065).
     """
+    return _of_sampled(model, batch, _logp, (temperature, top_p), autocast)
+
+
+@torch.no_grad()
+def token_entropy(
+    model: PreTrainedModel, batch: MicroBatch, *, temperature: float = 1.0, autocast: Autocast = "none"
+) -> Tensor:
+    """Entropy (nats, [M], float32) of the whole distribution, at `temperature`, that each sampled token is one of."""
+    return _of_sampled(model, batch, _entropy, (temperature, 1.0), autocast)
+
+
+def _of_sampled(
+    model: PreTrainedModel, batch: MicroBatch, read: Read, distribution: Distribution, autocast: Autocast
+) -> Tensor:
     layers = model.get_decoder()
     with _autocast(model, autocast):
         output = layers(input_ids=batch.ids_BT, use_cache=False, **attention_inputs(batch))
         hidden_UD = output.last_hidden_state.flatten(0, 1)[batch.predictor_U]
         head = without_layers(model, layers, type(output))
-        return _chunked_logp(model, head, hidden_UD, batch, (temperature, top_p), autocast)
+        return _chunked(model, head, hidden_UD, batch, read, distribution, autocast)
 
 
 def attention_inputs(batch: MicroBatch) -> dict[str, Any]:
@@ -71,28 +99,29 @@ def attention_inputs(batch: MicroBatch) -> dict[str, Any]:
     return {"position_ids": tree.position_BT, "attention_mask": nothing, "plan": tree.plan}
 
 
-def _chunked_logp(
+def _chunked(
     model: PreTrainedModel,
     head: PreTrainedModel,
     hidden_UD: Tensor,
     batch: MicroBatch,
+    read: Read,
     distribution: Distribution,
     autocast: Autocast,
 ) -> Tensor:
     """One chunk goes through plain autograd, so that a small model's gradients do not depend on chunks."""
     size = chunk_size(head.config.get_text_config().vocab_size, hidden_UD.device)
     if len(hidden_UD) <= size:
-        return _logp(head, hidden_UD, batch.predictor_M, batch.target_M, distribution)
+        return read(head, hidden_UD, batch.predictor_M, batch.target_M, distribution)
     output = model.get_output_embeddings()
     path = next(name for name, module in head.named_modules() if module is output).split(".")
 
-    def logp(hidden_CD: Tensor, position: Tensor, target: Tensor, matrix: torch.nn.Module | None) -> Tensor:
+    def read_chunk(hidden_CD: Tensor, position: Tensor, target: Tensor, matrix: torch.nn.Module | None) -> Tensor:
         changed = head if matrix is None else with_replaced(head, path, matrix)
         with _autocast(model, autocast):
-            return _logp(changed, hidden_CD, position, target, distribution)
+            return read(changed, hidden_CD, position, target, distribution)
 
     chunks = Chunks(batch.predictor_M, batch.target_M, len(hidden_UD), size)
-    return chunked_logp(logp, hidden_UD, chunks, output=output, parameters=_head_parameters(model, output))
+    return chunked_logp(read_chunk, hidden_UD, chunks, output=output, parameters=_head_parameters(model, output))
 
 
 def _head_parameters(model: PreTrainedModel, output: torch.nn.Module) -> list[Tensor]:
@@ -111,6 +140,14 @@ def _logp(
         is_cut_CV[position_M, target_M] = False  # it was sampled: only rounding can put it outside
         logits_CV = logits_CV.masked_fill(is_cut_CV, float("-inf"))
     return logits_CV[position_M, target_M] - logits_CV.logsumexp(-1)[position_M]
+
+
+def _entropy(
+    head: PreTrainedModel, hidden_CD: Tensor, position_M: Tensor, target_M: Tensor, distribution: Distribution
+) -> Tensor:
+    logits_CV = head(inputs_embeds=hidden_CD[None], use_cache=False).logits[0].float() / distribution[0]
+    logp_CV = torch.log_softmax(logits_CV, dim=-1)
+    return -(logp_CV.exp() * logp_CV).sum(-1)[position_M]
 
 
 def _autocast(model: PreTrainedModel, autocast: Autocast) -> Any:

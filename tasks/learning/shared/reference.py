@@ -7,7 +7,7 @@ the same base weights.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -84,7 +84,7 @@ def _first_named(model: PreTrainedModel) -> dict[int, tuple[str, Tensor]]:
     return first
 
 
-def copy_tensors(source: Mapping[str, Tensor], target: dict[str, Tensor]) -> None:
+def copy_tensors(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
     """Whole tensors into those of the same names, of which each rank may have its part."""
     if source.keys() != target.keys():
         different = sorted(source.keys() ^ target.keys())[:3]

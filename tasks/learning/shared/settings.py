@@ -92,8 +92,9 @@ class SamplesPoint(Settings):
 class PrefixSettings(Settings):
     """Groups whose episodes all begin with the same replayed turns (arXiv:2605.05112; infra/decisions/0065).
 
-    `share` of a batch's groups do, as far as there is something to replay: the `reference` of the problem, or one of
-    the policy's `own` episodes. Up to `depth` of its turns are replayed, never the last.
+    `share` of a batch's groups do on average, as far as there is something to replay: the `reference` of the problem,
+    or one of the policy's `own` episodes. Up to `depth` of its turns are replayed, or one where that is less, never the
+    last.
     """
 
     source: Literal["reference", "own"]

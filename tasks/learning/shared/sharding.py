@@ -7,7 +7,6 @@ optimizer step already. With one rank nothing is cut and nothing changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -79,47 +78,29 @@ def gather_whole(tensors: dict[str, Tensor], ranks: Ranks, *, dtypes: Dtypes | N
     return found
 
 
-class SharedTensors(Mapping[str, Tensor]):
-    """Rank 0's whole tensors, on every rank; the others have none and know their shapes. Each is sent when it is asked
-    for, so a rank has one at a time, and all ranks must ask for the same in the same order.
+def share_whole(shapes: Shapes, tensors: NamedTensors | None, ranks: Ranks, *, like: NamedTensors) -> NamedTensors:
+    """Rank 0's whole tensors; the others have None and know their shapes. Each is cut as that of its name in `like` is
+    before the next one is sent, so that no rank has the whole state. With one rank the tensors themselves.
     """
-
-    def __init__(
-        self, shapes: Mapping[str, tuple[torch.Size, torch.dtype]], tensors: Mapping[str, Tensor] | None, ranks: Ranks
-    ):
-        self.shapes, self.tensors, self.ranks = shapes, tensors, ranks
-
-    def __getitem__(self, name: str) -> Tensor:
-        tensor = None if self.tensors is None else self.tensors[name]
-        if tensor is not None and self.ranks.size == 1:
-            return tensor
-        return self.ranks.share(tensor, *self.shapes[name])
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.shapes  # without sending it, as Mapping's own would
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.shapes)
-
-    def __len__(self) -> int:
-        return len(self.shapes)
-
-
-def shared(shapes: Shapes, tensors: NamedTensors | None, ranks: Ranks) -> dict[str, SharedTensors]:
-    return {
-        part: SharedTensors(named, None if tensors is None else tensors[part], ranks) for part, named in shapes.items()
-    }
+    if ranks.size == 1 and tensors is not None:
+        return tensors
+    found: NamedTensors = {}
+    for part, named in shapes.items():
+        found[part] = {}
+        for name, (shape, dtype) in named.items():
+            sent = ranks.share(None if tensors is None else tensors[part][name], shape, dtype)
+            owner = like[part].get(name)
+            found[part][name] = sent if owner is None or owner.shape != shape else part_of(sent, owner)
+    return found
 
 
 def part_of(tensor: Tensor, like: Tensor) -> Tensor:
-    """`tensor`, which every rank has whole, cut as `like` is; itself where that is whole. A copy: a view of the part
-    would keep the whole.
-    """
-    if not _is_cut(like):
+    """`tensor`, which every rank has whole, cut as `like` is; itself where that is whole or this is cut already."""
+    if not _is_cut(like) or _is_cut(tensor):
         return tensor
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None).clone()
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def _is_cut(tensor: Tensor) -> bool:

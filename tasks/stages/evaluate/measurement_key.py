@@ -21,6 +21,7 @@ from tasks.drift.pin import DriftCheck
 from tasks.environments.settings import EnvironmentSettings, folder_of
 from tasks.rollouts.settings import PlaySettings
 from tasks.tools.settings import CUSTOM
+from tasks.tools.user.environment import describe_user
 
 # Where the code of an episode begins: playing models and building environments.
 ROOTS = (Path("tasks/rollouts/collect.py"), Path("tasks/environments/catalog.py"))
@@ -40,6 +41,7 @@ def key_parts(play: PlaySettings, paths: Paths, environment: EnvironmentSettings
         **play.model_dump(mode="json"),
         "environment": {
             **environment.model_dump(mode="json"),
+            "user": describe_user(environment.user),  # the pin and its fingerprint have none
             "fingerprint": drift.fingerprint,
             "pin": drift.pin,
             "frozen_replies": content_hash(frozen) if frozen else None,

@@ -10,7 +10,7 @@ Finished episodes and notes are stored as they come, so a killed stage plays onl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.core.files import read_jsonl, write_jsonl
 from tasks.core.records import Problem, Trajectory
 from tasks.core.terminal import tell
+from tasks.rollouts.settings import SamplingSettings
 from tasks.stages.evaluate.settings import EvaluateSections, ReflexionSettings
 
 if TYPE_CHECKING:
@@ -141,22 +142,16 @@ class _Arms:
         model: Path,
         resume: Path,
     ):
+        from tasks.models.folders import model_config
         from tasks.rollouts.load import Engines, load_checked_chat
-        from tasks.rollouts.notes import RememberingEpisodes, room_for_notes
+        from tasks.rollouts.notes import RememberingEpisodes
 
         self.settings, self.options, self.environment, self.resume = settings, options, environment, resume
         self.problems, self.model = {problem.id: problem for problem in problems}, model
         play = settings.plays["test"]
         self.sampling = play.sampling
         self.chat: ChatFormat = load_checked_chat(model, environment, problems, self.sampling)
-        room = room_for_notes(
-            self.chat,
-            options.question,
-            max_memory_tokens=options.max_memory_tokens,
-            max_note_tokens=options.max_note_tokens,
-        )
-        most = self.sampling.max_tokens_per_episode + room
-        refuse_short_context(model, most, room)
+        most = tokens_with_notes(options, self.chat, model_config(model), self.sampling)
         wider = play.sampling.model_copy(update={"max_tokens_per_episode": most})
         self.engines = Engines(play.model_copy(update={"sampling": wider}))
         self.engine: Engine = self.engines.over(model, self.chat, environment, problems)
@@ -242,10 +237,21 @@ class _Arms:
         return sum(row["num_tokens"] for row in kept)
 
 
-def refuse_short_context(model: Path, needed: int, room: int) -> None:
-    from tasks.models.folders import model_config
+def tokens_with_notes(
+    options: ReflexionSettings, chat: ChatFormat, config: Mapping[str, Any], sampling: SamplingSettings
+) -> int:
+    """The most that an attempt with notes takes; ValueError where the context in config.json is shorter."""
+    from tasks.rollouts.notes import room_for_notes
 
-    config = model_config(model)
+    room = room_for_notes(
+        chat, options.question, max_memory_tokens=options.max_memory_tokens, max_note_tokens=options.max_note_tokens
+    )
+    most = sampling.max_tokens_per_episode + room
+    refuse_short_context(config, most, room)
+    return most
+
+
+def refuse_short_context(config: Mapping[str, Any], needed: int, room: int) -> None:
     context = config.get("text_config", config).get("max_position_embeddings")
     if context is not None and needed > context:
         raise ValueError(

@@ -110,6 +110,8 @@ class EvaluateSections(PlaySections):
                 "evaluate.also plays in environments whose tools environment.cache.mode: strict switches off, so no "
                 "reference solution could be checked. Set evaluate.also to [], or environment.cache.mode to replay"
             )
+        if self.evaluate.sharded is not None and self.environment.user is not None:
+            self.environment.user.refuse_telling_in_parts("evaluate.sharded", plain="null")
         return self
 
     @model_validator(mode="after")

@@ -59,6 +59,7 @@ def run(settings: EvaluateSections, paths: Paths) -> None:
     snapshots = {folder.name: folder for folder in numbered_folders(require(paths.stage("train") / "snapshots"))}
     select, test = read_split(paths, "select"), read_split(paths, "test")
     others = read_elsewhere(settings, paths, snapshots.values())
+    refuse_no_room_for_notes(settings, paths)
     drift = check_pin(settings.environment, paths, stage="evaluate")
     parts = key_parts(settings.plays["test"], paths, settings.environment, drift)
     # DVC does not watch packages, so the folder's name does: never resume episodes that other versions sampled.
@@ -137,6 +138,18 @@ def read_elsewhere(settings: EvaluateSections, paths: Paths, snapshots: Iterable
         return {}
     base = paths.stage("assess") / "base_model"
     return read_others(settings, load_chat(base), model_config(base), snapshots)
+
+
+def refuse_no_room_for_notes(settings: EvaluateSections, paths: Paths) -> None:
+    """ValueError where `evaluate.reflexion` could not be played, while nothing has been played yet."""
+    from tasks.chat.format import load_chat
+    from tasks.models.folders import model_config
+    from tasks.stages.evaluate.reflexion import tokens_with_notes
+
+    if settings.evaluate.reflexion is not None:
+        base = paths.stage("assess") / "base_model"
+        sampling = settings.plays["test"].sampling
+        tokens_with_notes(settings.evaluate.reflexion, load_chat(base), model_config(base), sampling)
 
 
 def choose(

@@ -23,6 +23,7 @@ from tasks.stages.evaluate.scripted_baselines import measure_baselines
 from tasks.stages.evaluate.settings import AlsoSettings, EvaluateSections
 from tasks.tools.base import Environment
 from tasks.tools.replay import Script, play
+from tasks.tools.user.environment import check_user
 
 Store = Callable[[str, list[Trajectory]], None]
 HIGHEST_LEVEL = 100
@@ -53,6 +54,8 @@ def _read_other(
     try:
         with closing(load_bare_environment(other.within(settings.environment))) as environment:
             found = solvable_problems(other, environment, seed=settings.seed)
+            for problem in found.solvable:  # the bare environment has no user to refuse it
+                check_user(environment, settings.environment.user, problem)
             played, key = settings.play_in(other).sampling, other.budget_key("max_tokens_per_episode")
             check_prompts(chat, config, environment, found.solvable, played, budget_key=key)
         for learner in learners:

@@ -203,7 +203,9 @@ def refuse_stale(collect: Collect, max_staleness: int) -> Collect:
 
 
 def measure_staleness(groups: Sequence[Group], iteration: int) -> dict[str, float]:
-    ages = [iteration - 1 - item.policy_version for group in groups for item in group.trajectories]
+    """In iterations, of the episodes that the policy wrote a turn of."""
+    played = [item for group in groups for item in group.trajectories if item.own_turns or not item.num_replayed_turns]
+    ages = [iteration - 1 - item.policy_version for item in played]
     return {"staleness_mean": sum(ages) / max(1, len(ages)), "staleness_max": max(ages, default=0)}
 
 

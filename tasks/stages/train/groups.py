@@ -67,8 +67,10 @@ def load_prefixes(params: GRPOSettings, chat: ChatFormat, *, seed: int) -> Prefi
 def score_group(
     problem: Problem, trajectories: Sequence[Trajectory], rewards: RewardSettings, round_number: int
 ) -> Group:
-    """Each trajectory keeps its score. Drops episodes lost to a fault of the environment: they are never rewarded."""
-    kept = [trajectory for trajectory in trajectories if trajectory.outcome != "environment_error"]
+    """Each trajectory keeps its score. Drops episodes that say nothing of the policy: those lost to a fault of the
+    environment, which are never rewarded, and those that a replayed start ended before the policy wrote.
+    """
+    kept = [item for item in trajectories if item.outcome != "environment_error" and item.own_turns]
     scores = [
         check_score(reward(problem, trajectory, rewards), reward_name="reward", problem=problem, trajectory=trajectory)
         for trajectory in kept

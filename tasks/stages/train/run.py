@@ -30,6 +30,7 @@ from tasks.stages.train.policy import build_trainer, call_followers, load_policy
 from tasks.stages.train.sentinel import Sentinel
 from tasks.stages.train.serving import Serving
 from tasks.stages.train.snapshots import Snapshots, policy_weights
+from tasks.stages.train.stopwatch import Stopwatch
 from tasks.stages.train.unearned import most_unearned, name_unearned
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class TrainingRun:
         self.num_rollbacks = 0
         self.last_counts: dict[str, float] = {}
         self.metrics: list[Metrics] = []
+        self.stopwatch = Stopwatch()
         self.checkpoints = Checkpoints(resume)
         with ExitStack() as resources:  # closed again if anything below fails
             resources.callback(self.checkpoints.close)
@@ -96,7 +98,7 @@ class TrainingRun:
         collect = group_collector(
             self.collector, self.sampler, prefixes=self.prefixes, rewards=settings.reward, explore=self._explore
         )
-        self.collect = refuse_stale(collect, params.max_staleness)
+        self.collect = refuse_stale(self.stopwatch.timed("collect_seconds", collect), params.max_staleness)
         self.trainer = build_trainer(settings, model, adapter, self.ranks)
         self.serving.connect(self.trainer, self.engine, self._probe() if self.engine.has_own_memory else [])
         self.snapshots = Snapshots(self.checkpoints, self.trainer, policy, self.chat.tokenizer, base=self.start)
@@ -149,11 +151,15 @@ class TrainingRun:
 
     def iterate(self) -> tuple[Metrics, Alarm | None]:
         """One iteration and the sentinel's alarm about it; saves where that is due and there is no alarm."""
-        row = self._train_on_policy() if self.pipeline is None else self._train_pipelined(self.pipeline)
-        self.metrics.append(row)
-        alarm = name_unearned(self.sentinel.observe(row), self.trainer.last_groups)
-        if alarm is None:
-            self._finish_iteration()
+        iteration = self.iteration + 1
+        with self.stopwatch.time(iteration, "iteration_seconds"):
+            row = self._train_on_policy() if self.pipeline is None else self._train_pipelined(self.pipeline)
+            self.metrics.append(row)
+            alarm = name_unearned(self.sentinel.observe(row), self.trainer.last_groups)
+            if alarm is None:
+                with self.stopwatch.time(iteration, "save_seconds"):
+                    self._finish_iteration()
+        self.stopwatch.note_batch(iteration, self.trainer.last_groups)
         return self.metrics[-1], alarm
 
     def close(self) -> None:
@@ -181,6 +187,10 @@ class TrainingRun:
         self._finish_iteration(is_checkpoint_due=True)
         return f"{alarm.message} Rolled back to iteration {iteration}, with the learning rate times {step_factor:g}."
 
+    def timings(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Rows of seconds of this process: per iteration, and per episode by turn."""
+        return self.stopwatch.rows(), self.collector.clock.rows()
+
     def keep_evidence(self, alarm: Alarm, folder: Path) -> Path:
         place = folder / f"iteration-{alarm.iteration:04d}"
         groups = self.trainer.last_groups
@@ -190,7 +200,8 @@ class TrainingRun:
         return place
 
     def _train_on_policy(self) -> Metrics:
-        self.serving.refresh(self.iteration)
+        with self.stopwatch.time(self.iteration + 1, "refresh_seconds"):
+            self.serving.refresh(self.iteration)
         row = self.trainer.iterate(self.collect, before_update=self._before_update)
         return {
             **row,
@@ -201,7 +212,8 @@ class TrainingRun:
 
     def _train_pipelined(self, pipeline: Pipeline) -> Metrics:
         """Train on the batch that is ready, while the thread collects the next."""
-        row = self.trainer.iterate(pipeline, before_update=self._compare_engine)
+        collect = self.stopwatch.timed("wait_seconds", pipeline)
+        row = self.trainer.iterate(collect, before_update=self._compare_engine)
         batch = pipeline.batch
         assert batch is not None
         age = measure_staleness(batch.groups, self.iteration)

@@ -74,10 +74,10 @@ def run(settings: TrainSections, paths: Paths, *, ranks: Ranks | None = None) ->
             alarms=paths.artifacts / "alarms" / "train",
             log=live_logger(os.environ),  # the flow sets an MLflow run; otherwise there is none
             ranks=ranks,
+            timings=paths.artifacts / "timings",
         )
         note_learning(settings, folder, rows)
         note_training_data(paths, folder)
-    write_jsonl(paths.artifacts / "timings" / "train.jsonl", iteration_seconds(rows))
     clear_resume("train", paths)
 
 
@@ -123,10 +123,11 @@ def train_policy(
     log: Callable[[Metrics], None] | None = None,
     baseline: Sequence[Played] = (),
     ranks: Ranks | None = None,
+    timings: Path | None = None,
 ) -> list[Metrics]:
     """Train from the model folder `start`, of which `baseline` has episodes, into `output`; returns the metrics. Where
     the sentinel stops the run, output has the snapshots so far, `alarms` the alarm with its trajectories, and
-    CollapseAlarm is raised.
+    CollapseAlarm is raised. A whole run leaves its seconds in `timings`.
     """
     from tasks.core.progress import progress_bar
     from tasks.stages.train.run import TrainingRun
@@ -148,6 +149,8 @@ def train_policy(
                 bar.advance(_progress(row))
                 if log is not None:
                     log(row)
+        if timings is not None:
+            write_timings(timings, training)
     finally:
         try:
             training.snapshots.export(output / "snapshots")
@@ -183,6 +186,14 @@ def write_metrics(output: Path, rows: Sequence[Metrics]) -> None:
     writer.writeheader()
     writer.writerows(rows)
     write_text(output / "curve.csv", text.getvalue())
+
+
+def write_timings(folder: Path, training: TrainingRun) -> None:
+    """train.jsonl, a row per iteration, and turns.jsonl, a row per episode: what `plan --gpus` simulates from."""
+    iterations, episodes = training.timings()
+    refreshed = {row["iteration"]: row for row in iteration_seconds(training.metrics)}
+    write_jsonl(folder / "train.jsonl", ({**refreshed.get(row["iteration"], {}), **row} for row in iterations))
+    write_jsonl(folder / "turns.jsonl", episodes)
 
 
 def iteration_seconds(rows: Sequence[Metrics]) -> list[Metrics]:

@@ -11,14 +11,15 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tasks.models.folders import folder_hash
 from tasks.tools.base import EnvironmentFault
-from tasks.tools.frozen import FrozenModel, TooLong
+from tasks.tools.frozen import FrozenModel, TooLong, hash_weights
 from tasks.tools.judge.settings import JudgeSettings
 
+SETTING = "environment.judge"
 ENDS_REASON = re.compile(r'["\\\x00-\x1f]')  # what JSON would have to escape
 TRUTH, SHARES = (" true", " false"), tuple(f" {tenths / 10:.1f}" for tenths in range(11))
 FIELDS = {"success": TRUTH, "score": SHARES, "soundness": SHARES}
+BEGINNING = '{"reason": "'
 VERDICT = '", "success": false, "score": 0.0, "soundness": 0.0}'  # as long as any after the reason
 
 
@@ -27,11 +28,11 @@ class FrozenJudge:
 
     def __init__(self, settings: JudgeSettings):
         self.settings = settings
-        self.model = FrozenModel(Path(settings.model), temperature=settings.temperature, name="judge")
+        self.model = FrozenModel(Path(settings.model), temperature=settings.temperature, setting=SETTING)
 
     async def answer(self, messages: list[dict[str, str]], *, seed: int) -> str:
         """EnvironmentFault where the episode has more tokens than the model reads; ValueError where the rules alone
-        have.
+        leave no room.
         """
         return await self.model.run(lambda: self._answer(messages, seed))
 
@@ -40,10 +41,10 @@ class FrozenJudge:
 
     def _answer(self, messages: list[dict[str, str]], seed: int) -> str:
         try:
-            draft = self.model.begin(messages, seed=seed, reserved=f'{{"reason": "{VERDICT}')
+            draft = self.model.begin(messages, seed=seed, reserved=BEGINNING + VERDICT)
         except TooLong as found:
             raise self._refusal(messages, found) from None
-        draft.add('{"reason": "')
+        draft.add(BEGINNING)
         draft.write(max_tokens=self.settings.max_output_tokens, ends_before=ENDS_REASON)
         draft.add('"')
         for name, choices in FIELDS.items():
@@ -52,30 +53,25 @@ class FrozenJudge:
         return f"{draft.text}}}"
 
     def _refusal(self, messages: list[dict[str, str]], found: TooLong) -> Exception:
-        rules = len(self.model.prompt_ids(messages[:1]))
-        if rules < found.limit:
+        nothing = {"role": "user", "content": ""}
+        rules = len(self.model.prompt_ids([messages[0], nothing]))
+        if rules + len(self.model.chat.encode(BEGINNING + VERDICT)) < found.limit:
             return EnvironmentFault(
                 f"an answer would need {found.num_tokens} tokens and it reads at most {found.limit}; lower "
                 f"environment.judge.max_characters, or use a model with a longer context",
                 tool="judge",
             )
         return ValueError(
-            f"environment.judge.model: {self.settings.model} reads at most {found.limit} tokens and the rules of its "
-            f"judge alone have {rules}, so it cannot judge. Shorten environment.judge.rubric, or use a model with a "
-            f"longer context."
+            f"{SETTING}.model: {self.settings.model} reads at most {found.limit} tokens and the rules of its judge "
+            f"alone have {rules}, which leaves no room for an episode and a verdict, so it cannot judge. Shorten "
+            f"environment.judge.rubric, or use a model with a longer context."
         )
 
 
 def frozen_request(settings: JudgeSettings) -> dict[str, Any]:
     """All that an answer depends on beside messages and seed. ValueError where the folder does not exist."""
-    folder = Path(settings.model)
-    if not folder.is_dir():
-        raise ValueError(
-            f"environment.judge: url is null, and model {settings.model} is no folder, so there is no model to judge. "
-            f"Name one that is there before the first stage, such as the folder of model.path, or set url."
-        )
     return {
-        "weights": folder_hash(folder),
+        "weights": hash_weights(Path(settings.model), setting=SETTING),
         "temperature": settings.temperature,
         "max_output_tokens": settings.max_output_tokens,
     }

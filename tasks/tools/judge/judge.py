@@ -166,7 +166,7 @@ def describe_judge(settings: JudgeSettings) -> dict[str, Any]:
         "rubric": rubric,
         "schema": json_hash(answer_schema()),
         "structured": settings.structured,
-        **({"weights": describe_request(settings)["weights"]} if settings.url is None else {}),
+        **(describe_request(settings) if settings.url is None else {}),
     }
 
 

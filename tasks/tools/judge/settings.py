@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from tasks.core.settings import Settings, VariableName
-from tasks.tools.settings import check_is_custom
+from tasks.tools.settings import check_in_process, check_is_custom
 
 OWN_RUBRIC = "tasks/tools/judge/rubric.md"
 
@@ -38,8 +38,9 @@ class AgreementSettings(Settings):
 
 
 class JudgeSettings(Settings):
-    """A model at an OpenAI-compatible endpoint, or (`url` null) a folder on this machine, in process. `decides`: an
-    episode succeeds only if the judge says so too; else its opinion is left in the verdict's details alone.
+    """A model at an OpenAI-compatible endpoint, or (`url` null) a folder on this machine, in process, which reads
+    neither `max_retries` nor `max_concurrent_requests` nor `timeout_seconds`. `decides`: an episode succeeds only if
+    the judge says so too; else its opinion is left in the verdict's details alone.
 
     `structured`: the endpoint constrains answers to the JSON schema; false for one that cannot, such as
     `transformers serve`, whose answers are only checked. `show_reference`: the judge reads the problem's solution.
@@ -85,8 +86,11 @@ class JudgeSettings(Settings):
         return rubric if rubric == OWN_RUBRIC else _is_custom(rubric)
 
     @model_validator(mode="after")
-    def _a_model_in_process_keeps_to_the_schema(self) -> JudgeSettings:
-        if self.url is None and not self.structured:
+    def _a_model_in_process_is_there_and_keeps_to_the_schema(self) -> JudgeSettings:
+        if self.url is not None:
+            return self
+        check_in_process(self.model, api_key_variable=self.api_key_variable)
+        if not self.structured:
             raise ValueError(
                 "structured is false and url null, but a model in this process always answers by the schema. Set "
                 "structured: true, or url to that of the endpoint"

@@ -22,40 +22,20 @@ class UserEnvironment(EnvironmentWrapper):
         self.speaker = None if settings.model is None else open_speaker(settings.model)
 
     def start_user(self, problem: Problem, *, stream: str = "") -> User:
-        self._check_requests_are_kept(problem)
+        check_user(self.inner, self.user_settings, problem)
         if self.speaker is not None:
-            return PlayedUser(self.user_settings, self.speaker, problem, self._rules(problem), stream=stream)
+            rules = rules_for_user(self.inner, self.user_settings, problem)
+            return PlayedUser(self.user_settings, self.speaker, problem, rules, stream=stream)
         return script_user(self.inner, problem, self.user_settings, stream=stream)
+
+    def check_user(self, problem: Problem) -> None:
+        check_user(self.inner, self.user_settings, problem)
 
     def shards(self, problem: Problem) -> Any:
         return shards_of(self.inner, problem)
 
-    def _rules(self, problem: Problem) -> str:
-        """What the model that plays the user reads: turnwise's form, or the environment's own guidelines."""
-        assert self.user_settings.model is not None
-        instructions = self.user_settings.model.instructions
-        if instructions is not None:
-            return rules_of(instructions, self.user_settings.reveal, problem, self.shards(problem))
-        guidelines = self.inner.user_guidelines(problem)
-        if not guidelines:
-            raise ValueError(
-                f"environment.user.model.instructions is null and {self.inner.name} has no guidelines of its own, so "
-                f"the user of problem {problem.id!r} would not know whom to play. Write instructions."
-            )
-        return guidelines
-
-    def _check_requests_are_kept(self, problem: Problem) -> None:
-        """ValueError where each request is judged by itself and the user would make others."""
-        tells_parts = self.user_settings.reveal != "at_once" and len(self.shards(problem)) > 1
-        if (self.speaker is not None or tells_parts) and self.inner.judges_each_request(problem):
-            raise ValueError(
-                f"problem {problem.id!r}: each of its {len(problem.requests)} requests is judged by itself, and a "
-                f"simulated user would word or part them anew, so answers would be judged against the wrong request. "
-                f"Give it one request, or set environment.user to null."
-            )
-
     def describe(self) -> dict[str, Any]:
-        return {**self.inner.describe(), "user": self.user_settings.model_dump(mode="json")}
+        return {**self.inner.describe(), "user": describe_user(self.user_settings)}
 
     def fingerprint(self) -> str:
         return json_hash(self.describe())
@@ -75,6 +55,53 @@ class ReplayedUser(EnvironmentWrapper):
 
     def start_user(self, problem: Problem, *, stream: str = "") -> User:
         return self.inner.start_user(problem, stream=f"{stream}{REPLAY}{self.replay}" if self.replay else stream)
+
+
+def describe_user(settings: UserSettings | None) -> dict[str, Any] | None:
+    """What the user's words depend on, as JSON; of a model in this process also the hash of its folder."""
+    if settings is None:
+        return None
+    described = settings.model_dump(mode="json")
+    if settings.model is not None and settings.model.url is None:
+        from tasks.tools.user.frozen import hash_user
+
+        described["model"]["weights"] = hash_user(settings.model)
+    return described
+
+
+def check_user(environment: Environment, settings: UserSettings | None, problem: Problem) -> None:
+    """ValueError where no user of these settings could play the problem in this environment; no model is asked."""
+    if settings is None:
+        return
+    _check_requests_are_kept(environment, settings, problem)
+    if settings.model is not None:
+        rules_for_user(environment, settings, problem)
+
+
+def rules_for_user(environment: Environment, settings: UserSettings, problem: Problem) -> str:
+    """What the model that plays the user reads: turnwise's form, or the environment's own guidelines."""
+    assert settings.model is not None
+    instructions = settings.model.instructions
+    if instructions is not None:
+        return rules_of(instructions, settings.reveal, problem, shards_of(environment, problem))
+    guidelines = environment.user_guidelines(problem)
+    if not guidelines:
+        raise ValueError(
+            f"environment.user.model.instructions is null and {environment.name} has no guidelines of its own, so the "
+            f"user of problem {problem.id!r} would not know whom to play. Write instructions."
+        )
+    return guidelines
+
+
+def _check_requests_are_kept(environment: Environment, settings: UserSettings, problem: Problem) -> None:
+    """ValueError where each request is judged by itself and the user would make others."""
+    tells_parts = settings.reveal != "at_once" and len(shards_of(environment, problem)) > 1
+    if (settings.model is not None or tells_parts) and environment.judges_each_request(problem):
+        raise ValueError(
+            f"problem {problem.id!r}: each of its {len(problem.requests)} requests is judged by itself, and a "
+            f"simulated user would word or part them anew, so answers would be judged against the wrong request. "
+            f"Give it one request, or set environment.user to null."
+        )
 
 
 def script_user(environment: Environment, problem: Problem, settings: UserSettings, *, stream: str) -> User:

@@ -1,4 +1,4 @@
-"""A user whom a frozen model plays in this process, such as the base in `artifacts/assess/base_model`."""
+"""A user whom a frozen model plays in this process, such as the base that training starts from."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tasks.tools.base import EnvironmentFault
-from tasks.tools.frozen import FrozenModel, TooLong
+from tasks.tools.frozen import FrozenModel, TooLong, hash_weights
 from tasks.tools.user.played import Message
 from tasks.tools.user.settings import UserModelSettings
+
+SETTING = "environment.user.model"
 
 
 class FrozenSpeaker:
@@ -16,7 +18,7 @@ class FrozenSpeaker:
 
     def __init__(self, settings: UserModelSettings):
         self.settings = settings
-        self.model = FrozenModel(Path(settings.model), temperature=settings.temperature, name="user")
+        self.model = FrozenModel(Path(settings.model), temperature=settings.temperature, setting=SETTING)
 
     async def say(self, messages: Sequence[Message], *, seed: str) -> str:
         given = list(messages)
@@ -37,8 +39,13 @@ class FrozenSpeaker:
                     f"the conversation has {found.num_tokens} tokens and it reads at most {found.limit}", tool="user"
                 ) from None
             raise ValueError(
-                f"environment.user.model: {self.settings.model} reads at most {found.limit} tokens and what its user "
+                f"{SETTING}: {self.settings.model} reads at most {found.limit} tokens and what its user "
                 f"knows has {found.num_tokens}, so it cannot speak. Use a model with a longer context."
             ) from None
         draft.write(max_tokens=self.settings.max_output_tokens)
         return draft.text
+
+
+def hash_user(settings: UserModelSettings) -> str:
+    """ValueError where the folder does not exist."""
+    return hash_weights(Path(settings.model), setting=SETTING)

@@ -1,7 +1,8 @@
 """A user that a model plays: it reads the problem's hidden goal, and the agent reads only what it says.
 
 The agent's words are data to the user, and the user's to the agent: each is a message of its own role, and neither can
-end the other's. The user ends the conversation with one of FAREWELLS, which only its own message can contain.
+end the other's. A thought of the user's model may name the hidden goal, so nobody hears it. The user ends the
+conversation with one of FAREWELLS, which only its own message can contain.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
+from tasks.chat.thinking import without_thoughts
 from tasks.core import background
 from tasks.core.records import Problem
 from tasks.core.text import encodable
@@ -74,7 +76,8 @@ class PlayedUser:
         return said
 
     async def _go_on(self) -> str | None:
-        said = encodable((await self.speaker.say(self.messages, seed=f"{self.stream}/{self._num_said}")).strip())
+        written = await self.speaker.say(self.messages, seed=f"{self.stream}/{self._num_said}")
+        said = encodable(without_thoughts(written).strip())
         if not said:
             raise EnvironmentFault("its message is empty", tool="user")
         self.messages.append({"role": "assistant", "content": said})

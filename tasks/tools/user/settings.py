@@ -7,13 +7,14 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from tasks.core.settings import Settings, VariableName
+from tasks.tools.settings import check_in_process
 
 Reveal = Literal["at_once", "sharded", "on_request"]
 
 
 class UserModelSettings(Settings):
     """The model that plays a user: at an OpenAI-compatible endpoint, or (`url` null) a folder on this machine, in
-    process.
+    process, which reads neither `max_retries` nor `timeout_seconds`.
 
     `model` is its name there, or the folder. `api_key_variable` names the environment variable with the key (null: no
     key). `instructions` null: the environment's own guidelines take the place of turnwise's. `greeting` is what the
@@ -41,6 +42,12 @@ class UserModelSettings(Settings):
             )
         return url
 
+    @model_validator(mode="after")
+    def _a_model_in_process_is_there(self) -> UserModelSettings:
+        if self.url is None:
+            check_in_process(self.model, api_key_variable=self.api_key_variable)
+        return self
+
 
 class UserSettings(Settings):
     """Who speaks to the agent (`played_by`), and how much of a request each message tells (`reveal`).
@@ -51,6 +58,20 @@ class UserSettings(Settings):
     played_by: Literal["script", "endpoint", "base"]
     reveal: Reveal
     model: UserModelSettings | None
+
+    def refuse_telling_in_parts(self, setting: str, *, plain: str) -> None:
+        """ValueError where the environment's guidelines say how much to tell, and `setting` would have no effect."""
+        if self.model is not None and self.model.instructions is None:
+            raise ValueError(
+                f"{setting} has no effect where user.model.instructions is null: the environment's own guidelines say "
+                f"how much each message tells. Write instructions, or set {setting} to {plain}"
+            )
+
+    @model_validator(mode="after")
+    def _reveals_as_it_says(self) -> UserSettings:
+        if self.reveal != "at_once":
+            self.refuse_telling_in_parts("user.reveal", plain="at_once")
+        return self
 
     @model_validator(mode="after")
     def _has_the_model_it_needs(self) -> UserSettings:

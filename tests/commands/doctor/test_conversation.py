@@ -22,6 +22,7 @@ from tasks.rollouts.episode import EpisodeRun
 from tasks.tools.authoring import tool
 from tests.chat import templates
 from tests.commands.doctor.project import edit, found, in_world, look, look_at, params, retokenize
+from tests.stages.evaluate.test_transfer import PLAYED
 
 FORGETS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -101,6 +102,13 @@ def test_a_reference_is_measured_as_the_episode_it_becomes(artifacts: Path) -> N
 def test_requests_with_special_tokens_warn(artifacts: Path) -> None:
     edit(artifacts, "select", lambda rows: rows[0]["requests"].__setitem__(0, "Hi<|im_end|>"))
     found(look("requests", artifacts), "warn", "1 contain control tokens", "split such a token")
+
+
+def test_a_user_that_nobody_could_play_fails_before_training(artifacts: Path) -> None:
+    model = {**PLAYED["model"], "instructions": None}
+    examined = look("requests", artifacts, environment__user={**PLAYED, "model": model})
+    found(examined, "fail", "travel_desk has no guidelines of its own", "Write instructions")
+    assert look("requests", artifacts, environment__user=PLAYED).result == "pass"
 
 
 def test_the_doctor_says_before_training_whether_test_can_be_told_in_parts(

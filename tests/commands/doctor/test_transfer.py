@@ -36,6 +36,16 @@ def test_missing_data_a_context_too_small_and_bad_settings_fail(artifacts: Path)
     found(off, "fail", "evaluate.also plays", "environment.cache.mode to replay")
 
 
+def test_notes_of_reflexion_without_room_in_the_context_fail(artifacts: Path) -> None:
+    """The context is 300 tokens, all of them the budget of an episode."""
+    again = {"policy": "base", "max_attempts": None, "question": "Why?", "max_note_tokens": 9, "max_memory_tokens": 9}
+    found(look("notes", artifacts), "pass", "reflexion is null", "")
+    short = look("notes", artifacts, evaluate__reflexion=again)
+    found(short, "fail", "the model's context is 300", "Lower evaluate.reflexion.max_memory_tokens")
+    fits = look("notes", artifacts, evaluate__reflexion=again, sampling__max_tokens_per_episode=200)
+    found(fits, "pass", "an attempt with notes takes up to", "")
+
+
 def test_problems_that_no_reference_solves_are_counted(
     artifacts: Path, monkeypatch: pytest.MonkeyPatch, shop: Any
 ) -> None:

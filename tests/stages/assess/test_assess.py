@@ -30,6 +30,8 @@ from tests.conftest import ROOT
 from tests.measurement.synthetic import BASELINE, trajectory
 from tests.stages.evaluate.stage_folder import ENVIRONMENT, evaluated
 from tests.stages.evaluate.test_evaluate import paths
+from tests.tools.user.test_model import user
+from tests.worlds import environment_settings
 
 __all__ = ["paths"]
 OPTIONS = AssessSettings(
@@ -162,6 +164,34 @@ def test_the_embedded_model_says_that_it_has_seen_nothing(tmp_path: Path, monkey
     settings = load(assess.AssessSections, read_params(ROOT / "params.yaml"))
     base_model.prepare_base_model(tmp_path / "base_model", settings, Paths(tmp_path), TravelDesk())
     assert read_trained_on(tmp_path / "base_model") == TrainedOn()
+
+
+def test_the_base_itself_plays_the_user_while_it_is_assessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """By the folder of model.path: that of assess does not exist before assess has ended."""
+    paths = Paths(tmp_path / "artifacts")
+    embedded = tiny.EMBEDDED.model_copy(update={"max_position_embeddings": 900})
+    base = tiny.model_folder(tmp_path / "base", embedded=embedded)
+    problems = tiny.problems(2)
+    write_jsonl(paths.split("select"), (problem.model_dump() for problem in problems))
+    for name in ("demonstrations", "references", "train"):
+        (paths.stage("curate") / f"{name}.jsonl").touch()
+    (paths.stage("curate") / "environment.json").touch()
+    monkeypatch.setattr(assess, "check_budgets", lambda *_: None)
+    monkeypatch.setattr(assess, "check_pin", lambda *_, **__: None)
+    params = read_params(ROOT / "params.yaml")
+    asked = user(None, model=str(base), max_output_tokens=5, max_messages=2, temperature=1.0)
+    params["environment"] = environment_settings(user=asked).model_dump(mode="json")
+    params["model"]["path"] = str(base)
+    params["compute"]["num_threads"] = 1
+    params["sampling"] = {**tiny.SAMPLING.model_dump(), "max_tokens_per_episode": 400}
+    params["assess"] = {**OPTIONS.model_dump(), "num_problems": 2, "max_episodes": 2}
+    assess.run(load(assess.AssessSections, params), paths)
+    rows = [row for _, row in read_jsonl(paths.stage("assess") / "trajectories.jsonl")]
+    assert [row["outcome"] for row in rows] != ["environment_error"] * 2
+    assert all(row["request"] not in (problem.requests[0] for problem in problems) for row in rows)
+    assert "gate:" in capsys.readouterr().out
 
 
 @pytest.mark.slow

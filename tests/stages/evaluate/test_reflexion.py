@@ -16,10 +16,12 @@ from tasks.chat.format import load_chat
 from tasks.core.files import read_json, read_jsonl, write_jsonl
 from tasks.core.records import Outcome, Trajectory
 from tasks.environments.travel_desk.environment import TravelDesk
+from tasks.models.folders import model_config
 from tasks.rollouts.conversation import EpisodeKey
 from tasks.rollouts.engine import TurnReply, TurnRequest, never
 from tasks.rollouts.notes import PREFACE, RememberingEpisodes, write_notes
 from tasks.stages.evaluate.reflexion import attempts_for, compare, count_rl_episodes, outcomes, refuse_short_context
+from tasks.stages.evaluate.runner import EpisodeRunner
 from tasks.stages.evaluate.settings import ReflexionSettings
 from tests import tiny
 from tests.measurement.synthetic import trajectory
@@ -158,9 +160,17 @@ def test_an_attempt_begins_with_the_newest_notes_that_fit_and_has_as_much_room_a
 
 
 def test_a_context_too_short_for_notes_is_refused_with_what_to_lower(model: Path):
-    refuse_short_context(model, 256, 100)
+    refuse_short_context(model_config(model), 256, 100)
     with pytest.raises(ValueError, match=r"Lower evaluate\.reflexion\.max_memory_tokens"):
-        refuse_short_context(model, 257, 100)
+        refuse_short_context(model_config(model), 257, 100)
+
+
+@pytest.mark.slow
+def test_notes_without_room_are_told_before_the_first_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    paths = stage_folder(tmp_path)
+    monkeypatch.setattr(EpisodeRunner, "play", lambda *args, **kwargs: pytest.fail("an episode was played"))
+    with pytest.raises(ValueError, match=r"Lower evaluate\.reflexion\.max_memory_tokens"):
+        evaluated(paths, greedy=False, reflexion={**OPTIONS, "max_memory_tokens": 5000})
 
 
 @pytest.mark.slow

@@ -27,11 +27,11 @@ from tests.worlds import NO_BUDGETS, TWO_WORLDS, member
 
 BFCL = {"categories": ["multi_turn_base"], "turns": "first"}
 
-PLAYED = {
+PLAYED: dict[str, Any] = {
     "played_by": "base",
     "reveal": "at_once",
     "model": {
-        "url": None, "model": "artifacts/assess/base_model", "api_key_variable": None, "instructions": "You need help.",
+        "url": None, "model": "models/base", "api_key_variable": None, "instructions": "You need help.",
         "greeting": "Hello.", "temperature": 0.0, "max_output_tokens": 20, "max_messages": 5, "max_retries": 0,
         "timeout_seconds": 60.0,
     },
@@ -145,6 +145,17 @@ def test_the_same_class_with_other_settings_is_no_other_environment():
     trained = {"name": "custom", "settings": {"object": "tasks.custom.page_shop:Shop", "shelf_size": 5}}
     with pytest.raises(ValueError, match="custom-Shop, which this run trains on"):
         sections(trained, also())
+
+
+def test_an_environment_whose_problems_the_user_cannot_play_is_refused_before_the_first_episode(tmp_path: Path):
+    """tau2 has guidelines for whoever plays its customer; the shop has none."""
+    model = tiny.model_folder(tmp_path / "model")
+    tau2 = {"name": "tau2", "settings": {"domain": "retail", "problems": "base"}}
+    without = {**PLAYED, "model": {**PLAYED["model"], "instructions": None}}
+    budgets = {**NO_BUDGETS, "max_tokens_per_episode": 200}
+    with pytest.raises(ValueError, match=r"evaluate.also, custom-Shop: .*instructions is null and .* no guidelines"):
+        read(model, sections({**tau2, "user": without}, also(budgets=budgets)))
+    assert read(model, sections({**tau2, "user": PLAYED}, also(budgets=budgets)))["custom-Shop"].solvable
 
 
 def test_problems_that_the_snapshot_learnt_from_are_refused(tmp_path: Path):

@@ -77,6 +77,12 @@ class Fake:
         return lambda: Copy({"w": torch.tensor(version)}, [])
 
 
+def test_an_episode_that_ended_while_its_start_was_replayed_has_no_age() -> None:
+    ended, played = group(6, 0), group(6, 4)
+    ended.trajectories[0].num_replayed_turns = 1  # its only turn
+    assert measure_staleness([ended, played], 6) == {"staleness_mean": 1, "staleness_max": 1}
+
+
 @pytest.mark.parametrize(("max_staleness", "versions"), [(1, [0, 0, 1, 2, 3, 4]), (2, [0, 0, 0, 1, 2, 3])])
 @pytest.mark.parametrize("seed", range(3))
 def test_batch_i_is_written_by_version_i_minus_1_minus_n_whatever_the_timing(

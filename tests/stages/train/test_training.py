@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -23,6 +24,7 @@ from tasks.core.records import Group, Score, Trajectory
 from tasks.core.settings import load
 from tasks.engines.transformers import decode_step
 from tasks.learning.grpo import prefixes
+from tasks.learning.grpo.metrics import rollout_metrics
 from tasks.learning.shared import checkpoints as checkpointing
 from tasks.measurement.learnt import read_untrained
 from tasks.models.folders import is_adapter, load_model, merged_snapshot, weights_hash
@@ -159,8 +161,11 @@ def prefixed(source: str) -> dict[str, Any]:
 def test_all_episodes_of_a_group_begin_with_the_same_replayed_turns_and_learn_from_the_rest(
     start: Path, tmp_path: Path
 ) -> None:
-    """3 of 4 groups; the tokens they share with the prompt are masked, and the engine's log-probs are the trainer's."""
+    """3 of 4 groups; what was given is the reference, masked and without a log-prob, and the engine's log-probs of the
+    rest are the trainer's.
+    """
     options = settings(exploration=prefixed("reference"), max_tokens_per_episode=200)
+    by_id, chat = {problem.id: problem for problem in PROBLEMS}, load_chat(start)
     training_run = training.TrainingRun(options, start=start, problems=PROBLEMS, resume=tmp_path)
     with closing(training_run):
         row, alarm = training_run.iterate()
@@ -171,16 +176,83 @@ def test_all_episodes_of_a_group_begin_with_the_same_replayed_turns_and_learn_fr
         (num_replayed,) = {item.num_replayed_turns for item in group.trajectories}
         starts = {tuple(item.token_ids[: item.sampled_mask.index(True)]) for item in group.trajectories}
         assert len(starts) == 1 and (num_replayed > 0) is group.is_prefixed
-        assert all(item.sampler_logp[0] == 0.0 and item.num_sampled_tokens for item in group.trajectories)
+        for item in group.trajectories:
+            first = item.sampled_mask.index(True)
+            given = ",".join(map(str, item.token_ids[:first]))
+            messages = reference_messages(chat, by_id[item.problem_id])[:num_replayed]
+            assert all(",".join(map(str, message)) in given for message in messages)
+            assert [logp < 0.0 for logp in item.sampler_logp] == item.sampled_mask
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "last"), [("top_p", 0.6, 1.0), ("top_p", 1.0, 0.6), ("temperature", 0.5, 1.5)]
+)
+def test_a_schedule_of_what_is_drawn_is_no_change_of_the_policys_entropy(
+    tmp_path: Path, name: str, first: float, last: float
+) -> None:
+    """With a rate of 0 the policy is what it was. The log-probs of its tokens change by more than a nat."""
+    wide = tiny.model_folder(tmp_path / "m", embedded=tiny.EMBEDDED.model_copy(update={"initializer_range": 0.3}))
+    schedule = [{"iteration": number, "value": value} for number, value in ((1, first), (2, first), (3, last))]
+    options = settings(
+        exploration=NO_EXPLORATION | {name: schedule}, updates_per_batch=1, learning_rate=0.0, window=8,
+        max_entropy_rise=0.75, num_iterations=4,
+    )  # fmt: skip
+    training_run = training.TrainingRun(options, start=wide, problems=PROBLEMS, resume=tmp_path / "r")
+    drawn = []
+    with closing(training_run):
+        for _ in range(4):
+            row, alarm = training_run.iterate()
+            assert alarm is None
+            groups = training_run.trainer.last_groups
+            drawn.append((rollout_metrics(groups)["entropy"], row["entropy"]))
+    sampled, policy = zip(*drawn, strict=True)
+    assert max(sampled) - min(sampled) > 1
+    assert max(policy) - min(policy) < 0.25
+
+
+def test_a_replayed_start_never_takes_the_last_turn_of_the_limit(start: Path, tmp_path: Path) -> None:
+    """With two turns, at most one is given: every episode has a turn of its own, and none looks stale."""
+    deep = {"source": "reference", "share": [{"iteration": 1, "value": 0.75}], "depth": [{"iteration": 1, "value": 1}]}
+    options = settings(
+        exploration={**NO_EXPLORATION, "prefixes": deep}, max_turns=2, max_tokens_per_episode=200, max_staleness=1,
+        importance_correction="token_truncate",
+    )  # fmt: skip
+    training_run = training.TrainingRun(options, start=start, problems=PROBLEMS, resume=tmp_path)
+    with closing(training_run):
+        rows = [training_run.iterate()[0] for _ in range(3)]
+        groups = training_run.trainer.last_groups
+    assert all(row["num_prefixed_groups"] == 3 and row["staleness_max"] <= 1 for row in rows)
+    assert all(item.own_turns and item.num_sampled_tokens for group in groups for item in group.trajectories)
+
+
+def test_an_episode_that_its_replayed_start_ended_is_no_episode_of_the_policy(start: Path, tmp_path: Path) -> None:
+    """Its user was done, or a reply was too long. It would be a failure that no weights wrote, as old as the run."""
+    options = settings(exploration=prefixed("reference"), max_tokens_per_episode=200)
+    training_run = training.TrainingRun(options, start=start, problems=PROBLEMS, resume=tmp_path)
+    with closing(training_run):
+        training_run.iterate()
+        group = next(group for group in training_run.trainer.last_groups if group.is_prefixed)
+    first, *others = group.trajectories
+    ended = dataclasses.replace(first, turns=first.turns[: first.num_replayed_turns])
+    problem = next(problem for problem in PROBLEMS if problem.id == group.problem_id)
+    assert grouping.score_group(problem, [ended, *others], options.reward, 0).trajectories == others
 
 
 def test_a_shared_start_is_packed_once_and_gives_the_same_gradient(start: Path, tmp_path: Path) -> None:
-    rows = {}
+    """4 episodes per group have one start of prompt and given turns: its positions are computed once, not 4 times."""
+    rows, positions = {}, {}
     for packing in ("tree", "none"):
         options = settings(exploration=prefixed("reference"), max_tokens_per_episode=200, packing=packing)
         training_run = training.TrainingRun(options, start=start, problems=PROBLEMS, resume=tmp_path / packing)
         with closing(training_run):
             rows[packing], _ = training_run.iterate()
+            trainer = training_run.trainer
+            (whole_step,) = trainer._mini_batches(trainer.last_groups)
+            positions[packing] = sum(batch.tensors.ids_BT.numel() for batch in trainer._micro_batches(whole_step))
+    played = [item for group in trainer.last_groups for item in group.trajectories]
+    num_read = sum(len(item.token_ids) - 1 - item.sampled_mask[::-1].index(True) for item in played)
+    num_shared = sum(group.trajectories[0].sampled_mask.index(True) for group in trainer.last_groups)
+    assert positions["tree"] <= num_read - 3 * num_shared < num_read <= positions["none"]
     for name in ("loss", "grad_norm", "mismatch_mean"):
         assert rows["tree"][name] == pytest.approx(rows["none"][name], rel=1e-3, abs=1e-6)
 

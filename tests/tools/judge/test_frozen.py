@@ -11,14 +11,16 @@ from pydantic import ValidationError
 
 from tasks.core import background
 from tasks.tools.base import EnvironmentFault
-from tasks.tools.judge.frozen import FrozenJudge
+from tasks.tools.judge.frozen import BEGINNING, VERDICT, FrozenJudge
 from tasks.tools.judge.judge import Judge, Judgement, describe_judge
 from tasks.tools.judge.opinion import read_opinion
 from tasks.tools.judge.prompt import messages_for
 from tasks.tools.judge.settings import JudgeSettings
 from tests import tiny
+from tests.chat import templates
 from tests.tools.judge.endpoint import judge_row
 from tests.tools.judge.test_judge import JUDGED, ask
+from tests.tools.test_frozen import model_with
 
 POSITIONS = 6000  # the tests' tokenizer writes a word that it does not know letter by letter
 
@@ -32,7 +34,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(base: Path, folder: Path, **changed: Any) -> JudgeSettings:
     row = judge_row("", folder, model=str(base), max_output_tokens=20)
-    return JudgeSettings.model_validate({**row, "url": None, **changed})
+    return JudgeSettings.model_validate({**row, "url": None, "api_key_variable": None, **changed})
 
 
 def test_a_model_that_can_only_babble_gives_a_verdict_of_the_schema_each_time(base: Path, tmp_path: Path) -> None:
@@ -57,10 +59,7 @@ def test_what_is_chosen_is_what_the_model_finds_likeliest_of_the_values(base: Pa
     messages = messages_for(JUDGED, rubric="Judge.", max_characters=2000)
     said = background.run(judge.answer(messages, seed=1)).result(60)
     opinion = read_opinion(said)
-    tokenizer, model = judge.model.tokenizer, judge.model._model
-
-    def ids_of(text: str) -> list[int]:
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    ids_of, model = judge.model.chat.encode, judge.model._model
 
     before = said.partition(" true" if opinion.success else " false")[0]
     pieces = ['{"reason": "', opinion.reason, '"', ', "success":']
@@ -79,22 +78,50 @@ def test_other_weights_in_the_same_folder_are_another_judge(base: Path, tmp_path
     assert first["weights"] != second["weights"]
 
 
-def test_an_episode_that_the_model_cannot_read_is_dropped_and_rules_that_it_cannot_end_the_run(
-    base: Path, tmp_path: Path
+def test_a_judge_whose_reason_is_cut_elsewhere_is_another_judge(base: Path, tmp_path: Path) -> None:
+    """The verdict is chosen after the reason, so another limit is another verdict."""
+    short, long = (describe_judge(settings(base, tmp_path, max_output_tokens=limit)) for limit in (20, 21))
+    assert {name for name in short if short[name] != long[name]} == {"max_output_tokens"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"api_key_variable": "JUDGE_KEY"}, "takes no key.* Set it to null"),
+        ({"model": "artifacts/assess/base_model"}, "what the stage assess makes"),
+        ({"model": "artifacts/train/snapshots/iteration-0010"}, "what the stage train makes"),
+    ],
+)
+def test_a_key_that_nobody_reads_and_a_folder_that_a_stage_makes_are_refused(
+    base: Path, tmp_path: Path, changed: dict[str, str], told: str
 ) -> None:
-    judge = Judge(settings(base, tmp_path))
-    rules = messages_for(JUDGED, rubric=judge.rubric, max_characters=2000)[:1]
-    num_tokens = len(FrozenJudge(judge.settings).model.prompt_ids(rules))
+    with pytest.raises(ValidationError, match=told):
+        settings(base, tmp_path, **changed)
 
-    def asked(positions: int) -> None:
+
+@pytest.mark.parametrize("template", [None, templates.GEMMA])
+def test_an_episode_that_the_model_cannot_read_is_dropped_and_rules_that_leave_it_no_room_end_the_run(
+    base: Path, tmp_path: Path, template: str | None
+) -> None:
+    """At the very token. Gemma's template knows no system message: the rules begin the user's."""
+
+    def folder(positions: int) -> Path:
         embedded = tiny.EMBEDDED.model_copy(update={"max_position_embeddings": positions})
-        base = tiny.model_folder(tmp_path / str(positions), embedded=embedded)
-        ask(Judge(settings(base, tmp_path)))
+        return (
+            tiny.model_folder(tmp_path / str(positions), embedded=embedded)
+            if template is None
+            else model_with(template, tmp_path / str(positions), positions=positions)
+        )
 
+    judge = Judge(settings(folder(POSITIONS), tmp_path))
+    rules, _ = messages_for(JUDGED, rubric=judge.rubric, max_characters=2000)
+    model = FrozenJudge(judge.settings).model
+    empty = model.prompt_ids([rules, {"role": "user", "content": ""}])
+    num_tokens = len(empty) + len(model.chat.encode(BEGINNING + VERDICT))
     with pytest.raises(EnvironmentFault, match=r"it reads at most .*; lower environment\.judge\.max_characters"):
-        asked(num_tokens + 1)
+        ask(Judge(settings(folder(num_tokens + 1), tmp_path)))
     with pytest.raises(ValueError, match=r"environment\.judge\.model: .* reads at most .* tokens and the rules"):
-        asked(num_tokens)
+        ask(Judge(settings(folder(num_tokens), tmp_path)))
 
 
 def test_a_model_in_process_cannot_be_told_to_ignore_the_schema(base: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -10,17 +11,25 @@ from typing import Any
 import pytest
 
 from tasks.chat.format import ChatFormat
+from tasks.core.files import write_jsonl
 from tasks.core.records import Trajectory
+from tasks.core.settings import Paths, load, read_params
+from tasks.drift.pin import DriftCheck
+from tasks.environments.catalog import load_bare_environment, load_environment
+from tasks.rollouts.prompt_room import check_prompts
+from tasks.stages.evaluate.measurement_key import differing_parts, key_parts
+from tasks.stages.evaluate.settings import EvaluateSections
 from tasks.tools.base import EnvironmentFault, block_until
-from tasks.tools.user.environment import UserEnvironment
+from tasks.tools.user.environment import UserEnvironment, check_user
 from tasks.tools.user.frozen import FrozenSpeaker
 from tasks.tools.user.played import FAREWELLS
 from tasks.tools.user.settings import Reveal, UserSettings
 from tests import tiny
+from tests.conftest import ROOT
 from tests.engines.endpoint.chat_endpoint import KEY, VARIABLE, Answer, ChatEndpoint, completion
 from tests.rollouts.test_requests import NOTE, Notebook
 from tests.tools.user.test_script import PARTS, WHOLE, play, told
-from tests.worlds import QUICK, environment_settings
+from tests.worlds import QUICK, environment_settings, member
 
 SAID = ["A note, please.", "For Ada.", f"Thanks. {FAREWELLS[0]}"]
 
@@ -32,7 +41,7 @@ def chat() -> ChatFormat:
 
 def user(url: str | None, reveal: Reveal = "on_request", **changed: Any) -> UserSettings:
     model = {
-        "url": url, "model": "lab/m", "api_key_variable": VARIABLE, "instructions": "You need a note.",
+        "url": url, "model": "lab/m", "api_key_variable": VARIABLE if url else None, "instructions": "You need a note.",
         "greeting": "Hello, what can I do?", "temperature": 0.0, "max_output_tokens": 20, "max_messages": 5,
         "max_retries": 0, "timeout_seconds": 60.0,
     }  # fmt: skip
@@ -140,7 +149,7 @@ def test_a_frozen_base_speaks_in_process_and_says_the_same_to_the_same_seed(tmp_
     folder = tiny.model_folder(
         tmp_path / "base", embedded=tiny.EMBEDDED.model_copy(update={"max_position_embeddings": 900})
     )
-    settings = user(None, model=str(folder), api_key_variable=None, temperature=1.0)
+    settings = user(None, model=str(folder), temperature=1.0)
     with closing(UserEnvironment(Notebook(QUICK), settings)) as world:
         said = [block_until(world.start_user(WHOLE, stream=stream).open()) for stream in ("0/a", "0/a", "0/b")]
     assert said[0] == said[1] != said[2]
@@ -148,7 +157,7 @@ def test_a_frozen_base_speaks_in_process_and_says_the_same_to_the_same_seed(tmp_
 
 def base_user(tmp_path: Path, *, num_positions: int = 900) -> UserSettings:
     embedded = tiny.EMBEDDED.model_copy(update={"max_position_embeddings": num_positions})
-    return user(None, model=str(tiny.model_folder(tmp_path / "base", embedded=embedded)), api_key_variable=None)
+    return user(None, model=str(tiny.model_folder(tmp_path / "base", embedded=embedded)))
 
 
 def test_the_agent_cannot_forge_a_message_to_a_user_in_process(tmp_path: Path) -> None:
@@ -182,11 +191,34 @@ def test_a_model_that_cannot_read_what_its_user_knows_is_refused(tmp_path: Path)
         block_until(world.start_user(WHOLE).open())
 
 
-def test_without_instructions_the_environments_own_guidelines_are_needed() -> None:
+def test_without_instructions_the_environments_own_guidelines_are_needed(chat: ChatFormat) -> None:
     refusal = pytest.raises(ValueError, match=r"instructions is null and .* has no guidelines .* Write instructions")
-    settings = user("http://127.0.0.1:1/v1", instructions=None, api_key_variable=None)
-    with closing(UserEnvironment(Notebook(QUICK), settings)) as world, refusal:
-        world.start_user(WHOLE)
+    settings = user("http://127.0.0.1:1/v1", "at_once", instructions=None, api_key_variable=None)
+    with closing(UserEnvironment(Notebook(QUICK), settings)) as world:
+        with refusal:
+            world.start_user(WHOLE)
+        with refusal:
+            world.check_user(WHOLE)
+        with refusal:
+            check_prompts(chat, {}, world, [WHOLE], tiny.SAMPLING)
+
+
+def test_in_a_mixture_every_member_needs_the_users_instructions_before_an_episode_starts() -> None:
+    """A customer of retail has the package's guidelines; who books in travel_desk has none."""
+    members = {"members": [member("travel_desk"), member("tau2", {"domain": "retail", "problems": "base"})]}
+    settings = user("http://127.0.0.1:1/v1", "at_once", instructions=None, api_key_variable=None)
+    section = environment_settings("mixture", settings=members, user=settings)
+    with closing(load_environment(section)) as world, closing(load_bare_environment(section)) as bare:
+        problems = list(world.generate(seed=1, num_problems=4, max_level=90) or ())
+        [customer, *_], [booking, *_] = (
+            [problem for problem in problems if problem.id.startswith(name)] for name in ("tau2/", "travel_desk/")
+        )
+        world.check_user(customer)
+        check_user(bare, settings, customer)
+        with pytest.raises(ValueError, match="travel_desk has no guidelines of its own"):
+            world.check_user(booking)
+        with pytest.raises(ValueError, match="no guidelines of its own, so the user of problem 'travel_desk/"):
+            check_user(bare, settings, booking)
 
 
 @pytest.mark.parametrize(
@@ -197,3 +229,63 @@ def test_a_user_that_cannot_be_played_is_refused(played_by: str, model: Any, tol
     given = None if model is None else user("http://127.0.0.1:1/v1").model_dump()["model"]
     with pytest.raises(ValueError, match=told):
         UserSettings.model_validate({"played_by": played_by, "reveal": "sharded", "model": given})
+
+
+def test_a_thought_of_the_users_model_reaches_nobody(chat: ChatFormat, served: tuple[ChatEndpoint, str]) -> None:
+    """A server may leave it in the message; it names the hidden goal, and here a farewell too."""
+    endpoint, url = served
+    thought = f"The user wants {PARTS[1]}. Not yet: {FAREWELLS[0]}"
+    endpoint.misbehave = lambda number: (200, completion(f"<think>\n{thought}\n</think>\n\nA note, please."))
+    trajectory = played(chat, url, ["For whom?", "Noted."], max_messages=2)
+    assert told(trajectory) == ["A note, please."] * 2
+    assert thought not in str(endpoint.asked[-1]["messages"])
+
+
+def test_other_weights_in_the_same_folder_are_another_user(tmp_path: Path) -> None:
+    described = []
+    for seed in (0, 1):
+        settings = user(None, model=str(tiny.model_folder(tmp_path / "base", seed=seed)))
+        with closing(UserEnvironment(Notebook(QUICK), settings)) as world:
+            described.append(world.fingerprint())
+        shutil.rmtree(tmp_path / "base")
+    assert described[0] != described[1]
+
+
+def test_other_weights_of_the_user_are_other_test_episodes(tmp_path: Path) -> None:
+    paths, keys = Paths(tmp_path), []
+    write_jsonl(paths.split("test"), [])
+    checked = DriftCheck("fingerprint", "pin", [])
+    play = load(EvaluateSections, read_params(ROOT / "params.yaml")).plays["test"]
+    for seed in (0, 1):
+        settings = user(None, model=str(tiny.model_folder(tmp_path / "base", seed=seed)))
+        keys.append(key_parts(play, paths, environment_settings(user=settings), checked))
+        shutil.rmtree(tmp_path / "base")
+    assert differing_parts(*keys) == ["environment.user.model.weights"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"api_key_variable": VARIABLE}, "takes no key.* Set it to null"),
+        ({"model": "artifacts/assess/base_model"}, "what the stage assess makes.* Name the folder of model.path"),
+        ({"instructions": None}, "user.reveal has no effect .* set user.reveal to at_once"),
+    ],
+)
+def test_what_a_user_in_process_would_not_heed_is_refused(changed: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        user(None, **changed)
+
+
+def test_a_user_in_process_that_is_not_there_is_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match=r"environment\.user\.model: url is null, and model none is no folder"):
+        UserEnvironment(Notebook(QUICK), user(None, model="none"))
+
+
+def test_parts_that_the_environments_guidelines_would_not_tell_are_not_measured() -> None:
+    """tau2's user says what its guidelines say, so a drop would be measured between two equal ways."""
+    params = read_params(ROOT / "params.yaml")
+    asked = user("http://127.0.0.1:1/v1", "at_once", instructions=None)
+    params["environment"] = environment_settings(user=asked).model_dump(mode="json")
+    assert params["evaluate"]["sharded"]
+    with pytest.raises(ValueError, match=r"evaluate\.sharded has no effect .* set evaluate\.sharded to null"):
+        load(EvaluateSections, params)

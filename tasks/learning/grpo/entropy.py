@@ -1,0 +1,43 @@
+"""The policy's entropy where a schedule changes what tokens are drawn from.
+
+Drawn at another temperature or from a nucleus, the tokens' log-probs say how wide the draw was, not how sure the policy
+is: a schedule would look like a collapse, or hide one. So the trainer computes the entropy of the whole distribution
+at the temperature of every other measurement. That is one more forward of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tasks.core.records import Group
+from tasks.learning.shared.batching import Row, share_of
+from tasks.learning.shared.policy import LogProbs
+from tasks.learning.shared.ranks import Ranks
+from tasks.learning.shared.settings import GRPOSettings
+
+
+def mean_entropy(
+    log_probs: LogProbs, groups: Sequence[Group], settings: GRPOSettings, *, temperature: float, ranks: Ranks
+) -> float | None:
+    """Nats per sampled token of all ranks' shares; None where no token was sampled. The model is in eval mode."""
+    written = [
+        [Row.of(item, advantage=0.0) for item in group.trajectories if item.num_sampled_tokens] for group in groups
+    ]
+    written = [rows for rows in written if rows]
+    if not written:
+        return None
+    share = share_of(
+        written,
+        packing=settings.packing,
+        max_tokens=settings.micro_batch_tokens,
+        device=log_probs.model.device,
+        rank=ranks.number,
+        num_ranks=ranks.size,
+    )
+    found = [
+        log_probs(batch, temperature=temperature, autocast=settings.autocast, quantity="entropy")
+        for batch in share.batches
+    ]
+    own = sum(part.double().sum().item() for part in found), sum(map(len, found))
+    totals, counts = zip(*ranks.gather(own), strict=True)
+    return sum(totals) / sum(counts)

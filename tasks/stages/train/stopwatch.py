@@ -1,0 +1,55 @@
+"""Seconds of the parts of each iteration, for artifacts/timings: metrics hold none, since the same seed gives the same.
+
+Where batches are collected ahead of the trainer, collecting is in a thread of its own, beside the iteration.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tasks.core.records import Group
+
+if TYPE_CHECKING:
+    from tasks.learning.grpo.trainer import Collect
+
+
+class Stopwatch:
+    """Rows by iteration: seconds of giving the engine its weights (of a run that collects in turn), collecting, waiting
+    for a batch that is collected ahead, saving, all of the iteration, and of the rest, which is the update.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter):
+        self.now = now
+        self.by_iteration: dict[int, dict[str, Any]] = defaultdict(dict)
+
+    @contextmanager
+    def time(self, iteration: int, part: str) -> Iterator[None]:
+        """Add to what the part took so far."""
+        since = self.now()
+        yield
+        row = self.by_iteration[iteration]
+        row[part] = row.get(part, 0.0) + self.now() - since
+
+    def timed(self, part: str, collect: Collect) -> Collect:
+        def collect_timed(iteration: int, round_number: int, num_problems: int) -> Sequence[Group]:
+            with self.time(iteration, part):
+                return collect(iteration, round_number, num_problems)
+
+        return collect_timed
+
+    def note_batch(self, iteration: int, groups: Sequence[Group]) -> None:
+        self.by_iteration[iteration]["episodes"] = sum(len(group.trajectories) for group in groups)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Of the iterations that this process trained, in order."""
+        rows = ({"iteration": number, **row} for number, row in sorted(self.by_iteration.items()))
+        return [{**row, "update_seconds": _rest(row)} for row in rows if "iteration_seconds" in row]
+
+
+def _rest(row: dict[str, Any]) -> float:
+    waited = row["wait_seconds"] if "wait_seconds" in row else row["refresh_seconds"] + row["collect_seconds"]
+    return float(row["iteration_seconds"] - waited - row.get("save_seconds", 0.0))

@@ -1,0 +1,189 @@
+"""The simulation of trainers, engines and tools, against arithmetic; and the search for the best split."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.planning.seconds import DecodeCosts
+from tasks.planning.simulation.allocation import NOWHERE, TO_ENGINES, TO_TRAINERS, Search, sizes_to_plan
+from tasks.planning.simulation.cluster import Outcome, simulate
+from tasks.planning.simulation.measured import fit_engine, measured_speeds, recorded_groups
+from tasks.planning.simulation.workload import (
+    Allocation,
+    EngineSpeed,
+    Speeds,
+    TurnSizes,
+    Workload,
+    costs_of_group,
+)
+
+# A step takes 0.1 s and 0.05 s per live turn; a token that is read takes 0.01 s.
+ENGINE = EngineSpeed(DecodeCosts(overhead=0.1, weights=0.0, row=0.05, row_arithmetic=0.0), fed_token=0.01)
+SPEEDS = Speeds(ENGINE, position=0.02, refresh=0.5, save=0.25)
+TURN = TurnSizes(fed=10, sampled=20, tool_seconds=2.0)
+WORKLOAD = Workload(
+    groups=[[[TURN, TURN]]],
+    problems=2,
+    group_size=1,
+    max_concurrent_episodes=8,
+    max_staleness=0,
+    packing="none",
+    micro_batch_tokens=1000,
+)
+
+
+def outcome(workload: Workload = WORKLOAD, speeds: Speeds = SPEEDS, trainers: int = 1, engines: int = 1) -> Outcome:
+    return simulate(workload, speeds, Allocation(trainers, engines), gpus_per_node=8, seed=0)
+
+
+def test_an_iteration_in_turn_is_the_sum_of_its_parts() -> None:
+    found = outcome()
+    # A turn: 2 · 10 tokens read, 20 steps of two live turns, the tool. Two turns, both episodes alike.
+    turn = 20 * 0.01 + 20 * (0.1 + 2 * 0.05) + 2.0
+    assert found.rollout_seconds == pytest.approx(2 * turn)
+    assert found.update_seconds == pytest.approx(2 * 60 * 0.02)  # two episodes of two turns of 30 positions
+    assert found.iteration_seconds == pytest.approx(0.5 + 2 * turn + 2.4 + 0.25)
+    assert found.engine_idle == pytest.approx(1 - 2 * (turn - 2.0) / found.iteration_seconds)
+    assert found.trainer_idle == pytest.approx(1 - (2.4 + 0.25) / found.iteration_seconds)
+    assert found.episodes_per_hour == pytest.approx(2 * 3600 / found.iteration_seconds)
+
+
+def test_two_engines_share_the_episodes_and_two_trainers_share_the_batch() -> None:
+    found = outcome(trainers=2, engines=2)
+    assert found.rollout_seconds == pytest.approx(2 * (0.1 + 20 * 0.15 + 2.0))  # one live turn in each
+    assert found.update_seconds == pytest.approx(60 * 0.02)
+
+
+def test_three_trainers_are_no_faster_than_two_where_two_episodes_are_trained_on() -> None:
+    assert outcome(trainers=3).update_seconds == outcome(trainers=2).update_seconds
+
+
+def test_collected_ahead_an_iteration_is_the_longer_of_rollout_and_update() -> None:
+    ahead = replace(WORKLOAD, max_staleness=1)
+    found = outcome(ahead)
+    assert found.iteration_seconds == pytest.approx(0.5 + found.rollout_seconds)  # the trainer waits: 2.65 s of work
+    slow = replace(SPEEDS, position=0.5)
+    assert outcome(ahead, slow).iteration_seconds == pytest.approx(2 * 60 * 0.5 + 0.25)
+
+
+def test_with_one_place_episodes_are_played_one_after_another() -> None:
+    alone = 2 * (0.1 + 20 * 0.15 + 2.0)
+    assert outcome(replace(WORKLOAD, max_concurrent_episodes=1)).rollout_seconds == pytest.approx(2 * alone)
+
+
+def test_turns_wait_for_the_one_process_that_plays_the_environments() -> None:
+    quick = replace(SPEEDS, engine=EngineSpeed(DecodeCosts(1e-9, 0.0, 0.0, 0.0)), host_turn=1.0)
+    one_turn = replace(WORKLOAD, groups=[[[TurnSizes(10, 20)]]])
+    assert outcome(one_turn, quick).rollout_seconds == pytest.approx(2.0)
+    assert outcome(one_turn, quick, engines=2).rollout_seconds == pytest.approx(2.0)
+
+
+def test_gathering_weights_costs_more_where_trainers_are_on_several_nodes() -> None:
+    speeds = replace(SPEEDS, position=0.0, share_weights=(1.0, 10.0))
+    many = replace(WORKLOAD, problems=16)
+    assert outcome(many, speeds, trainers=1).update_seconds == 0
+    assert outcome(many, speeds, trainers=8).update_seconds == pytest.approx(7 / 8)
+    assert outcome(many, speeds, trainers=16).update_seconds == pytest.approx(10 * 15 / 16)
+
+
+def test_a_group_is_a_tree_with_its_prompt_once_and_several_where_it_is_too_large() -> None:
+    group = [[TurnSizes(100, 10)], [TurnSizes(100, 30)]]
+    assert costs_of_group(group, WORKLOAD) == [110, 130]
+    assert costs_of_group(group, replace(WORKLOAD, packing="tree")) == [140]
+    assert costs_of_group(group, replace(WORKLOAD, packing="tree", micro_batch_tokens=120)) == [120, 120]
+
+
+def random_workload() -> Workload:
+    groups = [[[TurnSizes(20, number + 1, 0.1 * number)] * (1 + number % 3) for number in range(6)] for _ in range(4)]
+    return replace(WORKLOAD, groups=groups, problems=8, group_size=4, max_concurrent_episodes=32)
+
+
+def test_a_seed_gives_its_numbers_again_and_another_gives_others() -> None:
+    workload, split = random_workload(), Allocation(2, 3)
+    one, again, other = (simulate(workload, SPEEDS, split, gpus_per_node=8, seed=seed) for seed in (1, 1, 2))
+    assert one == again
+    assert one != other
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    position=st.floats(0.001, 0.1), tool=st.floats(0, 3), max_staleness=st.integers(0, 1), shared=st.floats(0, 3),
+    gpus=st.integers(2, 12),
+)  # fmt: skip
+def test_one_more_gpu_is_never_slower(
+    position: float, tool: float, max_staleness: int, shared: float, gpus: int
+) -> None:
+    turn = TurnSizes(10, 20, tool)
+    workload = replace(WORKLOAD, groups=[[[turn], [turn, turn]]], problems=4, max_staleness=max_staleness)
+    speeds = replace(SPEEDS, position=position, share_weights=(shared, shared))
+    search = Search(
+        lambda split: simulate(workload, speeds, split, gpus_per_node=8, seed=0, counted=2), 1, most_trainers=4
+    )
+    before, after = search.rows([gpus, gpus + 1])
+    assert after.outcome.iteration_seconds <= before.outcome.iteration_seconds
+    following = search.next_gpu(before)
+    assert following.outcome.iteration_seconds <= before.outcome.iteration_seconds
+
+
+def costing(trainer: float, engine: float) -> Search:
+    """Seconds as if work were divided without loss: trainer / trainers + engine / engines."""
+
+    def made_up(split: Allocation) -> Outcome:
+        seconds = trainer / split.trainers + engine / split.engines
+        return Outcome(seconds, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+    return Search(made_up, engine_size=1, most_trainers=1000)
+
+
+def test_the_best_split_and_the_next_gpu_follow_the_work() -> None:
+    # t + e = 8 with 9/t + 81/e is least at t = 2, e = 6: 4.5 + 13.5 = 18; then 9/2 + 81/7 = 16.07.
+    found = costing(9, 81).best(8)
+    assert (found.allocation.trainers, found.allocation.engines) == (2, 6)
+    following = costing(9, 81).next_gpu(found)
+    assert following.where == TO_ENGINES
+    assert following.gain == pytest.approx(1 - (4.5 + 81 / 7) / 18)
+    assert costing(81, 9).next_gpu(costing(81, 9).best(8)).where == TO_TRAINERS
+
+
+def test_a_gpu_that_saves_nothing_goes_nowhere() -> None:
+    search = Search(lambda split: Outcome(1.0, 0, 0, 0, 0, 0, 0), engine_size=1, most_trainers=8)
+    assert search.next_gpu(search.best(8)).where == NOWHERE
+
+
+def test_an_engine_of_several_gpus_leaves_the_rest_unused() -> None:
+    search = Search(lambda split: Outcome(1 / split.engines, 0, 0, 0, 0, 0, 0), engine_size=4, most_trainers=1)
+    found = search.best(8)
+    assert (found.allocation.engines, found.unused) == (1, 3)
+
+
+def test_sizes_double_from_8_to_1024_with_what_was_asked_for() -> None:
+    assert sizes_to_plan(24) == [8, 16, 24, 32, 64, 128, 256, 512, 1024]
+
+
+def timed_turn(sampled: int, live: float, fed: int) -> dict[str, float]:
+    """Of an engine whose step takes 0.1 s, and 0.02 s per live turn; reading a token takes 0.003 s."""
+    seconds = sampled * (0.1 + 0.02 * live) + 0.003 * fed
+    return {
+        "fed": fed, "sampled": sampled, "tool_seconds": 0.0, "engine_seconds": seconds, "live_seconds": live * seconds,
+        "fed_meanwhile": fed,
+    }  # fmt: skip
+
+
+def test_an_engines_speed_is_found_again_in_the_seconds_of_its_turns() -> None:
+    turns = [timed_turn(*sizes) for sizes in ((10, 1.0, 5), (20, 3.0, 50), (5, 2.0, 10), (8, 7.0, 100))]
+    speed = fit_engine(turns)
+    assert speed.fed_token == pytest.approx(0.003)
+    assert speed.decode.step_seconds(2) == pytest.approx(0.14)
+
+
+def test_a_trainers_speed_is_its_seconds_over_the_positions_of_the_batches() -> None:
+    episodes = [{"problem_id": "p", "draw": 1, "turns": [timed_turn(20, 1.0, 10)]}]
+    row = {"episodes": 4, "update_seconds": 6.0, "refresh_seconds": 0.5, "save_seconds": 0.25}
+    workload = replace(WORKLOAD, groups=recorded_groups(episodes))
+    speeds = measured_speeds([row | {"update_seconds": 99.0}, row, row], episodes, workload)
+    assert speeds.position == pytest.approx(6.0 / (4 * 30))  # the first iteration does not count
+    assert (speeds.refresh, speeds.save) == (0.5, 0.25)

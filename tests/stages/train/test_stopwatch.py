@@ -1,0 +1,38 @@
+"""The seconds of an iteration's parts add up to those of the iteration."""
+
+from __future__ import annotations
+
+import pytest
+
+from tasks.stages.train.stopwatch import Stopwatch
+
+
+class Hand:
+    """Each look at this clock is a second after the one before."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def test_what_is_neither_waited_for_nor_saved_is_the_update() -> None:
+    watch = Stopwatch(Hand())
+    with watch.time(1, "iteration_seconds"):
+        with watch.time(1, "refresh_seconds"):
+            pass
+        watch.timed("collect_seconds", lambda iteration, round_number, num_problems: [])(1, 0, 4)
+        with watch.time(1, "save_seconds"):
+            pass
+    (row,) = watch.rows()
+    # Nine looks at the clock: the iteration took 7 s, three parts 1 s each.
+    assert row["iteration_seconds"] == 7.0
+    assert row["update_seconds"] == pytest.approx(4.0)
+
+
+def test_an_iteration_that_is_only_collected_is_no_row() -> None:
+    watch = Stopwatch(Hand())
+    watch.timed("collect_seconds", lambda iteration, round_number, num_problems: [])(1, 0, 4)
+    assert watch.rows() == []
