@@ -110,6 +110,10 @@ class EvaluateSections(PlaySections):
                 "evaluate.also plays in environments whose tools environment.cache.mode: strict switches off, so no "
                 "reference solution could be checked. Set evaluate.also to [], or environment.cache.mode to replay"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _tells_in_parts_by_instructions(self) -> EvaluateSections:
         if self.evaluate.sharded is not None and self.environment.user is not None:
             self.environment.user.refuse_telling_in_parts("evaluate.sharded", plain="null")
         return self
