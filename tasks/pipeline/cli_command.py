@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from tasks.core.terminal import tell
-from tasks.pipeline.cli_errors import one_line_errors
+from tasks.pipeline.cli_errors import DEBUG, one_line_errors
 
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback where something fails.")]
+Debug = Annotated[bool, typer.Option(DEBUG, help="Show the traceback where something fails.")]
 
 
 def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., None]]:

@@ -18,6 +18,8 @@ from tasks.core.text import one_line
 
 # What libraries that write through C or SQLite report for a full disk; their errors have no errno.
 DISK_FULL_PHRASES = ("No space left on device", "database or disk is full", "Disk quota exceeded")
+DEBUG = "--debug"
+INTERRUPTED_STATUS = 130  # 128 + SIGINT, as shells have it
 # Usage data is sent to nobody. Each library reads its variable when it is imported.
 TELEMETRY_OFF = {
     "DO_NOT_TRACK": "1",
@@ -55,12 +57,13 @@ def one_line_errors(*, debug: bool) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         _stop(
-            "interrupted; nothing is left half-written. Run again to continue from a checkpoint, or to start over.", 130
+            "interrupted; nothing is left half-written. Run again to continue from a checkpoint, or to start over.",
+            INTERRUPTED_STATUS,
         )
     except Exception as error:
         if debug:
             raise
-        _stop(_message(error), PASSING_STATUS if is_passing(error) else 1)
+        _stop(message_of(error), status_of(error))
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -76,7 +79,12 @@ def stop_in_another_python(error: ModuleNotFoundError) -> NoReturn:
     )
 
 
-def _message(error: Exception) -> str:
+def status_of(error: Exception) -> int:
+    return PASSING_STATUS if is_passing(error) else 1
+
+
+def message_of(error: Exception) -> str:
+    """What it says to people."""
     if any(_is_disk_full(link) for link in causes(error)):
         place = getattr(error, "filename", None)
         return (
@@ -87,7 +95,7 @@ def _message(error: Exception) -> str:
         return str(error)
     if told := next(filter(None, map(not_writable, causes(error))), None):
         return told
-    return f"{type(error).__name__}: {one_line(error, 500)}. Run again with --debug for the traceback."
+    return f"{type(error).__name__}: {one_line(error, 500)}. Run again with {DEBUG} for the traceback."
 
 
 def _is_disk_full(error: BaseException) -> bool:

@@ -1,34 +1,32 @@
-"""Several processes that train one policy: started here by torch's elastic launcher, or found in the environment.
+"""Several processes that train one policy: each finds its place in the environment, meets the others, and refuses
+them where they are not alike. Who starts them here is `supervise.py`.
 
 Every rank runs the same command. Rank 0 takes the locks, runs the stage and writes; the others follow it. One that dies
-ends all, since none can go on alone; what was started here is started again from the last checkpoint.
+ends all, since none can go on alone.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
-import signal
 import socket
-import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.core.child_processes import own_guardian
-from tasks.core.files import json_hash
-from tasks.core.passing_faults import PASSING_STATUS, PassingFault
+from tasks.core.files import content_hash, json_hash
+from tasks.core.passing_faults import PassingFault
 from tasks.core.settings import read_params
-from tasks.core.terminal import warn
 from tasks.core.text import one_line
+from tasks.core.workspace import folder_of_code
 from tasks.models.settings import ComputeSettings, LaunchSettings
 from tasks.models.torch_setup import find_device
+from tasks.pipeline.supervise import LostRank
 
 if TYPE_CHECKING:
     from tasks.learning.shared.ranks import Ranks
@@ -37,7 +35,9 @@ LAUNCHED = ("train",)  # the stages that several processes compute
 MEETING = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
 SUPERVISED = "TORCHELASTIC_RUN_ID"  # torch's: who started this process tells why one has ended
-BY_AGENT = (-signal.SIGTERM, 128 + signal.SIGTERM)  # how ranks end that the agent ended, because another one did
+CODE = "tasks"
+OF_TORCH = "TORCHELASTIC_"  # what torch's launcher leaves in the environment
+LOST = ("connection closed", "connection reset", "broken pipe", "timed out", "timeout", "remote process exited")
 SHARED_SECONDS = 30.0  # in which a file of rank 0 is seen by all: a network's folder may lag
 
 
@@ -72,70 +72,19 @@ def place_of(launch: LaunchSettings, environment: Mapping[str, str]) -> Place | 
     return Place(int(noted["RANK"]), int(noted["WORLD_SIZE"]), int(noted["LOCAL_RANK"] or 0))
 
 
-def supervise(stage: str, launch: LaunchSettings) -> None:
-    """Start the ranks of a stage on this machine and wait for them; start all again where one has died."""
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    own_guardian().watch_descendants()
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # it is told in one line below
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=launch.num_trainers,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",  # a free port
-        max_restarts=0,  # torch would also start again after a mistake in the settings
-        monitor_interval=0.2,
-    )
-    for restart in range(launch.max_restarts + 1):
-        try:
-            elastic_launch(config, sys.executable)("-m", "tasks", stage)
-            return
-        except ChildFailedError as error:
-            ended = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        if mistakes := _mistakes(ended):  # which that rank has told
-            raise SystemExit(mistakes[0])
-        left = launch.max_restarts - restart
-        found = f"{stage}: {_how_it_ended(ended, launch.num_trainers)}"
-        if left:
-            warn(f"warning: {found}, so all were ended; starting again from the last checkpoint ({left} times at most)")
-    raise PassingFault(
-        f"{found}, so all were ended; launch.max_restarts is {launch.max_restarts}. What was finished is in the last "
-        f"checkpoint: run the same command again to go on from it. Signal 9 often is the machine, out of memory."
-    )
-
-
-def _mistakes(ended: Mapping[int, int]) -> list[int]:
-    """The statuses of ranks that would end so again."""
-    return [status for status in ended.values() if status > 0 and status not in (PASSING_STATUS, *BY_AGENT)]
-
-
-def _how_it_ended(ended: Mapping[int, int], size: int) -> str:
-    """Of the rank that was killed; the others got a SIGTERM for it, or found it gone."""
-    order = {PASSING_STATUS: 1, **dict.fromkeys(BY_AGENT, 2)}
-    rank, status = min(ended.items(), key=lambda item: (order.get(item[1], 0), item[0]))
-    how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-    return f"rank {rank} of {size} {how}"
-
-
 @contextmanager
 def joined(place: Place, launch: LaunchSettings, compute: ComputeSettings, artifacts: Path) -> Iterator[Ranks]:
-    """The ranks, once all have met and are alike. A rank that is lost is one line, or none where the process that
-    started this one tells it.
-    """
+    """The ranks, once all have met and are alike. Where another rank is lost, that is the error."""
     ranks = _meet(place, launch, compute)
     try:
         _refuse_unlike(ranks)
+        refuse_equal_gpus(ranks.gather((socket.gethostname(), _gpu(compute))))
         _refuse_unshared(ranks, artifacts, seconds=min(SHARED_SECONDS, launch.meet_seconds))
         yield ranks
     except Exception as error:
-        if not _is_lost(error):
+        if not is_lost(error):
             raise
-        if os.environ.get(SUPERVISED):
-            raise SystemExit(PASSING_STATUS) from None
-        raise PassingFault(
+        raise LostRank(
             f"rank {ranks.number} of {ranks.size} on {socket.gethostname()} lost another one "
             f"({one_line(error, limit=120)}), and none can train alone. See that one's last lines, then run the same "
             f"command on every node again; it goes on from the last checkpoint."
@@ -146,12 +95,16 @@ def joined(place: Place, launch: LaunchSettings, compute: ComputeSettings, artif
 
 
 def own_gpu(place: Place, num_gpus: int) -> int:
-    """ValueError where this rank would have none, or that of another."""
+    """Slurm shows each of its tasks one GPU only (`--gpus-per-task=1`), which is its number 0. ValueError where this
+    rank would have none.
+    """
+    if num_gpus == 1:
+        return 0
     if place.local < num_gpus:
         return place.local
     raise ValueError(
         f"rank {place.rank} is number {place.local + 1} on {socket.gethostname()}, where it sees {num_gpus} GPUs, so "
-        f"it has none of its own. Start one rank per GPU (launch.num_trainers), and let each see all of its machine's."
+        f"it has none of its own. Start one rank per GPU there (launch.num_trainers counts those of all machines)."
     )
 
 
@@ -181,8 +134,8 @@ def _meet(place: Place, launch: LaunchSettings, compute: ComputeSettings) -> Ran
             f", then run again{'' if is_taken else '; launch.meet_seconds is how long they wait'}."
         ) from error
     finally:
-        for name in MEETING:
-            os.environ.pop(name, None)
+        for name in [name for name in os.environ if name in MEETING or name.startswith(OF_TORCH)]:
+            del os.environ[name]
 
 
 def _refuse_unlike(ranks: Ranks) -> None:
@@ -197,6 +150,27 @@ def _refuse_unlike(ranks: Ranks) -> None:
                 f"{host} has {told}, which {leader} has, so the ranks would compute different things. Install the same "
                 f"lock on every node, and use one checkout and one params.yaml."
             )
+
+
+def refuse_equal_gpus(found: Sequence[tuple[str, str | None]]) -> None:
+    """ValueError where two ranks compute on one GPU, of which NCCL says less. `found`: the machine and the GPU of each
+    rank, None on a processor.
+    """
+    for number, (host, gpu) in enumerate(found):
+        if gpu is not None and (host, gpu) in found[:number]:
+            raise ValueError(
+                f"rank {found.index((host, gpu))} and rank {number} have the same GPU of {host} ({gpu}), and each "
+                f"needs one of its own. Start fewer ranks there, or give each another one (srun --gpus-per-task=1)."
+            )
+
+
+def _gpu(compute: ComputeSettings) -> str | None:
+    """What tells the GPU of this rank from every other."""
+    import torch
+
+    if find_device(compute).type != "cuda":
+        return None
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
 
 
 def _refuse_unshared(ranks: Ranks, artifacts: Path, *, seconds: float) -> None:
@@ -221,7 +195,8 @@ def _refuse_unshared(ranks: Ranks, artifacts: Path, *, seconds: float) -> None:
 def _versions() -> dict[str, str]:
     packages = {name: metadata.version(name) for name in ("torch", "transformers", "peft")}
     params = {f"{key} of params.yaml": json_hash(value)[:8] for key, value in read_params().items() if key != "paths"}
-    return {"Python": platform.python_version(), **packages, **params}
+    code = content_hash(folder_of_code() / CODE, ignore=lambda file: file.name == "README.md")
+    return {"Python": platform.python_version(), **packages, **params, f"{CODE}/": code[:8]}
 
 
 def _sees(file: Path, seconds: float) -> bool:
@@ -231,11 +206,12 @@ def _sees(file: Path, seconds: float) -> bool:
     return file.exists()
 
 
-def _is_lost(error: Exception) -> bool:
-    """What gloo and NCCL raise where another rank is gone."""
+def is_lost(error: Exception) -> bool:
+    """Whether a connection of gloo or NCCL to another rank was closed or gave no answer; their other errors, such as
+    two ranks on one GPU, are mistakes.
+    """
     import torch.distributed as dist
 
     text = str(error).lower()
-    return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and ("gloo" in text or "connection closed by peer" in text)
-    )
+    is_of_ranks = isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in text)
+    return is_of_ranks and any(phrase in text for phrase in LOST)

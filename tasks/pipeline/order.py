@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -21,9 +21,11 @@ from tasks.core.terminal import tell
 from tasks.core.urls import local_path
 from tasks.models.settings import ComputeSettings, LaunchSettings
 from tasks.models.torch_setup import device_name
-from tasks.pipeline.launch import LAUNCHED, joined, place_of, supervise
+from tasks.pipeline.cli_errors import DEBUG
+from tasks.pipeline.launch import LAUNCHED, joined, place_of
 from tasks.pipeline.run_lock import only_run
 from tasks.pipeline.settings import PipelineSettings
+from tasks.pipeline.supervise import supervise, told_by_supervisor
 from tasks.planning.family import check_family
 from tasks.planning.nearest import check_size
 from tasks.storage.inputs import check_storage, copy_inputs, share_endpoint
@@ -109,9 +111,9 @@ def check_sources(params: dict[str, Any]) -> None:
             )
 
 
-def run_stage(name: str, **asked: Any) -> Path | None:
+def run_stage(name: str, *, options: Sequence[str] = (), **asked: Any) -> Path | None:
     """Run one stage with `params.yaml`; returns the folder with its results, or None where another process tells of
-    them. `asked` are options beyond params.yaml.
+    them. `options`: of the command line, for ranks that it starts. `asked` goes to the stage, beyond params.yaml.
     """
     params = read_params()
     check_params(params)
@@ -119,14 +121,16 @@ def run_stage(name: str, **asked: Any) -> Path | None:
     prepare_process(params)
     place = place_of(common.launch, os.environ) if name in LAUNCHED else None
     if place is not None:
-        with joined(place, common.launch, common.compute, paths.artifacts) as ranks:
+        is_supervised = common.launch.launcher == "torchrun"
+        told = told_by_supervisor(debug=DEBUG in options) if is_supervised else nullcontext()
+        with told, joined(place, common.launch, common.compute, paths.artifacts) as ranks:
             if not ranks.leads:
                 launched = cast(LaunchedStage, stage_module(name))
                 launched.follow(load(launched.SETTINGS, params), paths, ranks)
                 return None
             _run_here(name, params, paths, {**asked, "ranks": ranks})
     elif name in LAUNCHED and common.launch.launcher == "torchrun":
-        supervise(name, common.launch)
+        supervise(name, common.launch, common.compute, options)
         return None
     else:
         if name == "warm_start" and common.launch.num_trainers > 1:

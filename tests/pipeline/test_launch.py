@@ -13,11 +13,12 @@ from typing import Any
 
 import psutil
 import pytest
+import torch.distributed as dist
 
 from tasks.core.files import content_hash, read_jsonl
 from tasks.core.settings import load
 from tasks.models.settings import LaunchSettings
-from tasks.pipeline.launch import Place, _how_it_ended, _mistakes, own_gpu, place_of
+from tasks.pipeline.launch import Place, is_lost, own_gpu, place_of, refuse_equal_gpus
 from tasks.pipeline.order import CommonSections
 from tests.pipeline.prefect_api import free_port
 from tests.pipeline.project import Project
@@ -66,11 +67,30 @@ def test_two_trainers_without_a_launcher_are_refused() -> None:
         launch(launcher="local")
 
 
-def test_a_rank_without_a_gpu_of_its_own_is_refused() -> None:
-    """Slurm's --gpus-per-task shows each rank one GPU, which would be number 0 to all of them."""
+def test_each_rank_has_the_gpu_of_its_number_or_the_only_one_that_slurm_shows_it() -> None:
     assert own_gpu(Place(rank=5, size=8, local=1), 4) == 1
-    with pytest.raises(ValueError, match=r"rank 1 is number 2 on \S+, where it sees 1 GPUs.*let each see all of its"):
-        own_gpu(Place(rank=1, size=2, local=1), 1)
+    assert own_gpu(Place(rank=5, size=8, local=1), 1) == 0
+    with pytest.raises(ValueError, match=r"rank 3 is number 4 on \S+, where it sees 2 GPUs.*one rank per GPU there"):
+        own_gpu(Place(rank=3, size=4, local=3), 2)
+
+
+def test_two_ranks_with_one_gpu_are_refused_and_equal_numbers_on_two_machines_are_not() -> None:
+    refuse_equal_gpus([("a", "1"), ("a", "2"), ("b", "1"), ("c", None), ("c", None)])
+    with pytest.raises(ValueError, match=r"rank 1 and rank 2 have the same GPU of b \(7\).*--gpus-per-task=1"):
+        refuse_equal_gpus([("a", "7"), ("b", "7"), ("b", "7")])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4567",
+        "[../gloo/transport/tcp/pair.cc:547] Read error [127.0.0.1]:4567: Connection reset by peer",
+        "[../gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to complete",
+    ],
+)
+def test_a_connection_that_closed_or_gave_no_answer_is_a_lost_rank(text: str) -> None:
+    assert is_lost(RuntimeError(text))
+    assert not is_lost(ValueError(text))
 
 
 @pytest.mark.parametrize("changed", [{"launcher": "local", "num_trainers": 1}, {"launcher": "external"}])
@@ -79,17 +99,10 @@ def test_restarts_that_nobody_would_make_are_refused(changed: dict[str, Any]) ->
         launch(max_restarts=2, **changed)
 
 
-def test_of_ranks_that_ended_the_one_that_was_killed_is_named() -> None:
-    assert _how_it_ended({0: -15, 1: -9}, 2) == "rank 1 of 2 was ended by signal 9"
-    assert _how_it_ended({0: 143, 1: -9}, 2) == "rank 1 of 2 was ended by signal 9"
-    assert _how_it_ended({0: 75, 1: -9}, 2) == "rank 1 of 2 was ended by signal 9"
-    assert _how_it_ended({1: 75}, 2) == "rank 1 of 2 ended with status 75"
-
-
-def test_a_mistake_is_not_tried_again_and_a_death_is() -> None:
-    """Status 1 is a rank's own line; 143 is what the agent's SIGTERM makes of the ranks beside a dead one."""
-    assert _mistakes({0: 1, 1: 143}) == [1]
-    assert _mistakes({0: 143, 1: -9}) == _mistakes({0: -15, 1: 75}) == []
+def test_other_errors_of_the_ranks_libraries_are_mistakes() -> None:
+    assert not is_lost(RuntimeError("gloo: unsupported dtype bfloat16"))
+    assert not is_lost(dist.DistBackendError("NCCL error: invalid usage. Duplicate GPU detected: rank 1 and rank 0"))
+    assert not is_lost(RuntimeError("the tool's connection timed out"))
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +183,18 @@ def test_a_node_with_other_params_is_one_line_on_each_node(node: Project, tmp_pa
         assert status == 1
         assert re.search(rf"{HOST} has seed of params.yaml \w{{8}} and not \w{{8}}, which {HOST} has", only_line(told))
         assert "one params.yaml" in told
+
+
+@pytest.mark.slow
+def test_a_node_with_other_code_is_one_line_on_each_node(node: Project, tmp_path: Path) -> None:
+    node.set_params({"launch.meet_seconds": 60.0})
+    other = copy_of(node, tmp_path / "other")
+    with (other.folder / "tasks" / "custom" / "any_text.py").open("a", encoding="utf-8") as file:
+        file.write("# another line\n")
+    for status, told in nodes_of(node, other, port=free_port()):
+        assert status == 1
+        assert re.search(rf"{HOST} has tasks/ \w{{8}} and not \w{{8}}, which {HOST} has", only_line(told))
+        assert "one checkout" in told
 
 
 @pytest.mark.slow

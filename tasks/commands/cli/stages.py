@@ -9,7 +9,8 @@ from typer import Option
 
 from tasks.commands.cli.options import AcceptDrift, use_accept_drift
 from tasks.core.terminal import tell
-from tasks.pipeline.cli_command import command
+from tasks.pipeline.cli_command import Debug, command
+from tasks.pipeline.cli_errors import DEBUG
 
 stages = typer.Typer()
 
@@ -37,9 +38,10 @@ def warm_start() -> list[str]:
 
 
 @command(stages)
-def train(accept_drift: AcceptDrift = False) -> list[str]:
+def train(accept_drift: AcceptDrift = False, debug: Debug = False) -> list[str]:
     """Train by reinforcement learning; writes snapshots."""
-    return _run("train", accept_drift)
+    given = {"--accept-drift": accept_drift, DEBUG: debug}
+    return _run("train", accept_drift, options=[name for name, is_given in given.items() if is_given])
 
 
 @command(stages)

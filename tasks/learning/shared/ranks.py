@@ -25,7 +25,7 @@ P = ParamSpec("P")
 Value = TypeVar("Value")
 Shared = TypeVar("Shared", bound="HasRanks")
 NEXT_STEP = timedelta(days=365)  # the others wait this long for rank 0, which may collect for days; its death ends it
-END = "end"
+START, END = "start", "end"
 
 
 class HasRanks(Protocol):
@@ -93,6 +93,15 @@ class Ranks:
         """On rank 0: the step that all ranks take now."""
         if self.leads and self.size > 1:
             self._broadcast((step, arguments))
+
+    def await_start(self) -> Any:
+        """On the others: what rank 0 calls them with (`call`); None where it ends without. Before, nothing is begun."""
+        step, arguments = self._broadcast(None)
+        return None if step == END else arguments
+
+    def call(self, arguments: Any) -> None:
+        """On rank 0: what it waits for is there, and the others may begin."""
+        self.announce(START, arguments)
 
     def follow(self, target: Any) -> None:
         """On the others: take every step of `target` that rank 0 announces, until it ends."""

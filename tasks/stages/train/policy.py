@@ -4,6 +4,7 @@ the others follow it.
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.checkpoints import seed_generators
 from tasks.learning.shared.lora import Adapter
 from tasks.learning.shared.ranks import Ranks
-from tasks.models.folders import load_model
+from tasks.models.folders import load_model, weights_hash
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -81,6 +82,22 @@ def build_trainer(
     )
 
 
+def call_followers(start: Path, ranks: Ranks) -> None:
+    """On rank 0, once the model to start from is there: the others may load it."""
+    if ranks.size > 1:
+        ranks.call(weights_hash(start))
+
+
 def follow_leader(settings: TrainSections, start: Path, ranks: Ranks) -> None:
-    """On every rank but 0: take part in each step until rank 0 ends."""
+    """On every rank but 0: load what rank 0 has, and take part in each step until it ends. ValueError for other weights
+    than those of rank 0, as where a network's folder lags.
+    """
+    weights = ranks.await_start()
+    if weights is None:
+        return
+    if (own := weights_hash(start)) != weights:
+        raise ValueError(
+            f"{start} has the weights {own[:8]} on {socket.gethostname()} and {weights[:8]} on rank 0's machine, so "
+            f"the ranks would train different policies. Put the project's folder on storage that all nodes share."
+        )
     build_trainer(settings, *load_policy(settings, start), ranks).follow()

@@ -26,7 +26,7 @@ from tasks.rollouts.probe import probe_sequences
 from tasks.stages.train.alarms import Alarm
 from tasks.stages.train.collect_ahead import Batch, Pipeline, measure_staleness, refuse_stale
 from tasks.stages.train.groups import group_collector, load_prefixes
-from tasks.stages.train.policy import build_trainer, load_policy
+from tasks.stages.train.policy import build_trainer, call_followers, load_policy
 from tasks.stages.train.sentinel import Sentinel
 from tasks.stages.train.serving import Serving
 from tasks.stages.train.snapshots import Snapshots, policy_weights
@@ -80,6 +80,7 @@ class TrainingRun:
         if settings.engine.own.has_own_memory:
             self._start_engine(resources)
             self.engine.sleep()
+        call_followers(self.start, self.ranks)
         model, adapter = load_policy(settings, self.start)
         policy = WholePolicy(model, adapter, self.ranks, in_host_memory=settings.engine.own.has_own_memory)
         self.serving = Serving(settings, policy)
