@@ -1,15 +1,16 @@
-"""The trainer's `collect`: draw problems, play each several times, score the episodes.
+"""The trainer's `collect`: draw problems, play each several times, score the episodes; success by environment.
 
 It connects the rollouts, which never see a reward, with the trainer, which never sees an environment.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from tasks.chat.format import ChatFormat
-from tasks.core.records import Group, Problem, Trajectory
+from tasks.core.records import BY_ENVIRONMENT, Group, Problem, Trajectory
 from tasks.learning.grpo.curriculum import ProblemSampler
 from tasks.learning.grpo.prefixes import Prefixes
 from tasks.learning.grpo.trainer import Collect
@@ -19,6 +20,7 @@ from tasks.rewards.settings import RewardSettings
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey
 from tasks.rollouts.references import reference_messages
+from tasks.tools.base import Environment
 
 REPLACEMENT_DRAW = 1_000_000  # added to the draw number per round of dynamic sampling, so that no two draws share one
 
@@ -78,3 +80,13 @@ def score_group(
     for trajectory, score in zip(kept, scores, strict=True):
         trajectory.score = score
     return Group(problem.id, problem.category, kept, scores, round_number)
+
+
+def success_by_environment(groups: Sequence[Group], environment: Environment) -> dict[str, dict[str, float]]:
+    """Success of the batch in each environment of a mixture; nothing where there is only one."""
+    played: dict[str, list[bool]] = defaultdict(list)
+    for group in groups:
+        name = environment.member_of(group.problem_id)
+        if name is not None and not group.is_prefixed:
+            played[name] += [trajectory.is_success for trajectory in group.trajectories]
+    return {BY_ENVIRONMENT: {name: sum(won) / len(won) for name, won in sorted(played.items())}} if played else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from tasks.core.files import number_of, write_json, write_jsonl
-from tasks.core.records import BY_ENVIRONMENT, Group, Problem
+from tasks.core.records import Problem
 from tasks.environments.catalog import load_environment
 from tasks.learning.grpo.curriculum import ProblemSampler
 from tasks.learning.grpo.exploration import draws_by_schedule, samples_at, temperature_at, top_p_at
@@ -25,7 +24,7 @@ from tasks.rollouts.load import load_checked_chat, load_engine
 from tasks.rollouts.probe import probe_sequences
 from tasks.stages.train.alarms import Alarm
 from tasks.stages.train.collect_ahead import Batch, Pipeline, measure_staleness, refuse_stale
-from tasks.stages.train.groups import group_collector, load_prefixes
+from tasks.stages.train.groups import group_collector, load_prefixes, success_by_environment
 from tasks.stages.train.policy import build_trainer, call_followers, load_policy
 from tasks.stages.train.sentinel import Sentinel
 from tasks.stages.train.serving import Serving
@@ -207,7 +206,7 @@ class TrainingRun:
             **row,
             **self._new_counts(),
             "success_by_category": dict(self.sampler.success),
-            **self._by_environment(self.trainer.last_groups),
+            **success_by_environment(self.trainer.last_groups, self.environment),
         }
 
     def _train_pipelined(self, pipeline: Pipeline) -> Metrics:
@@ -222,17 +221,8 @@ class TrainingRun:
             **age,
             **batch.counts,
             "success_by_category": dict(batch.curriculum["success"]),
-            **self._by_environment(batch.groups),
+            **success_by_environment(batch.groups, self.environment),
         }
-
-    def _by_environment(self, groups: Sequence[Group]) -> Metrics:
-        """Success of the batch in each environment of a mixture; nothing where there is only one."""
-        played: dict[str, list[bool]] = defaultdict(list)
-        for group in groups:
-            name = self.environment.member_of(group.problem_id)
-            if name is not None and not group.is_prefixed:
-                played[name] += [trajectory.is_success for trajectory in group.trajectories]
-        return {BY_ENVIRONMENT: {name: sum(won) / len(won) for name, won in sorted(played.items())}} if played else {}
 
     def _before_update(self) -> None:
         self.engine.sleep()
