@@ -70,7 +70,7 @@ def fresh_problems(count: int) -> list[Problem]:
 
 
 def test_the_summary_has_the_agreed_shape(summary: dict[str, Any]) -> None:
-    more = {"greedy", "sharded", "warm_start_best_of_k"}
+    more = {"greedy", "sharded", "warm_start_attempts", "warm_start_best_of_k"}
     assert set(summary) == {"baseline", "warm_start", "select", "test", "champion", "seconds"} | more
     assert set(summary["baseline"]) == set(summary["warm_start"]) == SHARED
     assert set(summary["select"]) == SHARED | {"snapshot"}
