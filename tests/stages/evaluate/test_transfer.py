@@ -52,7 +52,7 @@ def also(name: str = "custom", settings: Any = None, **changed: Any) -> dict[str
 def sections(environment: dict[str, Any] | None = None, *others: dict[str, Any]) -> EvaluateSections:
     params = read_params(ROOT / "params.yaml")
     params["environment"] = {**ENVIRONMENT.model_dump(mode="json"), **(environment or {})}
-    params["evaluate"]["also"] = list(others)
+    params["evaluate"] |= {"also": list(others), "sharded": None}
     return load(EvaluateSections, params)
 
 
