@@ -41,13 +41,16 @@ class RankProcesses:
         """`function(ranks, *arguments)` on every rank; the arguments are JSON. AssertionError with what they said where
         one fails.
         """
+        self.begin(function, *arguments)
+        said = [self._until_done(process) for process in self.processes]
+        assert all(lines[-1:] == [DONE] for lines in said), "\n".join(line for lines in said for line in lines)
+
+    def begin(self, function: Callable[..., None], *arguments: Any) -> None:
         call = json.dumps([function.__module__, function.__name__, arguments])
         for process in self.processes:
             assert process.stdin is not None
             process.stdin.write(call + "\n")
             process.stdin.flush()
-        said = [self._until_done(process) for process in self.processes]
-        assert all(lines[-1:] == [DONE] for lines in said), "\n".join(line for lines in said for line in lines)
 
     def close(self) -> None:
         """All at once: none ends its part of a process group before the others."""

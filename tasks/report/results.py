@@ -132,8 +132,9 @@ def read_results(paths: Paths) -> StoredResults:
 
 
 def _read_attempts(paths: Paths) -> list[dict[str, Any]]:
+    """A record from before it said which one is kept (`is_kept`) says none."""
     path = paths.stage("warm_start") / "attempts.json"
-    return list(read_json(path)) if path.exists() else []
+    return [{"is_kept": None, **row} for row in read_json(path)] if path.exists() else []
 
 
 def _read_timings(paths: Paths) -> dict[str, Any]:

@@ -71,8 +71,7 @@ def build_summary(paths: Paths) -> dict[str, Any]:
 
 
 def _attempt(row: dict[str, Any]) -> dict[str, Any]:
-    kept = {name: row[name] for name in ("success", "num_steps", "end", "learning_rate")}
-    return {**kept, "is_kept": row.get("is_kept")}  # null: a record from before it said which one is kept
+    return {name: row[name] for name in ("success", "num_steps", "end", "learning_rate", "is_kept")}
 
 
 def _elsewhere(row: dict[str, Any]) -> dict[str, Any]:

@@ -163,7 +163,7 @@ def test_the_user_opens_after_the_policy_and_ends_the_conversation(
 ) -> None:
     _, url = served(["Hi, an exchange please.", "It is Yusuf Rossi, 19122.", f"Thanks! {farewell}"])
     *calls, answer = solution(EXCHANGE)
-    with closing(UserEnvironment(WORLDS["retail"], user(url, instructions=None))) as world:
+    with closing(UserEnvironment(WORLDS["retail"], user(url, "at_once", instructions=None))) as world:
         played = conversation(chat, world, EXCHANGE, ["Who are you?", *calls, answer, "Never said."])
     assert played.outcome == "success" and played.turns[-1].text == answer
     assert played.request == "Hi, an exchange please."
@@ -178,7 +178,7 @@ def test_the_model_that_plays_the_user_reads_what_the_package_tells_it(
     chat: ChatFormat, served: Callable[[list[str]], tuple[ChatEndpoint, str]]
 ) -> None:
     endpoint, url = served(["How many suitcases?", "###STOP###"])
-    with closing(UserEnvironment(WORLDS["airline"], user(url, instructions=None))) as world:
+    with closing(UserEnvironment(WORLDS["airline"], user(url, "at_once", instructions=None))) as world:
         played = conversation(chat, world, SUITCASES, ["You may take 4."])
     system = endpoint.asked[0]["messages"][0]["content"]
     assert system.startswith("# User Simulation Guidelines\n") and system.endswith("\n</scenario>\n")
@@ -197,7 +197,7 @@ def test_a_user_endpoint_that_fails_is_an_environment_error(
         return heard(number) if len(endpoint.asked[number]["messages"]) == 2 else (503, {"error": {"message": "busy"}})
 
     endpoint.misbehave = fail_later
-    with closing(UserEnvironment(WORLDS["retail"], user(url, instructions=None))) as world:
+    with closing(UserEnvironment(WORLDS["retail"], user(url, "at_once", instructions=None))) as world:
         played = conversation(chat, world, EXCHANGE, solution(EXCHANGE))
     assert (played.outcome, played.checks) == ("environment_error", {})
     assert played.fault is not None and played.fault.startswith("user: ")

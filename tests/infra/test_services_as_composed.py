@@ -105,7 +105,7 @@ class Here:
 
     def run(self, name: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            self.command(name), env=self.environment(name), capture_output=True, text=True, timeout=120, check=False
+            self.command(name), env=self.environment(name), capture_output=True, text=True, timeout=600, check=False
         )
 
     def wait(self, name: str) -> None:
@@ -167,7 +167,7 @@ def running(prepared: Here) -> Here:
 
 def status(url: str, login: str = "", method: str = "GET", **headers: str) -> int:
     try:
-        with DIRECT.open(request(url, login, method, **headers), timeout=20) as answer:
+        with DIRECT.open(request(url, login, method, **headers), timeout=120) as answer:
             return int(answer.status)
     except HTTPError as error:
         return error.code
@@ -239,7 +239,7 @@ def test_prefect_lets_no_other_page_in(running: Here):
         method="OPTIONS",
     )
     try:
-        with DIRECT.open(asked, timeout=20) as answer:
+        with DIRECT.open(asked, timeout=120) as answer:
             allowed = answer.headers.get("Access-Control-Allow-Origin")
     except HTTPError as error:
         allowed = error.headers.get("Access-Control-Allow-Origin")
@@ -295,7 +295,7 @@ def test_the_worker_makes_its_workspace_and_its_pool(running: Here):
     wait_until(
         lambda: status(running.url("prefect", "/api/work_pools/turnwise"), login) == 200, "the work pool", seconds=60
     )
-    pools = DIRECT.open(_as(login, running.url("prefect", "/api/work_pools/turnwise")), timeout=20)
+    pools = DIRECT.open(_as(login, running.url("prefect", "/api/work_pools/turnwise")), timeout=120)
     with pools as answer:
         assert json.load(answer)["type"] == "process"
 
@@ -312,12 +312,12 @@ def test_the_worker_registers_the_flows_as_the_page_says(running: Here):
     command = [*WITH_SECRETS, *shlex.split(said.partition("with_secrets.sh ")[2])]
     workspace = running.folder / "worker"
     done = subprocess.run(
-        command, cwd=workspace, env=running.environment("worker"), capture_output=True, text=True, timeout=120
+        command, cwd=workspace, env=running.environment("worker"), capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     login = running.secret("prefect_auth")
     url = running.url("prefect", "/api/deployments/name/retrain/travel-desk-agent")
-    with DIRECT.open(request(url, login), timeout=20) as answer:
+    with DIRECT.open(request(url, login), timeout=120) as answer:
         deployment = json.load(answer)
     assert deployment["work_pool_name"] == "turnwise" and str(workspace) in json.dumps(deployment["pull_steps"])
     assert [item["schedule"]["cron"] for item in deployment["schedules"]] == ["0 3 * * *"]

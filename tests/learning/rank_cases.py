@@ -6,10 +6,12 @@ Rank 0 writes what each case gave, to compare with that of one rank alone.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from tasks.core.files import write_json
 from tasks.core.records import Group
@@ -88,3 +90,15 @@ def be_late_in_a_step(ranks: Ranks, seconds: float) -> None:
         time.sleep(seconds)
     with pytest.raises(RuntimeError):
         ranks.gather("arrived")
+
+
+def end_one_after_the_other(ranks: Ranks, late: int, is_in_a_step: bool) -> None:
+    """As a command ends that was told of a mistake: the other rank is gone when this one leaves."""
+    ranks.gather("arrived")
+    ranks.is_stepping = is_in_a_step
+    if ranks.number == late:
+        time.sleep(1.0)
+    with suppress(RuntimeError):
+        ranks.end()
+    is_left = not dist.is_initialized() and ranks.group is None and ranks.idle is None
+    raise SystemExit(7 if is_left else 8)

@@ -18,7 +18,13 @@ from tasks.learning.shared.ranks import ALONE, Ranks
 from tasks.learning.shared.sharding import gather_whole
 from tasks.learning.shared.tensor_files import read_tensors
 from tests import tiny
-from tests.learning.rank_cases import CASES, be_late_in_a_step, let_the_leader_collect, train_cases
+from tests.learning.rank_cases import (
+    CASES,
+    be_late_in_a_step,
+    end_one_after_the_other,
+    let_the_leader_collect,
+    train_cases,
+)
 from tests.learning.resume_cases import go_on, load_one_by_one
 from tests.learning.rows import branching_group
 from tests.ranks import RankProcesses
@@ -86,6 +92,17 @@ def test_ranks_wait_for_the_leader_as_long_as_it_collects_and_in_a_step_for_a_ti
     hasty.call(let_the_leader_collect, 3.0)
     hasty.call(be_late_in_a_step, 3.0)
     hasty.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("is_in_a_step", [False, True])
+def test_a_rank_whose_other_has_ended_ends_with_its_own_status(late: int, is_in_a_step: bool) -> None:
+    """And not by signal 6, as gloo's threads end a process that leaves a group to Python's end."""
+    ranks = RankProcesses(2)
+    ranks.begin(end_one_after_the_other, late, is_in_a_step)
+    assert [process.wait(timeout=60) for process in ranks.processes] == [7, 7]
+    ranks.close()
 
 
 def a_folder(tmp_path_factory: pytest.TempPathFactory) -> str:

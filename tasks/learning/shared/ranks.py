@@ -112,12 +112,23 @@ class Ranks:
             getattr(target, step)(*arguments)
 
     def end(self) -> None:
-        """Let the others go. Where rank 0 left a step unfinished they wait in the middle of it, and end with rank 0."""
-        if self.size > 1 and not self.is_stepping:
-            import torch.distributed as dist
+        """Let the others go. Where rank 0 left a step unfinished they wait in the middle of it, and end with rank 0.
 
-            self.announce(END)
-            dist.destroy_process_group()
+        A gloo group that Python's own end destroys aborts the process: none is left, also where the others are gone.
+        NCCL's in the middle of a step is left, since destroying it would wait for them.
+        """
+        if self.size == 1:
+            return
+        import torch.distributed as dist
+
+        waits = self.is_stepping and self.mesh is not None and self.mesh.device_type != "cpu"
+        try:
+            if not self.is_stepping:
+                self.announce(END)
+        finally:
+            self.group = self.idle = self.mesh = None
+            if not waits:
+                dist.destroy_process_group()
 
     def _broadcast(self, value: Any) -> Any:
         import torch.distributed as dist
