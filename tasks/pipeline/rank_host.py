@@ -78,7 +78,8 @@ class RankHost:
         while self.child.is_alive() and not any(self.written) and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
         ending = None if self.child.is_alive() else self._ending()
-        return News(*map(_take, self.written), ending)
+        output, errors = map(_take, self.written)
+        return News(output, errors, ending)
 
     def stop(self) -> None:
         if self.child is not None:

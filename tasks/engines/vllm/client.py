@@ -283,17 +283,17 @@ class VLLMClient:
 
 
 def connect(url: str) -> BoundedClient:
+    """To the server at `url`."""
     import httpx2
 
     from tasks.core.bounded_http import BoundedClient
 
-    """To the server at `url`."""
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE_SECONDS)
     transport: httpx2.AsyncBaseTransport | None = None
     if url.startswith(UNIX):
         transport = httpx2.AsyncHTTPTransport(uds=url.removeprefix(UNIX), limits=limits)
     elif url.startswith(RAY):
-        from tasks.engines.vllm.on_ray import HostTransport
+        from tasks.engines.vllm.ray_transport import HostTransport
 
         transport = HostTransport(url.removeprefix(RAY))
     return BoundedClient(

@@ -14,18 +14,16 @@ import asyncio
 import os
 import socket
 import time
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx2
 
 from tasks.core.lease import Lease
-from tasks.core.text import one_line
 from tasks.engines.vllm.client import RAY, connect
+from tasks.engines.vllm.ray_transport import host_of, told
 from tasks.engines.vllm.server_process import ServerDown, ServerProcess
 from tasks.engines.vllm.settings import VLLMSettings
-from tasks.rollouts.settings import SERVERS_ON_RAY
 
 LOOK_AGAIN_SECONDS = 0.5
 ANSWER_SECONDS = 30.0  # in which a host says what it knows at once, on a busy machine too
@@ -100,7 +98,7 @@ class HostedServer:
                 ended = await self.host.is_ready.remote()
             except Exception as error:
                 _raise_mistake(error)
-                is_started, seen = False, _told(error)  # its host may be on its way back
+                is_started, seen = False, told(error)  # its host may be on its way back
             else:
                 if ended is None:
                     return time.monotonic() - begin
@@ -133,45 +131,7 @@ class HostedServer:
             return ray.get(self.host.is_ready.remote(), timeout=ANSWER_SECONDS) or ""
         except Exception as error:
             _raise_unless_gone(error)
-            return _told(error)
-
-
-class HostTransport(httpx2.AsyncBaseTransport):
-    """Requests to the server of the host with this name."""
-
-    def __init__(self, name: str):
-        self.host = host_of(name)
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        body = await request.aread()
-        kept = [(name, value) for name, value in request.headers.raw if name.lower() in (b"content-type", b"accept")]
-        try:
-            answer = await self.host.ask.remote(request.method, request.url.raw_path.decode(), kept, body)
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            raise httpx2.ConnectError(_told(error), request=request) from None
-        status, headers, content = answer
-        return httpx2.Response(status, headers=headers, content=content, request=request)
-
-
-def host_of(name: str) -> Any:
-    """The actor that the launcher placed."""
-    _connect_once()
-    import ray
-
-    return ray.get_actor(name)
-
-
-@cache
-def _connect_once() -> None:
-    """To the cluster that the launcher named."""
-    import logging
-
-    import ray
-
-    address, _, namespace = os.environ[SERVERS_ON_RAY].partition(" ")
-    ray.init(address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
+            return told(error)
 
 
 def _raise_mistake(error: Exception) -> None:
@@ -186,9 +146,3 @@ def _raise_unless_gone(error: Exception) -> None:
 
     if not isinstance(error, RayError):
         raise error
-
-
-def _told(error: Exception) -> str:
-    """Ray's messages have a line for each thing that may be so."""
-    cause = getattr(error, "cause", None)
-    return one_line(cause or f"{type(error).__name__} of Ray: {str(error).splitlines()[0]}", limit=200)
