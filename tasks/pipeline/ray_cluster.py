@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,9 @@ def connected(settings: RaySettings, bundles: Sequence[Bundle]) -> Iterator[Clus
     if settings.address is None:
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))  # else one is left in the home
         folder = tempfile.mkdtemp(prefix="ray-")  # sockets that nobody else can reach
-    ray = import_ray()
+    refuse_without_ray()
+    import ray
+
     quiet = {"namespace": namespace, "log_to_driver": False, "logging_level": logging.ERROR}
     try:
         if folder is None:
@@ -143,16 +146,13 @@ def connected(settings: RaySettings, bundles: Sequence[Bundle]) -> Iterator[Clus
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def import_ray() -> Any:
+def refuse_without_ray() -> None:
     """ValueError where it is not installed."""
-    try:
-        import ray
-    except ModuleNotFoundError:
+    if find_spec("ray") is None:
         raise ValueError(
             "launch.launcher is ray, and Ray is not installed, so nothing can be placed. Run `make setup-ray`, or set "
             "launch.launcher to torchrun."
-        ) from None
-    return ray
+        )
 
 
 def _connect(settings: RaySettings, quiet: Mapping[str, Any]) -> None:
