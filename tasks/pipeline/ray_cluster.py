@@ -13,6 +13,7 @@ import math
 import os
 import secrets
 import shutil
+import signal
 import socket
 import tempfile
 import time
@@ -131,6 +132,7 @@ def connected(settings: RaySettings, bundles: Sequence[Bundle]) -> Iterator[Clus
     import ray
 
     quiet = {"namespace": namespace, "log_to_driver": False, "logging_level": logging.ERROR}
+    on_terminate = signal.getsignal(signal.SIGTERM)
     try:
         if folder is None:
             _connect(settings, quiet)
@@ -139,6 +141,7 @@ def connected(settings: RaySettings, bundles: Sequence[Bundle]) -> Iterator[Clus
             own_guardian().remove(Path(folder))
             cpus = max(os.cpu_count() or 1, math.ceil(sum(bundle["CPU"] for bundle in bundles)))
             ray.init(num_cpus=cpus, include_dashboard=False, _temp_dir=folder, **quiet)
+        signal.signal(signal.SIGTERM, on_terminate)  # Ray's handler ends with status 15
         yield Cluster(ray.get_runtime_context().gcs_address, namespace, is_own=folder is not None)
     finally:
         ray.shutdown()

@@ -125,6 +125,15 @@ def test_a_mistake_that_all_ranks_find_is_told_once(toy: Project) -> None:
     assert not toy.processes()
 
 
+def test_a_command_that_is_stopped_ends_as_one_without_ranks(toy: Project) -> None:
+    process = start(toy, "long")
+    wait_for([toy.folder / f"started-{rank}" for rank in range(2)], process)
+    process.terminate()
+    _, errors = process.communicate(timeout=LONGEST_SECONDS)
+    assert (process.returncode, errors) == (143, "")
+    assert not toy.processes()
+
+
 def test_when_the_head_is_killed_the_command_ends_in_one_line_and_leaves_no_process(toy: Project) -> None:
     process = start(toy, "long")
     wait_for([toy.folder / f"started-{rank}" for rank in range(2)], process)
