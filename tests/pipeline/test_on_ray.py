@@ -67,6 +67,7 @@ def on_ray(untrained: Project, folder: Path, address: str | None, **changed: obj
     return project
 
 
+@pytest.mark.demo
 def test_after_kill_9_of_a_rank_all_start_again_and_end_bitwise_as_under_torchrun_without_it(
     untrained: Project, address: str, tmp_path: Path
 ) -> None:

@@ -115,7 +115,7 @@ def test_a_command_that_is_stopped_ends_as_one_without_ranks(
 
 
 def wait_for(marks: list[Path], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not all(mark.exists() for mark in marks):
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()
         time.sleep(0.05)
