@@ -24,11 +24,19 @@ class MiniBatch:
     dropped_lengths: list[int]
 
 
-def divide(groups: Sequence[Group], settings: GRPOSettings) -> tuple[list[list[Row]], list[list[int]]]:
+def oldest_version(settings: GRPOSettings, iteration: int) -> int | None:
+    """Of the tokens that carry loss. None where whole batches are collected: one with an older token is refused."""
+    return iteration - 1 - settings.max_staleness if settings.streaming else None
+
+
+def divide(
+    groups: Sequence[Group], settings: GRPOSettings, *, oldest: int | None = None
+) -> tuple[list[list[Row]], list[list[int]]]:
     """The rows of each group that carries loss, and the sampled tokens of each trajectory of each dropped group.
 
     Dropped groups count in the denominator: else the gradient would grow as groups become equal. Replaced groups are no
-    part of the batch (DAPO). With `zero_variance_groups: keep` equal groups carry their KL.
+    part of the batch (DAPO). With `zero_variance_groups: keep` equal groups carry their KL. Tokens of versions before
+    `oldest` carry none, nor does a trajectory that has no others; their rewards are compared all the same.
     """
     last_round = max((group.round_number for group in groups), default=0)
     rows: list[list[Row]] = []
@@ -36,7 +44,8 @@ def divide(groups: Sequence[Group], settings: GRPOSettings) -> tuple[list[list[R
     for group in groups:
         advantages = group_credit(group, settings)
         triples = zip(group.trajectories, advantages, carries_loss(group, settings), strict=True)
-        counted = [Row.of(item, advantage) for item, advantage, is_counted in triples if is_counted]
+        counted = [Row.of(item, advantage, oldest=oldest) for item, advantage, is_counted in triples if is_counted]
+        counted = [row for row in counted if any(row.sampled_mask)]
         if counted and (any(map(np.any, advantages)) or settings.zero_variance_groups == "keep"):
             rows.append(counted)
         elif group.round_number == last_round:

@@ -148,7 +148,7 @@ def train_policy(
                     answer_alarm(alarm, training, alarms)
                 bar.advance(_progress(row))
                 if log is not None:
-                    log(row)
+                    log({**row, **training.stopwatch.idle(row["iteration"])})
         if timings is not None:
             write_timings(timings, training)
     finally:
