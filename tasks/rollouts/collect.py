@@ -56,8 +56,7 @@ class Collector:
         self, keys: Sequence[EpisodeKey], on_end: Callable[[Trajectory], None] = lambda trajectory: None
     ) -> list[Trajectory]:
         """One trajectory per key, in order; `on_end` gets each as it ends. ValueError where too many are lost."""
-        self.begin()
-        self.on_end = on_end
+        self.begin(on_end)
         self.add(keys)
         try:
             while self.waiting or self.running:
@@ -66,7 +65,7 @@ class Collector:
             self.close_running()  # on an error, close their servers too
         return [self.ended[number] for number in range(len(keys))]
 
-    def begin(self) -> None:
+    def begin(self, on_end: Callable[[Trajectory], None] = lambda trajectory: None) -> None:
         """Forget every episode."""
         self.waiting: deque[tuple[int, EpisodeKey, int]] = deque()  # number, key, attempt
         self.running: dict[Conversation, int] = {}  # the number of each episode's key
@@ -75,7 +74,7 @@ class Collector:
         self.answered = SimpleQueue()
         self.num_added = self.num_waits = 0
         self.is_held = False
-        self.on_end: Callable[[Trajectory], None] = lambda trajectory: None
+        self.on_end = on_end
         self.clock.forget()
 
     def add(self, keys: Sequence[EpisodeKey]) -> range:

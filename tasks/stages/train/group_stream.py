@@ -71,7 +71,8 @@ class GroupStream:
 
     def collect(self, iteration: int, round_number: int, num_problems: int) -> list[Group]:
         """The first `num_problems` groups to finish; fewer where the deadline came and the batch has its least."""
-        self.num_taken = 0 if round_number == 0 else self.num_taken
+        if round_number == 0:
+            self.num_taken = 0
         taken: list[Group] = []
         while len(taken) < num_problems:
             if self.finished:

@@ -97,7 +97,7 @@ class TrainingRun:
         )
         self.sampler = ProblemSampler(self.problems, params, seed=settings.seed, baseline=self.baseline)
         self.prefixes = load_prefixes(params, self.chat, seed=settings.seed)
-        options = {"rewards": settings.reward, "explore": self._explore}
+        options: dict[str, Any] = {"rewards": settings.reward, "explore": self._explore}
         self.stream = GroupStream.of(self.collector, self.sampler, params, **options)
         whole = group_collector(self.collector, self.sampler, prefixes=self.prefixes, **options)
         collect = self.stream.collect if self.stream else whole

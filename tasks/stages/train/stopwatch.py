@@ -55,6 +55,12 @@ class Stopwatch:
         """Seconds of an iteration in which the trainer waited for episodes, and in which no engine wrote."""
         return {name: value for name, value in self.by_iteration[iteration].items() if name.endswith("_idle_seconds")}
 
+    def idle_in_all(self) -> dict[str, float]:
+        """As `idle`, and the seconds of the iterations, over all that this process trained."""
+        rows = self.rows()
+        names = ("iteration_seconds", "trainer_idle_seconds", "engine_idle_seconds")
+        return {name: sum(row.get(name, 0.0) for row in rows) for name in names}
+
     def rows(self) -> list[dict[str, Any]]:
         """Of the iterations that this process trained, in order."""
         rows = ({"iteration": number, **row} for number, row in sorted(self.by_iteration.items()))

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from tasks.core.records import Group, Score, Trajectory, Turn
+from tasks.chat.format import ChatFormat
+from tasks.core.records import Group, Problem, Score, Trajectory, Turn
+from tasks.engines.scripted.scripts import ScriptedEngine
+from tasks.environments.travel_desk.environment import TravelDesk, TravelDeskEpisode
 from tasks.learning.grpo.mini_batches import divide
+from tasks.rollouts.collect import Collector
+from tasks.rollouts.episode import EngineEpisodes
 from tasks.stages.train import groups as grouping
 from tasks.stages.train import run as training
+from tasks.stages.train.group_stream import GroupStream
 from tests import tiny
 from tests.stages.train.test_pipelined import collector_threads, result
 from tests.stages.train.test_training import PROBLEMS, alarm_at, run, run_killed_after, settings
@@ -143,3 +150,67 @@ def test_what_cannot_stream_is_refused_in_one_line(changed: dict[str, Any], foun
     with pytest.raises(ValueError, match=found) as error:
         streamed(**changed)
     assert "\n" not in str(error.value)
+
+
+class HeldEpisode(TravelDeskEpisode):
+    """Its verdict comes at once for the problems of `free`, and for the others when they are let go."""
+
+    free: ClassVar[set[str]] = set()
+    held: ClassVar[list[Future[Any]]] = []
+
+    def verdict(self, final_message: str | None) -> Any:
+        found = super().verdict(final_message)
+        if self.problem.id in self.free:
+            return found
+        waiting: Future[Any] = Future()
+        waiting.verdict = found  # type: ignore[attr-defined]
+        self.held.append(waiting)
+        return waiting
+
+    @classmethod
+    def let_go(cls) -> None:
+        for waiting in cls.held:
+            waiting.set_result(waiting.verdict)  # type: ignore[attr-defined]
+        cls.held.clear()
+
+
+class InOrder:
+    """Draws the problems in their order."""
+
+    def __init__(self) -> None:
+        self.problems = {problem.id: problem for problem in tiny.problems(12)}
+        self.rest = list(self.problems.values())
+        self.learnt: list[str] = []
+
+    def draw(self, iteration: int, round_number: int, count: int) -> list[Problem]:
+        drawn, self.rest = self.rest[:count], self.rest[count:]
+        return drawn
+
+    def learn(self, groups: list[Group]) -> None:
+        self.learnt += [group.problem_id for group in groups]
+
+
+def test_at_the_deadline_a_batch_has_what_finished_and_the_stragglers_are_in_the_next() -> None:
+    """Of four groups two finish; half a batch is enough. The others, held up until then, are the next batch's first."""
+    chat, world, sampler = ChatFormat(tiny.tokenizer(), source="test"), TravelDesk(), InOrder()
+    world.episode_class = HeldEpisode  # type: ignore[misc]
+    names = list(sampler.problems)
+    engine = ScriptedEngine([[chat.encode("Done.")]], end_of_turn=chat.end_of_turn)
+    collector = Collector(
+        EngineEpisodes(engine, chat, tiny.SAMPLING), world, max_concurrent_episodes=99, seed=0, stage="test"
+    )
+    options = streamed(num_iterations=2, streaming=STREAMING | {"groups_under_way": 4, "batch_deadline_seconds": 0.1})
+    drawn: Any = sampler
+    stream = GroupStream(collector, drawn, rewards=options.reward, explore=lambda iteration: 2, params=options.train)
+    HeldEpisode.free = set(names[:2])
+    stream.ask(1)
+    assert [group.problem_id for group in stream.collect(1, 0, 4)] == names[:2]
+    HeldEpisode.free = set(names)
+    HeldEpisode.let_go()
+    stream.ask(2)
+    second = stream.collect(2, 0, 4)
+    assert {group.problem_id for group in second} >= set(names[2:4])
+    assert len(second) == 4
+    assert sampler.learnt == names[:2] + [group.problem_id for group in second]
+    stream.discard()
+    assert not collector.running
