@@ -28,7 +28,7 @@ from tasks.learning.grpo.metrics import (
     pass_metrics,
     rollout_metrics,
 )
-from tasks.learning.grpo.mini_batches import MiniBatch, divide, mini_batches, oldest_version
+from tasks.learning.grpo.mini_batches import MiniBatch, divide, mini_batches
 from tasks.learning.grpo.step_loss import LossBatch, batch_loss, loss_batches
 from tasks.learning.shared.agreement import check_engine, prepare_model, trainer_logp
 from tasks.learning.shared.batching import check_tokens, share_of
@@ -212,8 +212,7 @@ class GRPOTrainer:
             missing = wanted - sum(has_signal(group, self.settings) for group in groups)
             if missing <= 0:
                 break
-            replacements = collect(iteration, round_number, missing)
-            groups += replacements
+            groups += (replacements := collect(iteration, round_number, missing))
             num_replaced += len(replacements)
         return groups, num_replaced
 
@@ -229,8 +228,7 @@ class GRPOTrainer:
         return {"entropy": found}
 
     def _mini_batches(self, groups: Sequence[Group]) -> list[MiniBatch]:
-        oldest = oldest_version(self.settings, self.iteration)
-        rows, dropped_lengths = divide(groups, self.settings, oldest=oldest)
+        rows, dropped_lengths = divide(groups, self.settings, iteration=self.iteration)
         return mini_batches(rows, dropped_lengths, num_steps=self.settings.steps_per_batch)
 
     def _micro_batches(self, part: MiniBatch) -> list[LossBatch]:

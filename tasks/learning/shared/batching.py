@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import compress
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -40,16 +39,8 @@ class Row:
     advantage: float | list[float]  # of all sampled tokens, or of each
 
     @classmethod
-    def of(cls, trajectory: Trajectory, advantage: float | list[float], *, oldest: int | None = None) -> Row:
-        """Tokens of versions before `oldest` are attended to, and carry no loss."""
-        row = cls(trajectory.token_ids, trajectory.sampled_mask, trajectory.sampler_logp, advantage)
-        if oldest is None or trajectory.policy_version >= oldest:
-            return row
-        is_fresh = [version >= oldest for version in trajectory.sampled_versions]
-        left = iter(is_fresh)
-        mask = [is_sampled and next(left) for is_sampled in trajectory.sampled_mask]
-        credit = list(compress(advantage, is_fresh)) if isinstance(advantage, list) else advantage
-        return replace(row, sampled_mask=mask, advantage=credit)
+    def of(cls, trajectory: Trajectory, advantage: float | list[float]) -> Row:
+        return cls(trajectory.token_ids, trajectory.sampled_mask, trajectory.sampler_logp, advantage)
 
 
 def check_tokens(groups: Sequence[Group], *, vocabulary_size: int) -> None:

@@ -112,18 +112,20 @@ def test_a_roll_back_discards_the_groups_under_way(
 
 
 def test_tokens_too_old_carry_no_loss_and_their_rewards_are_compared() -> None:
-    """Versions 3 and 5 wrote two tokens each; from 4 on they count. The other trajectory is of version 1 alone."""
+    """Iteration 8 with `max_staleness` 3 counts tokens from version 4 on. Versions 3 and 5 wrote two tokens each; the
+    other trajectory is of version 1 alone.
+    """
     params = streamed(zero_variance_groups="drop", advantage="mean").train
     both, old = written([3, 3, 5, 5]), written([1, 1])
     group = Group("p", "c", [both, old], [Score(1.0, {}), Score(0.0, {})])
-    (kept,), dropped = divide([group], params, oldest=4)
+    (kept,), dropped = divide([group], params, iteration=8)
     (row,) = kept
     assert row.sampled_mask == [False, False, False, True, True]
     assert row.advantage == 0.5  # 1 less the mean of 1 and 0
     assert dropped == []
     (all_kept,), _ = divide([group], params)
     assert [sum(row.sampled_mask) for row in all_kept] == [4, 2]
-    by_turn = divide([group], params.model_copy(update={"advantage": "turn_leave_one_out"}), oldest=4)[0][0][0]
+    by_turn = divide([group], params.model_copy(update={"advantage": "turn_leave_one_out"}), iteration=8)[0][0][0]
     assert by_turn.advantage == [1.0, 1.0]
 
 
