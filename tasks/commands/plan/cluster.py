@@ -119,7 +119,7 @@ def plan_cluster(
     return ClusterPlan(
         gpus=gpus,
         gpus_per_node=gpus // nodes,
-        head=(_batch_line(workload), *_episode_lines(records, recorded, tokens), told, *check),
+        head=(_batch_line(workload), *_episode_lines(records, recorded, tokens), told, _fixed_line(speeds), *check),
         looked_at=sorted(looked_at, key=lambda row: row.allocation.trainers),
         best=rows[gpus],
         sizes=[(row, search.next_gpu(row)) for row in rows.values()],
@@ -200,6 +200,13 @@ def _episode_lines(records: Records, workload: Workload, tokens: tuple[int, int,
         told = "{:,} of prompt, {:,} sampled, {:,} of replies".format(*tokens)
         lines.append(f"assumed: the lengths of --tokens ({told}), as unequal as those of these episodes")
     return lines
+
+
+def _fixed_line(speeds: Speeds) -> str:
+    return (
+        f"beside rollout and update, per iteration: {_seconds(speeds.refresh)} to give the engines new weights, "
+        f"{_seconds(speeds.save)} to save"
+    )
 
 
 def _check_line(records: Records, workload: Workload, speeds: Speeds, *, seed: int) -> str:
