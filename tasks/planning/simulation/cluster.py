@@ -143,7 +143,7 @@ class _Run:
             yield self.finished.put((group, taken))
             yield taken
 
-    def _take_first(self) -> Waits:
+    def _take_first(self) -> Generator[simpy.Event, Any, Batch]:
         """The groups of a batch: those that finish first."""
         batch = []
         since = self.env.now
