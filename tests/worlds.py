@@ -83,6 +83,7 @@ def environment_settings(name: str = "travel_desk", **changed: Any) -> Environme
         "faults": None,
         "judge": None,
         "user": None,
+        "pool": None,
     }
     return EnvironmentSettings.model_validate({**parts, **changed}).model_copy(update={"name": name})
 
