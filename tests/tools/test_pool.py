@@ -60,7 +60,7 @@ def test_a_worker_that_ends_costs_its_episodes_a_restart_and_the_trajectories_ar
     for number in range(2):
         (tmp_path / f"once{number}").unlink()
     world = pooled(2, max_restarts=9, timeout_seconds=8.0 if trouble == "hang" else 120.0)
-    world.limits = world.limits.model_copy(update={"max_attempts": 9})
+    world.inner.limits = world.inner.limits.model_copy(update={"max_attempts": 9})
     try:
         assert collect(world, chat, tmp_path, calls) == alone
         assert world.ended
