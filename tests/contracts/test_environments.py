@@ -284,7 +284,7 @@ def test_whatever_a_model_writes_is_answered_and_never_raises(case: Case, data: 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in environment_names() if name not in ("mcp", "custom")])
 def test_worker_processes_play_what_this_process_plays(name: str, tmp_path: Path):
-    """The servers of mcp are processes already; custom is played so in tests/tools/test_pool.py."""
+    """The servers of mcp are processes already; tests/tools/test_pool.py plays a world of a user's own."""
     case = MAKERS[name](tmp_path)
     pooled = load_environment(environment_settings(name, pool=TWO_WORKERS))
     try:
