@@ -220,7 +220,7 @@ def test_a_turn_under_way_survives_a_refresh_and_each_token_is_of_its_version(be
         version += 1
         if not engine.has_own_memory:
             cast(AdjustableEngine, engine).pause()
-        _change(model)
+        _change(model, by=0.05 if len(weights) % 2 else -0.05)
         engine.refresh(PolicyWeights.of(model), version)
         weights[version] = copy.deepcopy(model)
     (last,) = ask_only(engine, TurnRequest(99, prompt[:5], max_new_tokens=4, seed=7))
@@ -256,11 +256,12 @@ def after(num_steps: int) -> Callable[[], bool]:
     return lambda: next(asked) > num_steps
 
 
-def _change(model: PreTrainedModel) -> None:
+def _change(model: PreTrainedModel, *, by: float = 0.05) -> None:
+    """By the same numbers whenever it is called: `-by` is the way back."""
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+            parameter.add_(by * torch.randn(parameter.shape, generator=generator))
 
 
 def test_turns_and_trajectories_say_which_policy_wrote_them(bench: Bench) -> None:
