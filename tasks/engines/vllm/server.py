@@ -26,6 +26,7 @@ from tasks.rollouts.engine import EpisodeHandle
 from tasks.rollouts.probe import Comparison, compare_logp
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 CONFIRM_AFTER_SECONDS = 5.0  # of silence; less than any server needs to start, so a restart is noticed
@@ -36,7 +37,8 @@ PAUSE_AGAIN_SECONDS = 0.02  # for a turn that was on its way when the server was
 class Weights:
     """In a folder, or in `tensors`, or in an `adapter` over the folder's: a server then starts from the folder.
 
-    `label` None: nothing was exported yet. `probe` is what every server is held to that loads them.
+    `label` None: nothing was exported yet. Tensors go from `device`. `probe` is what every server is held to that loads
+    them.
     """
 
     folder: Path
@@ -45,6 +47,7 @@ class Weights:
     tensors: dict[str, Tensor] | None = None
     adapter: Path | None = None
     probe: Probe | None = None
+    device: torch.device | None = None
 
     @property
     def are_in_the_folder(self) -> bool:
@@ -167,7 +170,8 @@ class Server:
                 await self.client.load_adapter(weights.adapter)
         elif weights.tensors is not None:
             self.sender = self.sender or NCCLSender(self.client)
-            await self.sender.send(weights.tensors)
+            assert weights.device is not None
+            await self.sender.send(weights.tensors, weights.device)
         else:
             with self.reading(weights.folder):
                 await self.client.load_weights(weights.folder)

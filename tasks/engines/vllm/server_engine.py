@@ -19,7 +19,7 @@ from tasks.core.background import event_loop, run
 from tasks.core.progress import progress_bar
 from tasks.engines.vllm.client import VLLMClient
 from tasks.engines.vllm.ipc import check_transfer
-from tasks.engines.vllm.nccl import copies
+from tasks.engines.vllm.nccl import copies, sends_from
 from tasks.engines.vllm.server import TornWeights, Weights, check_whole
 from tasks.engines.vllm.server_process import MODEL_NAME, ServerDown, ServerProcess, num_gpus
 from tasks.engines.vllm.servers import Servers
@@ -151,7 +151,7 @@ class ServerEngine:
         served = self.servers.weights if self.servers is not None else None
         folder = served.folder if served is not None else self._first_folder()
         tensors = copies(given, self.weights_folder.dtype)
-        return Weights(folder, label, policy_version, tensors, probe=given.probe)
+        return Weights(folder, label, policy_version, tensors, probe=given.probe, device=sends_from(given))
 
     def _export(self, given: PolicyWeights, policy_version: int) -> Path:
         folder = self.weights_folder.export(given, policy_version)
