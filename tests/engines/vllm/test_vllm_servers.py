@@ -435,6 +435,46 @@ def test_a_refresh_cut_short_is_done_again_before_anything_is_generated(
     engine.refresh(PolicyWeights.of(model), version + 1)
 
 
+def test_turns_under_way_keep_their_tokens_when_one_of_two_servers_dies_in_a_refresh(
+    engine: ServerEngine, model_folder: Path, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its turns go on with the other. Each token has the log-prob that the weights of its version give it."""
+    one, other = ready(engine, 2)
+    before, new = engine.counts(), changed(model_folder)
+    prompt = load_chat(model_folder).prompt_ids("Cancel booking B42.", [])
+    load, killed = other.client.load_weights, list[bool]()
+
+    async def killed_before_loading(folder: Path) -> None:
+        if not killed:
+            killed.append(True)
+            api_process(other).kill()
+        await load(folder)
+
+    monkeypatch.setattr(other.client, "load_weights", killed_before_loading)
+    for episode in range(16):
+        engine.submit(TurnRequest(episode, prompt, max_new_tokens=100, seed=episode))
+    within(60, lambda: one.num_in_flight and other.num_in_flight)
+    version = engine.policy_version + 1
+    engine.refresh(PolicyWeights.of(new), version)
+    assert one.state == "ready" and other.state != "ready"
+    replies: list[TurnReply] = []
+    while len(replies) < 16:
+        replies += engine.poll()
+    for reply in replies:
+        engine.release(reply.episode)
+        of = {
+            item: plain_logp(weights, [*prompt, *reply.token_ids])[len(prompt) - 1 :]
+            for item, weights in ((version - 1, model), (version, new))
+        }
+        expected = [of[item][place] for place, item in enumerate(reply.token_versions)]
+        assert reply.sampler_logp == pytest.approx(expected, abs=1e-4)
+    assert sorted(reply.episode for reply in replies) == list(range(16))
+    assert engine.counts()["engine_continued_turns"] > before["engine_continued_turns"]
+    assert engine.counts()["engine_retried_turns"] == before["engine_retried_turns"], "none was lost with it"
+    ready(engine, 2)
+    engine.refresh(PolicyWeights.of(model), version + 1)
+
+
 def test_a_server_that_is_stopped_is_started_again_and_loses_its_turns_to_another(
     engine: ServerEngine, model_folder: Path, undisturbed: list[Trajectory], monkeypatch: pytest.MonkeyPatch
 ) -> None:
