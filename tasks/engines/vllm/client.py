@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.core import json_text
 from tasks.core.text import one_line
 from tasks.engines.vllm.answers import Answer, Asked
+from tasks.engines.vllm.prompt_ids import encode_body, parse_answer
 from tasks.engines.vllm.server_process import ServerDown
 from tasks.engines.vllm.shared import seed_for_vllm
 from tasks.rollouts.settings import SamplingSettings
@@ -188,7 +188,7 @@ class VLLMClient:
             )
 
     async def post(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
-        return self._read(await self._ask("POST", route, body))
+        return self._read(await self._ask("POST", route, body), body.get("prompt"))
 
     async def is_healthy(self) -> bool:
         try:
@@ -209,7 +209,7 @@ class VLLMClient:
         seconds = timeout_seconds or self.timeout_seconds
         try:
             async with asyncio.timeout(seconds):
-                return await self._http.request(method, route, json=body)
+                return await self._http.request(method, route, **encode_body(body))
         except TimeoutError:
             raise ServerDown(
                 f"no answer to {route} within {seconds:g} s (engine.settings.request_timeout_seconds)"
@@ -229,11 +229,11 @@ class VLLMClient:
                 f"would refuse it again. It may serve another model or a shorter context than sampling asks for."
             )
 
-    def _read(self, response: httpx2.Response) -> dict[str, Any]:
+    def _read(self, response: httpx2.Response, prompt: list[int] | None = None) -> dict[str, Any]:
         self._refuse_status(response)
         route = response.request.url.path
         try:
-            answer = json_text.parse(response.content)
+            answer = parse_answer(response.content, prompt)
         except ValueError:
             raise ServerDown(f"its answer at {route} is no JSON: {one_line(response.text)}") from None
         if not isinstance(answer, dict):
