@@ -157,7 +157,7 @@ def turn(servers: Servers, episode: int) -> asyncio.Task[TurnReply]:
 
 
 def states(servers: Servers) -> list[tuple[str, int]]:
-    return [(server.state, cast(Weights, server.weights).policy_version) for server in servers.all]
+    return [(server.state, server.weights.policy_version if server.weights else 0) for server in servers.all]
 
 
 def test_new_weights_come_into_turns_which_keep_their_tokens_and_end_once(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_a_server_that_missed_a_version_writes_nothing_before_it_has_it(tmp_path
         fakes[1].may_end.set()  # its turns would be answered at once
         asked_before = len(fakes[1].asked)
         await servers.serve(weights(2))
-        assert states(servers)[0] == ("ready", 2) and servers.all[1].state == "down"
+        assert states(servers)[0] == ("ready", 2) and servers.num_restarts == 1
         fakes[0].may_end.set()
         replies = await asyncio.gather(*turns)
         assert all(set(reply.token_versions) <= {1, 2} for reply in replies)
