@@ -1,7 +1,8 @@
 """Requests to one vLLM server over HTTP: turns as token ids, log-probs of given ids, new weights.
 
-A server is at a URL, or at `unix:` and a socket's path. No text is ever turned into ids. No answer raises ServerDown,
-as one that does not add up does (`answers.py`). A refused request (4xx) is our mistake: ValueError.
+A server is at a URL, at `unix:` and a socket's path, or at `ray:` and the name of its host. No text is ever turned into
+ids. No answer raises ServerDown, as one that does not add up does (`answers.py`). A refused request (4xx) is our
+mistake: ValueError.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CERTAIN_NATS = 0.05
 # Sent explicitly: an external server takes missing values from the model's generation_config.json.
 NOTHING_ELSE: dict[str, float] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 MAX_ANSWER_BYTES = 64 << 20  # log-probs of a given token take 100 bytes
-UNIX = "unix:"
+UNIX, RAY = "unix:", "ray:"
 ADAPTER = "adapter"  # the policy's, to the server
 KEEP_ALIVE_SECONDS = 2.0  # the server closes idle ones after 5, which looks like a crash
 
@@ -53,13 +54,13 @@ class VLLMClient:
         self.model, self.sampling, self.end_ids = model, sampling, tuple(end_ids)
         self.adapter: str | None = None  # the name of the one to compute with
         self.vocabulary_size, self.timeout_seconds = vocabulary_size, timeout_seconds
-        self.url, self._http = url.rstrip("/"), _connection(url)
+        self.url, self._http = url.rstrip("/"), connect(url)
 
     async def move(self, url: str) -> None:
         """To a server that was started again, and has no adapter yet."""
         self.adapter = None
         await self._http.aclose()
-        self.url, self._http = url.rstrip("/"), _connection(url)
+        self.url, self._http = url.rstrip("/"), connect(url)
 
     async def generate(
         self,
@@ -241,18 +242,25 @@ class VLLMClient:
         return answer
 
 
-def _connection(url: str) -> BoundedClient:
+def connect(url: str) -> BoundedClient:
+    """To the server at `url`."""
     import httpx2
 
     from tasks.core.bounded_http import BoundedClient
 
-    socket = url.removeprefix(UNIX) if url.startswith(UNIX) else None
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE_SECONDS)
+    transport: httpx2.AsyncBaseTransport | None = None
+    if url.startswith(UNIX):
+        transport = httpx2.AsyncHTTPTransport(uds=url.removeprefix(UNIX), limits=limits)
+    elif url.startswith(RAY):
+        from tasks.engines.vllm.ray_transport import HostTransport
+
+        transport = HostTransport(url.removeprefix(RAY))
     return BoundedClient(
         max_bytes=MAX_ANSWER_BYTES,
         total_seconds=None,  # each request has a limit of its own
-        base_url="http://localhost" if socket else url.rstrip("/"),
-        transport=httpx2.AsyncHTTPTransport(uds=socket, limits=limits) if socket else None,
+        base_url="http://localhost" if transport else url.rstrip("/"),
+        transport=transport,
         limits=limits,
         timeout=None,
         trust_env=False,

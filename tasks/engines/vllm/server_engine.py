@@ -20,7 +20,7 @@ from tasks.core.progress import progress_bar
 from tasks.engines.vllm.client import VLLMClient
 from tasks.engines.vllm.ipc import check_transfer
 from tasks.engines.vllm.nccl import copies, sends_from
-from tasks.engines.vllm.server import TornWeights, Weights, check_whole
+from tasks.engines.vllm.server import StartedServer, TornWeights, Weights, check_whole
 from tasks.engines.vllm.server_process import MODEL_NAME, ServerDown, ServerProcess, num_gpus
 from tasks.engines.vllm.servers import Servers
 from tasks.engines.vllm.settings import WRONG_DTYPE
@@ -28,6 +28,7 @@ from tasks.engines.vllm.shared import Start, max_model_len, vocabulary_size
 from tasks.engines.vllm.turns import ask_turn, score_on_all
 from tasks.models.policy_weights import PolicyWeights
 from tasks.rollouts.engine import EpisodeHandle, FixedWeights, TurnReply, TurnRequest, never
+from tasks.rollouts.settings import SERVERS_ON_RAY
 
 Result = TypeVar("Result")
 TICK_SECONDS = 0.01  # between two checks whether `poll` should end early
@@ -184,8 +185,13 @@ class ServerEngine:
             log_folder=self.log_folder,
         )
 
-    def _start_process(self, folder: Path, number: int) -> ServerProcess:
-        return ServerProcess(
+    def _start_process(self, folder: Path, number: int) -> StartedServer:
+        make: Any = ServerProcess
+        if SERVERS_ON_RAY in os.environ:
+            from tasks.engines.vllm.on_ray import HostedServer
+
+            make = HostedServer
+        return make(
             folder,
             self.options,
             number=number,

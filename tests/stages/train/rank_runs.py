@@ -29,6 +29,11 @@ LORA = {"rank": 4, "alpha": 8.0, "target_modules": "all-linear"}
 RUNS: dict[str, dict[str, Any]] = {
     "full": {},
     "adapter, ahead": {"lora": LORA, "max_staleness": 1, "importance_correction": "token_truncate"},
+    "streaming": {
+        "max_staleness": 1,
+        "importance_correction": "token_truncate",
+        "streaming": {"groups_under_way": 6, "batch_deadline_seconds": None, "least_batch_share": 0.5},
+    },
 }
 
 
