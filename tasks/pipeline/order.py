@@ -23,11 +23,13 @@ from tasks.models.settings import ComputeSettings, LaunchSettings
 from tasks.models.torch_setup import device_name
 from tasks.pipeline.cli_errors import DEBUG
 from tasks.pipeline.launch import LAUNCHED, joined, place_of
+from tasks.pipeline.ray_cluster import refuse_without_ray
 from tasks.pipeline.run_lock import only_run
 from tasks.pipeline.settings import PipelineSettings
 from tasks.pipeline.supervise import supervise, told_by_supervisor
 from tasks.planning.family import check_family
 from tasks.planning.nearest import check_size
+from tasks.rollouts.settings import EngineSettings
 from tasks.storage.inputs import check_storage, copy_inputs, share_endpoint
 from tasks.storage.mirror import RUN, fetch_resume
 from tasks.storage.settings import StorageSections
@@ -63,6 +65,10 @@ class CommonSections(StorageSections):
     pipeline: PipelineSettings
 
 
+class EngineSections(Settings):
+    engine: EngineSettings
+
+
 def stage_module(name: str) -> StageModule:
     """`tasks/stages/<name>/stage.py`; cheap to import, since heavy imports are inside `run`."""
     return cast(StageModule, importlib.import_module(f"tasks.stages.{name}.stage"))
@@ -91,7 +97,10 @@ def check_sources(params: dict[str, Any]) -> None:
     """
     from tasks.models.missing import check_model_path
 
-    device_name(load(CommonSections, params).compute)  # else a missing GPU's model would not fit the processor
+    common = load(CommonSections, params)
+    if common.launch.launcher == "ray":
+        refuse_without_ray()
+    device_name(common.compute)  # else a missing GPU's model would not fit the processor
     check_storage(params)
     copy_inputs(params)
     check_model_path(params["model"]["path"])
@@ -121,8 +130,7 @@ def run_stage(name: str, *, options: Sequence[str] = (), **asked: Any) -> Path |
     prepare_process(params)
     place = place_of(common.launch, os.environ) if name in LAUNCHED else None
     if place is not None:
-        is_supervised = common.launch.launcher == "torchrun"
-        told = told_by_supervisor(debug=DEBUG in options) if is_supervised else nullcontext()
+        told = told_by_supervisor(debug=DEBUG in options) if common.launch.starts_ranks else nullcontext()
         with told, joined(place, common.launch, common.compute, paths.artifacts) as ranks:
             if not ranks.leads:
                 launched = cast(LaunchedStage, stage_module(name))
@@ -131,6 +139,11 @@ def run_stage(name: str, *, options: Sequence[str] = (), **asked: Any) -> Path |
             _run_here(name, params, paths, {**asked, "ranks": ranks})
     elif name in LAUNCHED and common.launch.launcher == "torchrun":
         supervise(name, common.launch, common.compute, options)
+        return None
+    elif name in LAUNCHED and common.launch.launcher == "ray":
+        from tasks.pipeline.on_ray import run_on_ray
+
+        run_on_ray(name, common.launch, common.compute, load(EngineSections, params).engine.own, options)
         return None
     else:
         if name == "warm_start" and common.launch.num_trainers > 1:
