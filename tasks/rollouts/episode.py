@@ -42,7 +42,9 @@ class Opening(NamedTuple):
 
 
 class EpisodeRun(Conversation):
-    """`next_request` is the turn it needs, `advance` takes the reply; `outcome` is set when it has ended."""
+    """`next_request` is the turn it needs, `advance` takes the reply; `outcome` is set when it has ended. `replies` are
+    those it took.
+    """
 
     _unsent: list[int]  # what the engine has not been given yet
 
@@ -65,6 +67,7 @@ class EpisodeRun(Conversation):
         self.seed_key = (seed, stage, key.draw, key.problem.id, key.sample_index)
         self._budget = sampling.max_thinking_tokens_per_turn if chat.thinking else None
         self._unsent = []
+        self.replies: list[TurnReply] = []
         self._begin_turn()
         self._steps = self._open(prompt)
         self.resume()
@@ -107,6 +110,7 @@ class EpisodeRun(Conversation):
 
     def advance(self, reply: TurnReply) -> None:
         is_thought = not self._written and self._budget is not None
+        self.replies.append(reply)
         self._unsent = []
         self._written += reply.token_ids
         self.token_ids += reply.token_ids
@@ -118,6 +122,10 @@ class EpisodeRun(Conversation):
         self._num_message_tokens += 0 if is_thought else len(reply.token_ids)
         self._steps = self._take_turn(reply)
         self.resume()
+
+    def begin_anew(self) -> None:
+        """With the next request: an engine that has nothing of the episode is given all of it."""
+        self._unsent = list(self.token_ids)
 
     def _goes_on_after(self, reply: TurnReply) -> bool:
         """Whether a turn's first request is followed by a second. One that wrote no thought has begun the message."""
@@ -269,6 +277,12 @@ class EngineEpisodes:
         del self.running[run.handle]
         if self.held.pop(run.handle, None) is not None:  # else its user never opened it, and the engine has none of it
             self.engine.release(run.handle)
+
+    def withdraw(self, run: EpisodeRun) -> None:
+        """Let the engine forget an episode between its turns, which goes on with its next turn."""
+        if self.held.pop(run.handle, None) is not None:
+            self.engine.release(run.handle)
+        run.begin_anew()
 
     def lose(self, fault: EnvironmentFault, faults: FaultLog, *, num_left: int) -> None:
         """What the environment loses, the log of faults judges."""
