@@ -31,7 +31,7 @@ from tasks.pipeline.supervise import LostRank
 if TYPE_CHECKING:
     from tasks.learning.shared.ranks import Ranks
 
-LAUNCHED = ("train",)  # the stages that several processes compute
+LAUNCHED = ("warm_start", "train")  # the stages that several processes compute
 MEETING = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
 SUPERVISED = "TORCHELASTIC_RUN_ID"  # torch's: who started this process tells why one has ended

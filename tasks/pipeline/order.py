@@ -17,7 +17,6 @@ from tasks.core.files import remove_leftovers
 from tasks.core.provenance import RECORDED, provenance, provenance_file, write_provenance
 from tasks.core.resume import resume_folder
 from tasks.core.settings import PARAMS_FILE, Paths, Settings, check_section_names, load, load_paths, read_params
-from tasks.core.terminal import tell
 from tasks.core.urls import local_path
 from tasks.models.settings import ComputeSettings, LaunchSettings
 from tasks.models.torch_setup import device_name
@@ -133,8 +132,6 @@ def run_stage(name: str, *, options: Sequence[str] = (), **asked: Any) -> Path |
         supervise(name, common.launch, common.compute, options)
         return None
     else:
-        if name == "warm_start" and common.launch.num_trainers > 1:
-            tell("warm_start: this process trains alone; launch.num_trainers is for train")
         _run_here(name, params, paths, asked)
     return paths.stage(name)
 
