@@ -17,7 +17,7 @@ StopReason = Literal[
 ]
 BY_ENVIRONMENT = "success_by_environment"  # in a row of metrics: success rate by name, of a mixture
 OF_A_THOUGHT = ("thought", "num_thought_tokens", "thought_was_cut")
-LEFT_OUT_IF_EMPTY = ("score", "num_replayed_turns")
+LEFT_OUT_IF_EMPTY = ("score", "num_replayed_turns", "token_versions")
 Limit = Literal["max_turns", "max_tokens_per_episode", "max_completion_tokens"]
 
 
@@ -76,7 +76,7 @@ class Turn:
     `thought`: what a thinking model wrote before `text`, in which no call counts, of `num_thought_tokens`;
     `thought_was_cut`: by its own budget. Rows of turns without a thought leave the three out.
     `errors`: per reply, the error type, or None. `follow_up`: the user's next request, if the turn closed one.
-    `policy_version`: iterations behind the weights that wrote it; 0 when a model is only measured.
+    `policy_version`: iterations behind the weights that wrote its last token; 0 when a model is only measured.
     """
 
     text: str
@@ -98,7 +98,9 @@ class Trajectory:
 
     `sampled_mask`: True only where the policy chose the token; prompts and tool replies are attended to, but not in the
     loss. `sampler_logp`: the engine's log-prob (nats) under its sampling distribution, 0.0 elsewhere. `request`: the
-    first user message. `policy_version`: the oldest of its turns. `limit`: the budget that ended the episode, or None.
+    first user message. `policy_version`: the oldest of its tokens; where newer weights wrote some, `token_versions` has
+    that of each sampled token, 0 elsewhere, and else it is empty and rows leave it out. `limit`: the budget that ended
+    the episode, or None.
     `checks` and `details` (JSON): the environment's verdict. `fault`: what failed, if the outcome is
     `environment_error`. Statistics cluster by the problem's `split_group`. `score`: of the reward it was trained or
     rescored with; rows without one leave it out. `num_replayed_turns`: leading turns that were given, not written by
@@ -126,10 +128,19 @@ class Trajectory:
     split_group: str = ""
     score: Score | None = None
     num_replayed_turns: int = 0
+    token_versions: list[int] = field(default_factory=list)
 
     @property
     def own_turns(self) -> list[Turn]:
         return self.turns[self.num_replayed_turns :]
+
+    @property
+    def sampled_versions(self) -> list[int]:
+        """Of each sampled token, the policy that wrote it."""
+        if not self.token_versions:
+            return [self.policy_version] * self.num_sampled_tokens
+        tokens = zip(self.token_versions, self.sampled_mask, strict=True)
+        return [version for version, is_sampled in tokens if is_sampled]
 
     @property
     def num_sampled_tokens(self) -> int:

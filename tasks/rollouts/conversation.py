@@ -37,7 +37,7 @@ class EpisodeKey:
 class Conversation:
     """One episode under way; `outcome` is set when it has ended.
 
-    `attempt` counts the earlier starts of this key; `fault` is the environment's fault, if any. The three token lists
+    `attempt` counts the earlier starts of this key; `fault` is the environment's fault, if any. The four token lists
     stay empty where the policy's tokens are hidden.
     """
 
@@ -50,6 +50,7 @@ class Conversation:
         self.token_ids: list[int] = []
         self.sampled_mask: list[bool] = []
         self.sampler_logp: list[float] = []
+        self.token_versions: list[int] = []
         self.turns: list[Turn] = []
         self.num_replayed_turns = 0
         self.num_calls = self.num_invalid_calls = self.num_retries = 0
@@ -74,13 +75,14 @@ class Conversation:
 
     def trajectory(self, *, fingerprint: str) -> Trajectory:
         assert self.outcome is not None
+        versions = self._versions()
         return Trajectory(
             problem_id=self.key.problem.id,
             category=self.key.problem.category,
             request=self.request,
             draw=self.key.draw,
             sample_index=self.key.sample_index,
-            policy_version=min((turn.policy_version for turn in self.turns[self.num_replayed_turns :]), default=0),
+            policy_version=min(versions, default=0),
             environment_fingerprint=fingerprint,
             token_ids=self.token_ids,
             sampled_mask=self.sampled_mask,
@@ -95,7 +97,14 @@ class Conversation:
             details=self._details(),
             split_group=self.key.problem.split_group,
             num_replayed_turns=self.num_replayed_turns,
+            token_versions=self.token_versions if len(versions) > 1 else [],
         )
+
+    def _versions(self) -> set[int]:
+        """Of its own tokens; of its own turns, where the tokens are hidden."""
+        tokens = zip(self.token_versions, self.sampled_mask, strict=True)
+        of_turns = {turn.policy_version for turn in self.turns[self.num_replayed_turns :]}
+        return {version for version, is_sampled in tokens if is_sampled} or of_turns
 
     def _details(self) -> dict[str, Any]:
         return self.verdict.details

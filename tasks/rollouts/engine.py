@@ -42,15 +42,20 @@ class TurnRequest:
 
 @dataclass(frozen=True, slots=True)
 class TurnReply:
-    """`token_ids` include end-of-turn; `sampler_logp` (nats) is under the sampling distribution; `length`: cut at
-    the limit.
+    """`token_ids` include end-of-turn; `sampler_logp` (nats) is under the sampling distribution, and `token_versions`
+    are of the policy that wrote each; `length`: cut at the limit.
     """
 
     episode: EpisodeHandle
     token_ids: list[int]
     sampler_logp: list[float]
     finish: Finish
-    policy_version: int = 0
+    token_versions: list[int]
+
+    @property
+    def policy_version(self) -> int:
+        """Of the last token."""
+        return self.token_versions[-1]
 
 
 class Engine(Protocol):
@@ -78,7 +83,11 @@ class Engine(Protocol):
     def release(self, episode: EpisodeHandle) -> None: ...
 
     def refresh(self, weights: PolicyWeights, policy_version: int) -> None:
-        """Use `weights` from the next turn on; no turn is under way. FixedWeights where it accepts none."""
+        """Use `weights` from the next token on. A turn under way keeps its tokens and their log-probs, and the new
+        weights write the rest of it: they compute the episode's keys and values anew, so every recorded log-prob is
+        that of the version of its token given all tokens before. No reply is lost or repeated, whether a turn ended
+        before, meanwhile or after. FixedWeights where it accepts none.
+        """
         ...
 
     def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
@@ -95,6 +104,14 @@ class Engine(Protocol):
 
 
 class AdjustableEngine(Engine, Protocol):
-    """One in the trainer's memory, whose temperature and top-p may change between batches."""
+    """One in the trainer's memory: it generates with the caller's model, and its temperature and top-p may change
+    between batches.
+    """
 
     def set_distribution(self, *, temperature: float, top_p: float) -> None: ...
+
+    def pause(self) -> None:
+        """Complete the steps under way and begin none before the next poll: from now until then the model's weights may
+        change. Turns under way go on after the refresh.
+        """
+        ...

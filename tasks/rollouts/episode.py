@@ -91,7 +91,8 @@ class EpisodeRun(Conversation):
         self.num_replayed_turns += 1
         self._written += message
         self._append(self._written)
-        yield from self._take_turn(TurnReply(self.handle, self._written, [0.0] * len(message), "end_of_turn"))
+        given = TurnReply(self.handle, self._written, [0.0] * len(message), "end_of_turn", [0] * len(message))
+        yield from self._take_turn(given)
 
     def next_request(self) -> TurnRequest:
         """The second request of a turn has a stream of its own; the first has the one it always had."""
@@ -110,6 +111,7 @@ class EpisodeRun(Conversation):
         self.token_ids += reply.token_ids
         self.sampled_mask += [True] * len(reply.token_ids)
         self.sampler_logp += reply.sampler_logp
+        self.token_versions += reply.token_versions
         if is_thought and self._goes_on_after(reply):
             return
         self._num_message_tokens += 0 if is_thought else len(reply.token_ids)
@@ -207,6 +209,7 @@ class EpisodeRun(Conversation):
         self.token_ids += token_ids
         self.sampled_mask += [False] * len(token_ids)
         self.sampler_logp += [0.0] * len(token_ids)
+        self.token_versions += [0] * len(token_ids)
 
 
 class EngineEpisodes:

@@ -61,7 +61,7 @@ class GenerateEngine:
         length = written.index(self.end_of_turn) + 1 if is_closed else min(len(written), request.max_new_tokens)
         finish: Finish = "end_of_turn" if is_closed else "length"
         self.held[request.episode] += written[:length]
-        return TurnReply(request.episode, written[:length], logp[:length], finish)
+        return TurnReply(request.episode, written[:length], logp[:length], finish, [0] * length)
 
     def refresh(self, weights: PolicyWeights, policy_version: int) -> None:
         assert weights.model is self.model

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from typing import cast
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from tasks.models.policy_weights import PolicyWeights
-from tasks.rollouts.engine import Engine, TurnReply, TurnRequest
+from tasks.rollouts.engine import AdjustableEngine, Engine, TurnReply, TurnRequest
 from tasks.rollouts.episode import EpisodeKey
 from tests import tiny
 from tests.engine_benches import Bench, TransformersBench, collector, plain_logp, play
@@ -34,9 +37,7 @@ def ask(
     """One turn of one episode a seed, all at once; in the order of the seeds, as are `end_ids`."""
     for number, seed in enumerate(seeds):
         engine.submit(TurnRequest(seed, prompt, max_new_tokens, seed, end_ids[number] if end_ids else ()))
-    replies: list[TurnReply] = []
-    while len(replies) < len(seeds):
-        replies += engine.poll()
+    replies = until_all(engine, len(seeds))
     for reply in replies:
         engine.release(reply.episode)
     return sorted(replies, key=lambda reply: reply.episode)
@@ -201,6 +202,59 @@ def test_a_refresh_generates_with_the_new_weights(bench: Bench) -> None:
     for reply in after:
         expected = plain_logp(model, [*prompt, *reply.token_ids])[len(prompt) - 1 :]
         assert reply.sampler_logp == pytest.approx(expected, abs=bench.tolerance)
+
+
+def test_a_turn_under_way_survives_a_refresh_and_each_token_is_of_its_version(bench: Bench) -> None:
+    """Two refreshes while eight turns are written, with another conversation between its turns. Of each reply, the
+    tokens of a version have the log-probs that a plain forward of those weights gives after all tokens before.
+    """
+    engine, model = bench.engine()
+    if engine.has_own_memory:
+        pytest.skip("vLLM's engines take weights between turns only")
+    prompt, first = opening(bench), engine.policy_version
+    (begun,) = ask_only(engine, TurnRequest(99, prompt, max_new_tokens=3, seed=99))
+    for number in range(8):
+        engine.submit(TurnRequest(number, prompt, max_new_tokens=12 + 4 * number, seed=number))
+    weights, replies = {first: copy.deepcopy(model)}, []
+    for version in (first + 1, first + 2):
+        replies += engine.poll(after(6))
+        if not engine.has_own_memory:
+            cast(AdjustableEngine, engine).pause()
+        _change(model)
+        engine.refresh(PolicyWeights.of(model), version)
+        weights[version] = copy.deepcopy(model)
+    replies += until_all(engine, 8 - len(replies))
+    (last,) = ask_only(engine, TurnRequest(99, prompt[:5], max_new_tokens=4, seed=7))
+    asked = {reply.episode: [*prompt, *reply.token_ids] for reply in replies}
+    asked[99] = [*prompt, *begun.token_ids, *prompt[:5], *last.token_ids]
+    assert sorted(asked) == [*range(8), 99]
+    assert any(len(set(reply.token_versions)) == 3 for reply in replies)
+    for reply in [*replies, last]:
+        assert reply.token_versions == sorted(reply.token_versions)
+        assert reply.policy_version == reply.token_versions[-1]
+        of = {version: plain_logp(weights[version], asked[reply.episode]) for version in set(reply.token_versions)}
+        start = len(asked[reply.episode]) - 1 - len(reply.token_ids)
+        expected = [of[version][start + number] for number, version in enumerate(reply.token_versions)]
+        assert reply.sampler_logp == pytest.approx(expected, abs=bench.tolerance)
+    assert set(last.token_versions) == {first + 2}
+
+
+def ask_only(engine: Engine, request: TurnRequest) -> list[TurnReply]:
+    engine.submit(request)
+    return until_all(engine, 1)
+
+
+def until_all(engine: Engine, num_turns: int) -> list[TurnReply]:
+    replies: list[TurnReply] = []
+    while len(replies) < num_turns:
+        replies += engine.poll()
+    return replies
+
+
+def after(num_steps: int) -> Callable[[], bool]:
+    """True from the next question after so many on: an engine asks between its steps."""
+    asked = count(1)
+    return lambda: next(asked) > num_steps
 
 
 def _change(model: PreTrainedModel) -> None:

@@ -61,7 +61,7 @@ class Recording(ScriptedEngine):
     def _cut(self, reply: TurnReply) -> TurnReply:
         for end in range(1, len(reply.token_ids) + 1):
             if self.stop is not None and self.stop.found(reply.token_ids[:end]):
-                return TurnReply(reply.episode, reply.token_ids[:end], [0.0] * end, "stop_string")
+                return TurnReply(reply.episode, reply.token_ids[:end], [0.0] * end, "stop_string", [0] * end)
         return reply
 
 

@@ -63,4 +63,6 @@ class ScriptedEngine:
         token_ids = text[:cut][: request.max_new_tokens]
         is_ended = token_ids[-1] in (self.end_of_turn, *request.end_ids)
         finish: Finish = "end_of_turn" if is_ended else "length"
-        return TurnReply(request.episode, token_ids, [0.0] * len(token_ids), finish, self.policy_version)
+        return TurnReply(
+            request.episode, token_ids, [0.0] * len(token_ids), finish, [self.policy_version] * len(token_ids)
+        )

@@ -39,7 +39,8 @@ MAX_BYTES_IN_SHARDS = 32 << 20  # of weights, which each shard reads: cheap whil
 
 
 class TransformersEngine:
-    """Generates with a model that the caller owns, and may train between polls (see `policy_version`).
+    """Generates with a model that the caller owns, and may train between polls where no turn is under way, or once it
+    has called `pause` (see `policy_version`).
 
     Any of `end_ids`, one of the request's own or `stop` completes a turn; `max_context` bounds an episode's tokens,
     `kv_cache_bytes` the cache (None: all of `max_concurrent_episodes` have room). `num_threads` are torch's, over all
@@ -89,6 +90,7 @@ class TransformersEngine:
         self.num_episodes, self.num_turns = [0] * num_shards, [0] * num_shards
         self.requests: list[list[TurnRequest | EpisodeHandle]] = [[] for _ in self.shards]
         self.under_way: deque[tuple[int, Callable[[], list[TurnReply]]]] = deque()
+        self.replies: list[TurnReply] = []  # of steps that were completed by `pause`
 
     def set_distribution(self, *, temperature: float, top_p: float) -> None:
         """Of all turns from now on; no turn may be under way."""
@@ -109,16 +111,22 @@ class TransformersEngine:
 
     def refresh(self, weights: PolicyWeights, policy_version: int) -> None:
         assert weights.model is self.model
+        self.pause()
         self.policy_version = policy_version
-        for shard, released in self._idle_shards():
+        for shard, released in self._released():
             shard.forget(released)
+
+    def pause(self) -> None:
+        while self.under_way:
+            self.replies += self._complete_step()[1]
 
     def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
         return model_logp(self.model, sequences)
 
     def sleep(self) -> None:
         """Gives the cache back; the model is the trainer's own."""
-        for shard, released in self._idle_shards():
+        assert not any(self.num_turns)
+        for shard, released in self._released():
             shard.sleep(released)
         free_unused(self.model.device)
 
@@ -133,24 +141,31 @@ class TransformersEngine:
 
     def poll(self, until: Callable[[], bool] = never) -> list[TurnReply]:
         """The replies of the next shard in turn; meanwhile each shard computes its next step."""
+        if self.replies:
+            replies, self.replies = self.replies, []
+            return replies
         if not self.under_way:
             self.decoder.take_weights()
         idle = {*range(len(self.shards))} - {shard for shard, _ in self.under_way}
         for shard in sorted(idle):
             self._start(shard)
         while self.under_way and not until():
-            shard, result = self.under_way.popleft()
-            replies = result()
-            self.num_turns[shard] -= len(replies)
+            shard, replies = self._complete_step()
             if replies:
                 return replies
             self._start(shard)
         return []
 
-    def _idle_shards(self) -> list[tuple[EngineShard, list[TurnRequest | EpisodeHandle]]]:
-        """Between turns: each with the releases it has not seen."""
-        assert not any(self.num_turns)
-        released, self.requests = self.requests, [[] for _ in self.shards]
+    def _complete_step(self) -> tuple[int, list[TurnReply]]:
+        shard, result = self.under_way.popleft()
+        replies = result()
+        self.num_turns[shard] -= len(replies)
+        return shard, replies
+
+    def _released(self) -> list[tuple[EngineShard, list[EpisodeHandle]]]:
+        """Each shard with the releases it has not seen; no step is under way. Turns it has not seen it will."""
+        released = [[item for item in requests if isinstance(item, EpisodeHandle)] for requests in self.requests]
+        self.requests = [[item for item in requests if isinstance(item, TurnRequest)] for requests in self.requests]
         return list(zip(self.shards, released, strict=True))
 
     def _start(self, shard: int) -> None:

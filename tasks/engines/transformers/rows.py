@@ -34,11 +34,12 @@ class Row:
     noise: list[float] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     sampler_logp: list[float] = field(default_factory=list)
+    token_versions: list[int] = field(default_factory=list)
 
     def begin_turn(self, request: TurnRequest, end_ids: frozenset[int]) -> None:
         self.is_waiting, self.end_ids = False, end_ids.union(request.end_ids)
         self.noise = uniforms(request.seed, request.max_new_tokens).tolist()
-        self.token_ids, self.sampler_logp = [], []
+        self.token_ids, self.sampler_logp, self.token_versions = [], [], []
 
     @property
     def num_to_feed(self) -> int:

@@ -66,13 +66,16 @@ class EngineShard:
         num_live = self.rows.gather()
         return self._step(self.rows.live[:num_live], policy_version) if num_live else []
 
-    def forget(self, released: Sequence[TurnRequest | EpisodeHandle]) -> None:
-        """Release these, and compute anew what the others need when their next turn begins; none is under way."""
-        self.advance(released, 0)
+    def forget(self, released: Sequence[EpisodeHandle]) -> None:
+        """Release these, and compute anew what the others need when they step next, in a turn under way or a later
+        one.
+        """
+        for episode in released:
+            self.rows.release(episode)
         for row in [*self.rows.live]:
             self.rows.leave(row)
 
-    def sleep(self, released: Sequence[TurnRequest | EpisodeHandle]) -> None:
+    def sleep(self, released: Sequence[EpisodeHandle]) -> None:
         self.forget(released)
         self.cache.free()
 
@@ -92,9 +95,10 @@ class EngineShard:
             row.ids.append(token)
             row.token_ids.append(token)
             row.sampler_logp.append(logp)
+            row.token_versions.append(policy_version)
             if finish := self._finish(row):
                 row.is_waiting = True
-                replies.append(TurnReply(row.episode, row.token_ids, row.sampler_logp, finish, policy_version))
+                replies.append(TurnReply(row.episode, row.token_ids, row.sampler_logp, finish, row.token_versions))
         return replies
 
     def _packed(self, rows: list[Row]) -> Step:

@@ -219,7 +219,8 @@ class VLLMEngine:
         self.num_prompt_tokens += len(output.prompt_token_ids or [])
         self.num_cached_tokens += output.num_cached_tokens or 0
         finish = self._finish(request, token_ids, completion.finish_reason)
-        return TurnReply(request.episode, token_ids, sampler_logp, finish, self.policy_version)
+        versions_of_tokens = [self.policy_version] * len(token_ids)
+        return TurnReply(request.episode, token_ids, sampler_logp, finish, versions_of_tokens)
 
     def _end_ids(self, request: TurnRequest) -> list[int]:
         return [*self.chat.end_ids, *request.end_ids]

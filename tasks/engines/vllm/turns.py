@@ -29,9 +29,8 @@ async def ask_turn(servers: Servers, request: TurnRequest, prompt: list[int]) ->
             answer = await _ask(server, weights, request, prompt)
             servers.num_prompt_tokens += answer.num_prompt_tokens
             servers.num_cached_tokens += answer.num_cached_tokens
-            return TurnReply(
-                request.episode, answer.token_ids, answer.sampler_logp, answer.finish, weights.policy_version
-            )
+            versions = [weights.policy_version] * len(answer.token_ids)
+            return TurnReply(request.episode, answer.token_ids, answer.sampler_logp, answer.finish, versions)
         except ServerDown as down:
             servers.num_retried_turns += 1
             server.num_lost_turns += 1

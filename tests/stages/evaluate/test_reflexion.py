@@ -101,7 +101,8 @@ class Echo:
 
     def poll(self, until: Any = never) -> list[TurnReply]:
         replies = [
-            TurnReply(item.episode, self.answer, [0.0] * len(self.answer), "end_of_turn") for item in self.waiting
+            TurnReply(item.episode, self.answer, [0.0] * len(self.answer), "end_of_turn", [0] * len(self.answer))
+            for item in self.waiting
         ]
         self.waiting = []
         return replies
