@@ -21,7 +21,15 @@ from tasks.core.urls import local_path
 from tasks.models.settings import ComputeSettings, LaunchSettings
 from tasks.models.torch_setup import device_name
 from tasks.pipeline.cli_errors import DEBUG
-from tasks.pipeline.launch import LAUNCHED, joined, place_of
+from tasks.pipeline.launch import (
+    LAUNCHED,
+    joined,
+    launch_command,
+    local_number,
+    place_of,
+    run_launched,
+    told_once_per_node,
+)
 from tasks.pipeline.run_lock import only_run
 from tasks.pipeline.settings import PipelineSettings
 from tasks.pipeline.supervise import supervise, told_by_supervisor
@@ -114,11 +122,16 @@ def run_stage(name: str, *, options: Sequence[str] = (), **asked: Any) -> Path |
     """Run one stage with `params.yaml`; returns the folder with its results, or None where another process tells of
     them. `options`: of the command line, for ranks that it starts. `asked` goes to the stage, beyond params.yaml.
     """
-    params = read_params()
-    check_params(params)
-    paths, common = load_paths(params), load(CommonSections, params)
-    prepare_process(params)
-    place = place_of(common.launch, os.environ) if name in LAUNCHED else None
+    with told_once_per_node(local_number(os.environ) if name in LAUNCHED else 0):
+        params = read_params()
+        check_params(params)
+        paths, common = load_paths(params), load(CommonSections, params)
+        prepare_process(params)
+        started = launch_command(name, common.launch, options, os.environ) if name in LAUNCHED else None
+        place = place_of(common.launch, os.environ) if name in LAUNCHED and started is None else None
+    if started is not None:
+        run_launched(started)
+        return None
     if place is not None:
         is_supervised = common.launch.launcher == "torchrun"
         told = told_by_supervisor(debug=DEBUG in options) if is_supervised else nullcontext()

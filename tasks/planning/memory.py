@@ -8,9 +8,10 @@ cores of an AMD EPYC, torch 2.13); infra/benchmarks.md has the whole model's. On
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tasks.planning.cut import of_rank_0
 from tasks.planning.hardware import GIB
 from tasks.planning.setup import Setup, num_bytes, warm_start_setup
 
@@ -71,7 +72,8 @@ def always(name: str, size: float) -> Part:
 
 
 def plan_memory(setup: Setup) -> Memory:
-    parts = (
+    """Of several trainers that of rank 0, which has the most."""
+    parts: Sequence[Part] = (
         _process(setup),
         always("free blocks", 0 if setup.machine.is_gpu else HEAP_BYTES),
         *_weights(setup),
@@ -82,6 +84,8 @@ def plan_memory(setup: Setup) -> Memory:
         *_engine(setup),
         _checkpoint(setup),
     )
+    if setup.settings.launch.num_trainers > 1:
+        parts = of_rank_0(parts, setup, trained=trained_parameters(setup))
     return Memory(tuple(part for part in parts if part.rollout or part.update or part.save or part.host))
 
 
