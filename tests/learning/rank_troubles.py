@@ -27,6 +27,7 @@ SUPERVISED: dict[str, dict[str, Any]] = {
     "packed rows": {"micro_batch_tokens": 60},
     "a row per step, so that only one rank has work": {"batch_size": 1},
     "bfloat16": {},
+    "dropout in the model, and layers computed again": {"gradient_checkpointing": True},
 }
 NUM_STEPS = 12
 COMPARED, LOSSES = ("num_replaced_groups", "non_finite", "learning_rate"), ("loss", "kl", "grad_norm")
@@ -48,7 +49,7 @@ def meet_troubles(ranks: Ranks, folder: str) -> None:
         groups = groups_of("packed trees", iteration)
         return [a_group(7, [float("inf"), 0.0, 0.0]), *groups[1:]] if iteration == 3 else groups
 
-    def fail(*_: int) -> Sequence[Group]:
+    def fail(iteration: int, round_number: int, num_problems: int) -> Sequence[Group]:
         raise ValueError("the tool is broken")
 
     def policy() -> torch.Tensor:
@@ -117,9 +118,15 @@ def _destroy(ranks: Ranks, folder: str) -> None:
 def _supervised(ranks: Ranks, folder: str, case: str, **changed: Any) -> SupervisedTrainer | None:
     """On rank 0; the others have followed it to its end."""
     model = load_model(Path(folder) / "model", compute=BFLOAT16 if case == "bfloat16" else on_cpu(1))
+    if case.startswith("dropout"):
+        for module in model.modules():
+            if hasattr(module, "attention_dropout"):
+                module.attention_dropout = 0.5
     settings = supervised(**{"num_steps": NUM_STEPS, "learning_rate": 1e-3, "max_grad_norm": 0.5, **changed})
     trainer = SupervisedTrainer(model, random_rows(3, 9), settings, seed=1, held_out=random_rows(4, 3), ranks=ranks)
     if ranks.leads:
         return trainer
+    before = torch.get_rng_state()
     trainer.follow()
+    assert torch.equal(torch.get_rng_state(), before), "a checkpoint has the random state of rank 0 alone"
     return None

@@ -42,7 +42,9 @@ def test_replaced_groups_a_broken_step_a_failed_collect_and_a_roll_back_are_thos
 def test_supervised_losses_of_twelve_steps_and_of_held_out_rows_equal_those_on_one_rank(
     folder: Path, case: str
 ) -> None:
-    """In bfloat16 a digit is 1/256, and which rows share a micro-batch decides where gradients are rounded."""
+    """In bfloat16 a digit is 1/256, and which rows share a micro-batch decides where gradients are rounded. Dropout in
+    training would differ by the rank.
+    """
     most = 5e-3 if case == "bfloat16" else 1e-5
     one, two = (read_json(folder / f"{size}-{case}.json") for size in (1, 2))
     assert len(one["rows"]) == len(two["rows"]) == NUM_STEPS

@@ -237,7 +237,7 @@ def test_without_a_restart_left_a_death_is_one_line_with_the_status_of_what_may_
 def test_torchrun_on_two_nodes_trains_what_two_ranks_train(untrained: Project, both: Project, tmp_path: Path) -> None:
     """infra/launch/torchrun.sh, once per node."""
     project = on_two(untrained, tmp_path / "nodes", launcher="external")
-    command = [ROOT / "infra" / "launch" / "torchrun.sh", "2", "1", f"127.0.0.1:{free_port()}"]
+    command = [str(ROOT / "infra" / "launch" / "torchrun.sh"), "2", "1", f"127.0.0.1:{free_port()}"]
     nodes = [
         subprocess.Popen(command, cwd=project.folder, env=project.environment(), stderr=subprocess.PIPE, text=True)
         for _ in range(2)

@@ -146,7 +146,9 @@ def test_a_warm_start_that_does_not_fit_is_refused_before_the_base_model_is_asse
         check_size(params)
 
 
-def test_of_several_trainers_what_each_loads_and_then_what_rank_0_has_can_be_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_trainers_what_each_loads_or_what_rank_0_has_can_be_too_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """7.6 billion weights in float32 are 30.5 GB: rank 0 has the model, its reference and the engine's copy, 91.4 GB.
     On processors of one machine two ranks have twice the first two, 152.3 GB.
     """
