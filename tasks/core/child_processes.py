@@ -91,7 +91,9 @@ def _guardian_of(pid: int) -> Guardian:  # per pid: a forked child gets its own
 
 
 class ChildProcess:
-    """A running command. `output`: a file descriptor; `folder`: removed after the child."""
+    """A running command. `output` and `errors`: file descriptors, `errors` that of `output` where it is None; `folder`:
+    removed after the child.
+    """
 
     def __init__(
         self,
@@ -101,6 +103,7 @@ class ChildProcess:
         env: Mapping[str, str] | None = None,
         log: Path | None = None,
         output: int | None = None,
+        errors: int | None = None,
         pass_fds: Sequence[int] = (),
         folder: Path | None = None,
         grace_seconds: float = GRACE_SECONDS,
@@ -115,7 +118,7 @@ class ChildProcess:
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=file or output,
-                stderr=file or output,
+                stderr=file or (output if errors is None else errors),
                 pass_fds=pass_fds,
                 start_new_session=True,
             )

@@ -28,29 +28,50 @@ class ComputeSettings(Settings):
     tf32: bool
 
 
+class RaySettings(Settings):
+    """Where Ray's cluster is; read where `launch.launcher` is ray.
+
+    `address` null: one of this machine's, for as long as the command runs, whose processors ranks and servers share.
+    `auto`: the one that this machine is part of; or HOST:PORT of its head. A placement that takes longer than
+    `place_seconds` is refused. `variables` are those of the command's environment that ranks and servers on other nodes
+    get, as names with `*`.
+    """
+
+    address: str | None = Field(pattern=r"^(auto|[^/:]+:\d+)$")
+    place_seconds: float = Field(gt=0)
+    variables: list[str]
+
+
 class LaunchSettings(Settings):
     """How many processes train one policy, and who starts them (infra/decisions/0067). No stage depends on it: a result
     is the same to the last digits of float32, and a run may go on with another number.
 
     `local`: this process alone. `torchrun`: `python -m tasks train` starts `num_trainers` of them on this machine, and
-    again from the last checkpoint after one has died, at most `max_restarts` times. `external`: they exist already, as
-    torchrun or Slurm starts them, each with the same command. `meet_seconds` is how long they wait for each other at
-    the start, `step_seconds` inside a step of training; a rank that waits longer counts as lost.
+    again from the last checkpoint after one has died, at most `max_restarts` times. `ray`: the same on Ray's cluster,
+    with the engine's vLLM servers. `external`: they exist already, as torchrun or Slurm starts them, each with the same
+    command. `meet_seconds` is how long they wait for each other at the start, `step_seconds` inside a step of training;
+    a rank that waits longer counts as lost.
     """
 
-    launcher: Literal["local", "torchrun", "external"]
+    launcher: Literal["local", "torchrun", "external", "ray"]
     num_trainers: int = Field(ge=1)
     max_restarts: int = Field(ge=0)
     meet_seconds: float = Field(gt=0)
     step_seconds: float = Field(gt=0)
+    ray: RaySettings
+
+    @property
+    def starts_ranks(self) -> bool:
+        """Whether this command starts them, and starts them again."""
+        return self.launcher in ("torchrun", "ray")
 
     @model_validator(mode="after")
     def _whoever_starts_them_starts_them_again(self) -> LaunchSettings:
-        if self.launcher != "torchrun" and self.max_restarts > 0:
+        if not self.starts_ranks and self.max_restarts > 0:
             raise ValueError(
                 f"max_restarts is {self.max_restarts} with launcher: {self.launcher}, which starts nothing again, so a "
                 f"death would end the run. Set launch.max_restarts to 0 (torchrun has --max-restarts of its own), or "
-                f"launch.launcher to torchrun"
+                f"launch.launcher to torchrun or ray"
             )
         return self
 

@@ -59,11 +59,11 @@ class Place:
 
 
 def place_of(launch: LaunchSettings, environment: Mapping[str, str]) -> Place | None:
-    """As torchrun or Slurm noted it; None where this process is no rank. ValueError where that is not what
-    `launch` says.
+    """As torchrun, Slurm or `on_ray.py` noted it; None where this process is no rank. ValueError where that is not
+    what `launch` says.
     """
     noted = {name: environment.get(name) or environment.get(SLURM.get(name, ""), "") for name in MEETING}
-    if launch.launcher == "local" or (launch.launcher == "torchrun" and not environment.get(SUPERVISED)):
+    if launch.launcher == "local" or (launch.starts_ranks and not environment.get(SUPERVISED)):
         return None
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not noted[name]]
     if missing:

@@ -35,6 +35,7 @@ from tasks.pipeline.settings import PipelineSettings
 from tasks.pipeline.supervise import supervise, told_by_supervisor
 from tasks.planning.family import check_family
 from tasks.planning.nearest import check_size
+from tasks.rollouts.settings import EngineSettings
 from tasks.storage.inputs import check_storage, copy_inputs, share_endpoint
 from tasks.storage.mirror import RUN, fetch_resume
 from tasks.storage.settings import StorageSections
@@ -68,6 +69,10 @@ class CommonSections(StorageSections):
     compute: ComputeSettings
     launch: LaunchSettings
     pipeline: PipelineSettings
+
+
+class EngineSections(Settings):
+    engine: EngineSettings
 
 
 def stage_module(name: str) -> StageModule:
@@ -133,8 +138,7 @@ def run_stage(name: str, *, options: Sequence[str] = (), **asked: Any) -> Path |
         run_launched(started)
         return None
     if place is not None:
-        is_supervised = common.launch.launcher == "torchrun"
-        told = told_by_supervisor(debug=DEBUG in options) if is_supervised else nullcontext()
+        told = told_by_supervisor(debug=DEBUG in options) if common.launch.starts_ranks else nullcontext()
         with told, joined(place, common.launch, common.compute, paths.artifacts) as ranks:
             if not ranks.leads:
                 launched = cast(LaunchedStage, stage_module(name))
@@ -143,6 +147,11 @@ def run_stage(name: str, *, options: Sequence[str] = (), **asked: Any) -> Path |
             _run_here(name, params, paths, {**asked, "ranks": ranks})
     elif name in LAUNCHED and common.launch.launcher == "torchrun":
         supervise(name, common.launch, common.compute, options)
+        return None
+    elif name in LAUNCHED and common.launch.launcher == "ray":
+        from tasks.pipeline.on_ray import run_on_ray
+
+        run_on_ray(name, common.launch, common.compute, load(EngineSections, params).engine.own, options)
         return None
     else:
         _run_here(name, params, paths, asked)

@@ -1,4 +1,5 @@
-"""The ranks that a command starts on its machine, by torch's elastic launcher, and how their end is told.
+"""The ranks that a command starts on its machine, by torch's elastic launcher, and how their end is told, also of those
+that it starts on Ray's cluster (`on_ray.py`).
 
 All ranks run into the same mistake, and where one is lost all others fail for it. So a rank writes its message where
 torch's launcher reads it and is silent itself, and this command tells the one that came first.
@@ -13,11 +14,11 @@ import sys
 import time
 import traceback
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tasks.core.child_processes import own_guardian
 from tasks.core.files import write_json
@@ -29,7 +30,6 @@ from tasks.pipeline.cli_errors import INTERRUPTED_STATUS, message_of, status_of
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 MESSAGE_FILE = "TORCHELASTIC_ERROR_FILE"  # torch's: where a rank says why it ends
 BY_AGENT = (-signal.SIGTERM, 128 + signal.SIGTERM)  # how ranks end that torch ended, because another one did
@@ -80,14 +80,27 @@ def supervise(stage: str, launch: LaunchSettings, compute: ComputeSettings, opti
         max_restarts=0,  # torch would also start again after a mistake in the settings
         monitor_interval=0.2,
     )
-    for restart in range(launch.max_restarts + 1):
+
+    def run() -> list[Ending]:
         try:
             elastic_launch(config, sys.executable)("-m", "tasks", stage, *options)
-            return
         except SignalException as error:
             _end_as(error)
         except ChildFailedError as error:
-            ended = [_ending(rank, failure) for rank, failure in error.failures.items()]
+            return [
+                ending_of(rank, failure.exitcode, failure.error_file_data) for rank, failure in error.failures.items()
+            ]
+        return []
+
+    run_again(stage, launch, run)
+
+
+def run_again(stage: str, launch: LaunchSettings, run: Callable[[], Sequence[Ending]]) -> None:
+    """`run` all ranks to their end, and again where one has died. It gives how those ended that failed."""
+    for restart in range(launch.max_restarts + 1):
+        ended = run()
+        if not ended:
+            return
         _raise_mistake(ended)
         left = launch.max_restarts - restart
         found = f"{stage}: {cause_of(ended).describe(launch.num_trainers)}"
@@ -130,10 +143,11 @@ def told_by_supervisor(*, debug: bool) -> Iterator[None]:
         raise SystemExit(status_of(error)) from None
 
 
-def _ending(rank: int, failure: ProcessFailure) -> Ending:
-    told: Mapping[str, object] = failure.error_file_data
-    message = str(told["message"]) if "timestamp" in told else ""  # torch makes one up for a rank that left none
-    return Ending(rank, failure.exitcode, message, failure.timestamp, told.get("is_lost") is True)
+def ending_of(rank: int, status: int, told: Mapping[str, Any]) -> Ending:
+    """`told`: what `told_by_supervisor` wrote."""
+    if "timestamp" not in told:  # torch makes a message up for a rank that left none
+        return Ending(rank, status)
+    return Ending(rank, status, str(told["message"]), int(told["timestamp"]), told.get("is_lost") is True)
 
 
 def _raise_mistake(ended: Sequence[Ending]) -> None:

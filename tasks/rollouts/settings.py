@@ -15,6 +15,8 @@ from tasks.models.differences import Tolerance, tolerance_of
 from tasks.models.settings import ComputeSettings
 from tasks.models.torch_setup import device_name
 
+# In a process on Ray's cluster: its address, and the namespace of the hosts of the engine's servers.
+SERVERS_ON_RAY = "TURNWISE_SERVERS_ON_RAY"
 ROOM, FOLDER = "tasks.engines", Path(__file__).parents[1] / "engines"
 
 
@@ -23,6 +25,11 @@ class OwnEngineSettings(Settings):
 
     has_own_memory: ClassVar[bool] = False  # else it generates with the trainer's model itself
     packages: ClassVar[tuple[str, ...]] = ()  # their versions change its tokens, as those of torch and transformers do
+
+    @property
+    def num_own_servers(self) -> int:
+        """How many servers the engine starts, each on GPUs of its own."""
+        return 0
 
     def weights_dtype(self, compute: ComputeSettings) -> str:
         return compute.weights

@@ -40,6 +40,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "prefect": ("flows/",),
     "mlflow": ("tasks/tracking/",),
     "vllm": ("tasks/engines/vllm/",),
+    "ray": ("tasks/pipeline/", "tasks/engines/vllm/"),
     "great_expectations": ("tasks/stages/curate/",),
     "boto3": ("tasks/storage/",),
     "botocore": ("tasks/storage/",),

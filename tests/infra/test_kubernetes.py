@@ -274,3 +274,43 @@ def test_the_other_components_render(tmp_path: Path):
     assert "StatefulSet" not in {item["kind"] for item in items}
     ingress = next(item for item in items if item["kind"] == "Ingress")["spec"]
     assert {rule["host"] for rule in ingress["rules"]} == set(ingress["tls"][0]["hosts"])
+
+
+def ray_pods() -> list[Manifest]:
+    """The pods of KubeRay's cluster, as Deployments, which Kubernetes' own schema knows. KubeRay gives them probes."""
+    made = yaml.safe_load((FOLDER / "ray" / "train.yaml").read_text(encoding="utf-8"))
+    assert (made["apiVersion"], made["kind"]) == ("ray.io/v1", "RayJob")
+    cluster = made["spec"]["rayClusterSpec"]
+    groups = {"head": cluster["headGroupSpec"], **{group["groupName"]: group for group in cluster["workerGroupSpecs"]}}
+    return [
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": f"ray-{name}"},
+            "spec": {
+                "selector": {"matchLabels": group["template"]["metadata"]["labels"]},
+                "template": group["template"],
+            },
+        }
+        for name, group in groups.items()
+    ]
+
+
+@pytest.mark.slow
+def test_the_pods_of_kuberays_job_are_valid_and_keep_every_rule_but_the_probes_that_kuberay_adds(tmp_path: Path):
+    assert invalid(yaml.safe_dump_all(ray_pods()), tmp_path) == ""
+    found = faults([*manifests("gpu"), *ray_pods()])
+    assert [line for line in found if "Probe" not in line] == []
+    assert {line.split(":")[0] for line in found} == {"ray-head", "ray-gpus"}
+
+
+def test_kuberays_job_has_the_locked_ray_and_room_for_as_many_ranks_as_its_nodes_have_gpus():
+    """2 nodes of 8 GPUs: 8 ranks and 8 servers, as the head of the file says."""
+    text = (FOLDER / "ray" / "train.yaml").read_text(encoding="utf-8")
+    cluster = yaml.safe_load(text)["spec"]["rayClusterSpec"]
+    assert f"ray=={cluster['rayVersion']}" in (ROOT / "infra" / "locks" / "ray.txt").read_text(encoding="utf-8")
+    (group,) = cluster["workerGroupSpecs"]
+    (container,) = group["template"]["spec"]["containers"]
+    gpus = group["replicas"] * int(container["resources"]["limits"]["nvidia.com/gpu"])
+    asked = {name: int(re.search(rf"{name} (\d+)", text)[1]) for name in ("num_trainers", "num_servers")}  # type: ignore[index]
+    assert asked["num_trainers"] + asked["num_servers"] == gpus == 16

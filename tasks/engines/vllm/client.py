@@ -1,8 +1,8 @@
 """Requests to one vLLM server over HTTP: turns as token ids, log-probs of given ids, new weights.
 
-A server is at a URL, or at `unix:` and a socket's path. No text is ever turned into ids. An inconsistent answer (ids
-without log-probs, another prompt, a finish that the ids contradict) raises ServerDown, as no answer does, and is never
-trained on. A refused request (4xx) is our mistake: ValueError.
+A server is at a URL, at `unix:` and a socket's path, or at `ray:` and the name of its host. No text is ever turned into
+ids. An inconsistent answer (ids without log-probs, another prompt, a finish that the ids contradict) raises ServerDown,
+as no answer does, and is never trained on. A refused request (4xx) is our mistake: ValueError.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.core import json_text
 from tasks.core.text import one_line
+from tasks.engines.vllm.prompt_ids import encode_body, parse_answer
 from tasks.engines.vllm.server_process import ServerDown
 from tasks.engines.vllm.shared import seed_for_vllm
 from tasks.rollouts.engine import Finish
@@ -33,7 +33,7 @@ CERTAIN_NATS = 0.05
 # Sent explicitly: an external server takes missing values from the model's generation_config.json.
 NOTHING_ELSE: dict[str, float] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 MAX_ANSWER_BYTES = 64 << 20  # log-probs of a given token take 100 bytes
-UNIX = "unix:"
+UNIX, RAY = "unix:", "ray:"
 ADAPTER = "adapter"  # the policy's, to the server
 KEEP_ALIVE_SECONDS = 2.0  # the server closes idle ones after 5, which looks like a crash
 
@@ -67,13 +67,13 @@ class VLLMClient:
         self.model, self.sampling, self.end_ids = model, sampling, tuple(end_ids)
         self.adapter: str | None = None  # the name of the one to compute with
         self.vocabulary_size, self.timeout_seconds = vocabulary_size, timeout_seconds
-        self.url, self._http = url.rstrip("/"), _connection(url)
+        self.url, self._http = url.rstrip("/"), connect(url)
 
     async def move(self, url: str) -> None:
         """To a server that was started again, and has no adapter yet."""
         self.adapter = None
         await self._http.aclose()
-        self.url, self._http = url.rstrip("/"), _connection(url)
+        self.url, self._http = url.rstrip("/"), connect(url)
 
     async def generate(
         self,
@@ -187,7 +187,7 @@ class VLLMClient:
             )
 
     async def post(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
-        return self._read(await self._ask("POST", route, body))
+        return self._read(await self._ask("POST", route, body), body.get("prompt"))
 
     async def is_healthy(self) -> bool:
         try:
@@ -208,7 +208,7 @@ class VLLMClient:
         seconds = timeout_seconds or self.timeout_seconds
         try:
             async with asyncio.timeout(seconds):
-                return await self._http.request(method, route, json=body)
+                return await self._http.request(method, route, **encode_body(body))
         except TimeoutError:
             raise ServerDown(
                 f"no answer to {route} within {seconds:g} s (engine.settings.request_timeout_seconds)"
@@ -228,11 +228,11 @@ class VLLMClient:
                 f"would refuse it again. It may serve another model or a shorter context than sampling asks for."
             )
 
-    def _read(self, response: httpx2.Response) -> dict[str, Any]:
+    def _read(self, response: httpx2.Response, prompt: list[int] | None = None) -> dict[str, Any]:
         self._refuse_status(response)
         route = response.request.url.path
         try:
-            answer = json_text.parse(response.content)
+            answer = parse_answer(response.content, prompt)
         except ValueError:
             raise ServerDown(f"its answer at {route} is no JSON: {one_line(response.text)}") from None
         if not isinstance(answer, dict):
@@ -282,18 +282,25 @@ class VLLMClient:
         raise ServerDown(f"it ended a turn for a reason of its own ({reason!r}, {stopped_by!r})")
 
 
-def _connection(url: str) -> BoundedClient:
+def connect(url: str) -> BoundedClient:
+    """To the server at `url`."""
     import httpx2
 
     from tasks.core.bounded_http import BoundedClient
 
-    socket = url.removeprefix(UNIX) if url.startswith(UNIX) else None
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE_SECONDS)
+    transport: httpx2.AsyncBaseTransport | None = None
+    if url.startswith(UNIX):
+        transport = httpx2.AsyncHTTPTransport(uds=url.removeprefix(UNIX), limits=limits)
+    elif url.startswith(RAY):
+        from tasks.engines.vllm.ray_transport import HostTransport
+
+        transport = HostTransport(url.removeprefix(RAY))
     return BoundedClient(
         max_bytes=MAX_ANSWER_BYTES,
         total_seconds=None,  # each request has a limit of its own
-        base_url="http://localhost" if socket else url.rstrip("/"),
-        transport=httpx2.AsyncHTTPTransport(uds=socket, limits=limits) if socket else None,
+        base_url="http://localhost" if transport else url.rstrip("/"),
+        transport=transport,
         limits=limits,
         timeout=None,
         trust_env=False,

@@ -28,6 +28,7 @@ from tasks.engines.vllm.shared import Start, max_model_len, vocabulary_size
 from tasks.engines.vllm.turns import ask_turn, score_on_all
 from tasks.models.policy_weights import PolicyWeights
 from tasks.rollouts.engine import EpisodeHandle, FixedWeights, TurnReply, TurnRequest, never
+from tasks.rollouts.settings import SERVERS_ON_RAY
 
 Result = TypeVar("Result")
 TICK_SECONDS = 0.01  # between two checks whether `poll` should end early
@@ -180,7 +181,12 @@ class ServerEngine:
         )
 
     def _start_process(self, folder: Path, number: int) -> ServerProcess:
-        return ServerProcess(
+        make: Any = ServerProcess
+        if SERVERS_ON_RAY in os.environ:
+            from tasks.engines.vllm.on_ray import HostedServer
+
+            make = HostedServer  # as far as `Servers` looks
+        return make(
             folder,
             self.options,
             number=number,

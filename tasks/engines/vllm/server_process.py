@@ -72,7 +72,7 @@ class ServerProcess(ChildProcess):
     async def wait_ready(self) -> float:
         """The seconds until it answered. ServerDown where it ends first or takes too long."""
         start = time.monotonic()
-        while not await _is_healthy(self.socket):
+        while not await self.is_healthy():
             if not self.is_alive():
                 raise ServerDown(f"it ended while it was starting; {self.last_words()}")
             if time.monotonic() - start > self.settings.start_timeout_seconds:
@@ -82,6 +82,9 @@ class ServerProcess(ChildProcess):
                 )
             await asyncio.sleep(LOOK_AGAIN_SECONDS)
         return time.monotonic() - start
+
+    async def is_healthy(self) -> bool:
+        return await _is_healthy(self.socket)
 
     def last_words(self) -> str:
         quoted = " | ".join(self.last_lines(LAST_LINES, preferred="Error"))

@@ -63,6 +63,10 @@ class VLLMSettings(OwnEngineSettings):
             )
         return self
 
+    @property
+    def num_own_servers(self) -> int:
+        return self.num_servers if self.mode == "server" and not self.urls else 0
+
     def weights_dtype(self, compute: ComputeSettings) -> str:
         return self.dtype
 

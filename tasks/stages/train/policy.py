@@ -4,6 +4,7 @@ the others follow it.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from tasks.learning.shared.lora import Adapter
 from tasks.learning.shared.ranks import Ranks
 from tasks.learning.shared.whole_policy import refuse_other_weights
 from tasks.models.folders import load_model, weights_hash
+from tasks.rollouts.settings import SERVERS_ON_RAY
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,7 +29,7 @@ def refuse_cut(settings: TrainSections, num_ranks: int, *, num_here: int, num_gp
     compute, lora, engine = settings.compute, settings.train.lora, settings.engine.own
     mode, transfer = getattr(engine, "mode", None), getattr(engine, "transfer", "disk")
     per_server = getattr(engine, "tensor_parallel_size", 1)
-    num_servers = getattr(engine, "num_servers", 0) if mode == "server" and not getattr(engine, "urls", []) else 0
+    num_servers = 0 if SERVERS_ON_RAY in os.environ else engine.num_own_servers
     wanted = num_here + num_servers * per_server
     for is_wrong, message in (
         (

@@ -8,6 +8,7 @@ import pytest
 
 from tasks.core.background import run
 from tasks.engines.vllm.client import VLLMClient
+from tasks.engines.vllm.prompt_ids import parse_answer
 from tasks.engines.vllm.server_process import ServerDown
 from tests import tiny
 
@@ -89,3 +90,26 @@ def test_a_server_that_somebody_else_started_is_told_of_every_part_of_the_distri
         run(client.generate([1], max_new_tokens=1, seed=0, cache_salt=None)).result()
     told = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
     assert told.items() <= asked[0].items()
+
+
+@pytest.mark.parametrize(
+    ("repeated", "read"),
+    [
+        ("[4,5]", [4, 5]),
+        ("[4, 5]", [4, 5]),  # white space: parsed as any JSON
+        ("[4,5,6]", [4, 5, 6]),  # begins alike
+        ("[4,6]", [4, 6]),
+        ("null", None),
+    ],
+)
+def test_a_prompt_that_is_repeated_as_it_was_sent_is_not_parsed_and_any_other_is_read_as_it_is(
+    repeated: str, read: Any
+) -> None:
+    text = r'{"choices":[{"text":"\"prompt_token_ids\":[4,5]","prompt_token_ids":READ}],"usage":{}}'
+    text = text.replace("READ", repeated)
+    sent = [4, 5]
+    found = parse_answer(text.encode(), sent)["choices"][0]
+    assert found == {"text": '"prompt_token_ids":[4,5]', "prompt_token_ids": read}
+    assert (found["prompt_token_ids"] is sent) == (repeated == "[4,5]")
+    with pytest.raises(ValueError, match="nested deeper"):
+        parse_answer(text.replace("{}", "[" * 99 + "]" * 99).encode(), sent)
