@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from tasks.planning.parts import Part
 from tasks.planning.setup import Setup, num_bytes
-
-if TYPE_CHECKING:
-    from tasks.planning.memory import Part
 
 FLOAT = 4
 CUT = ("weights", "adapter", "optimizer", "reference", "gradients")
@@ -28,13 +25,13 @@ def of_rank_0(parts: Sequence[Part], setup: Setup, *, trained: float) -> list[Pa
     """The parts of one trainer as those of rank 0, which has the most; `trained` weights. On a processor of all ranks
     that a command starts there.
     """
-    launch, part_of = setup.settings.launch, type(parts[0])
+    launch = setup.settings.launch
     cut = [_cut(part, setup, trained) if part.name in CUT else part for part in parts]
     size, gradient = _gathered(setup)
-    cut.append(part_of(GATHERED, size, size + gradient, 0))
+    cut.append(Part(GATHERED, size, size + gradient, 0))
     if launch.launcher == "torchrun" and not setup.machine.is_gpu:
         cut = [part if part.name in OF_RANK_0 else _times(part, launch.num_trainers) for part in cut]
-    return [*cut, *(part_of(COPY, *sizes) for sizes in _copy(setup))]
+    return [*cut, *(Part(COPY, *sizes) for sizes in _copy(setup))]
 
 
 def _cut(part: Part, setup: Setup, trained: float) -> Part:

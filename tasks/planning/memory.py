@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from tasks.planning.cut import of_rank_0
 from tasks.planning.hardware import GIB
+from tasks.planning.parts import Memory, Part
 from tasks.planning.setup import Setup, num_bytes, warm_start_setup
 
 FLOAT = 4
@@ -31,40 +31,6 @@ LOGIT_BYTES = {False: 64 << 20, True: 512 << 20}  # of a chunk of the output hea
 FORWARD_BYTES = {False: 512 << 20, True: 2 << 30}  # of one in the in-process engine
 LOGITS_COPIES = 5  # of a chunk in backward
 ENGINE_WORKSPACE = 2 << 30  # of vLLM on a GPU: activations and CUDA graphs; an assumption
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Bytes on the device while episodes are played, weights are updated and a checkpoint is copied; `host` is pinned
-    memory beside a GPU's.
-    """
-
-    name: str
-    rollout: float
-    update: float
-    save: float
-    host: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    parts: tuple[Part, ...]
-
-    @property
-    def phases(self) -> dict[str, float]:
-        return {
-            "playing": sum(part.rollout for part in self.parts),
-            "updating": sum(part.update for part in self.parts),
-            "saving": sum(part.save for part in self.parts),
-        }
-
-    @property
-    def peak(self) -> float:
-        return max(self.phases.values())
-
-    @property
-    def host(self) -> float:
-        return sum(part.host for part in self.parts)
 
 
 def always(name: str, size: float) -> Part:

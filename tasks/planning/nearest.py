@@ -14,7 +14,8 @@ from typing import Any
 
 from tasks.learning.shared.settings import LoRASettings
 from tasks.planning.hardware import amount
-from tasks.planning.memory import Memory, loaded_bytes, plan_memory, warm_start_memory
+from tasks.planning.memory import loaded_bytes, plan_memory, warm_start_memory
+from tasks.planning.parts import Memory
 from tasks.planning.setup import Setup, setup_of
 
 TIGHT = 0.9  # from this share of the device's memory, an estimate is no promise

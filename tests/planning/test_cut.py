@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tasks.planning.hardware import GPUS
-from tasks.planning.memory import Memory, plan_memory
+from tasks.planning.memory import plan_memory
 from tasks.planning.nearest import check_size, longest_episode
+from tasks.planning.parts import Memory
 from tasks.planning.setup import Setup
 from tests.planning.setups import setup
 from tests.profiles import profile_params

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from tasks.commands.plan.plan import Plan, is_tight, train_seconds
 from tasks.core.progress import span, spell
 from tasks.planning.hardware import amount
-from tasks.planning.memory import Memory, share_fault
+from tasks.planning.memory import share_fault
 from tasks.planning.nearest import WITHOUT_WARM_START, arithmetic, fits, longest_episode
+from tasks.planning.parts import Memory
 from tasks.planning.seconds import Seconds
 
 if TYPE_CHECKING:

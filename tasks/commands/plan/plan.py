@@ -20,8 +20,9 @@ from tasks.core.urls import local_path
 from tasks.environments.settings import EnvironmentSettings
 from tasks.models.settings import ModelSettings
 from tasks.planning.hardware import GPUS, Machine, amount, find_gpu, measured, this_machine
-from tasks.planning.memory import Memory, plan_memory, warm_start_memory
+from tasks.planning.memory import plan_memory, warm_start_memory
 from tasks.planning.nearest import TIGHT, describe, fits, longest_episode, nearest_that_fits
+from tasks.planning.parts import Memory
 from tasks.planning.seconds import Lengths, Seconds, assumed_lengths, plan_seconds, rollout_seconds
 from tasks.planning.setup import PlanSections, Setup
 from tasks.planning.shapes import KNOWN, Shape, find_shape, shape_of
