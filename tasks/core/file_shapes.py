@@ -62,6 +62,7 @@ Decision = shape(
 )
 Spent = dict[str, shape(seconds=float, episodes=int)]
 Timings = shape(select=Spent, test=Spent, greedy=NotRequired[Spent], evaluation=str)
+Idle = shape(iteration_seconds=float, trainer_idle_seconds=float, engine_idle_seconds=float, metrics=str)
 FlowRecord = shape(seconds=dict[str, float], cached=dict[str, bool])
 Pointer = shape(path=str, folder_hash=str)
 Iteration = shape(iteration=int)

@@ -76,6 +76,7 @@ KEPT = (
     KeptFile("promote/decision.json", "the last decision about a champion", WAITING, PROMOTE, "Decision"),
     KeptFile("evaluations.jsonl", "which evaluations on test were made", LOOKS, _removed),
     KeptFile("timings/evaluate.json", "how long the episodes of evaluate took", SECONDS, REPORT, "Timings"),
+    KeptFile("timings/idle.json", "how long trainer and engines were idle", SECONDS, REPORT, "Idle"),
     KeptFile("run.json", "how long the stages of the last flow took", SECONDS, REPORT, "FlowRecord"),
     KeptFile("dvc.lock", "which inputs each stage's results were made from", LOCK, _from_git_or_removed, "Lock"),
     KeptFile("dvc.yaml", "the graph of the stages", GRAPH, _from_git),

@@ -30,6 +30,7 @@ from tasks.pipeline.launch import (
     run_launched,
     told_once_per_node,
 )
+from tasks.pipeline.ray_cluster import refuse_without_ray
 from tasks.pipeline.run_lock import only_run
 from tasks.pipeline.settings import PipelineSettings
 from tasks.pipeline.supervise import supervise, told_by_supervisor
@@ -103,7 +104,10 @@ def check_sources(params: dict[str, Any]) -> None:
     """
     from tasks.models.missing import check_model_path
 
-    device_name(load(CommonSections, params).compute)  # else a missing GPU's model would not fit the processor
+    common = load(CommonSections, params)
+    if common.launch.launcher == "ray":
+        refuse_without_ray()
+    device_name(common.compute)  # else a missing GPU's model would not fit the processor
     check_storage(params)
     copy_inputs(params)
     check_model_path(params["model"]["path"])

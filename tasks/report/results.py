@@ -26,6 +26,7 @@ class StoredResults:
     decision: dict[str, Any] | None
     run: dict[str, Any]
     timings: dict[str, Any]
+    idle: dict[str, float]  # shares of training's seconds: trainer, engine; empty where they are of another training
     untrained: str | None  # why the best snapshot is no trained model, where it is not
 
     @property
@@ -127,6 +128,7 @@ def read_results(paths: Paths) -> StoredResults:
         decision=decision,
         run=_read_if_there(paths, "run.json") or {},
         timings=_read_timings(paths),
+        idle=_read_idle(paths),
         untrained=read_untrained(paths.stage("train"), evaluation["best_snapshot"]),
     )
 
@@ -142,6 +144,13 @@ def _read_timings(paths: Paths) -> dict[str, Any]:
     timings = _read_if_there(paths, "timings/evaluate.json") or {}
     is_of_this = timings.get("evaluation") == content_hash(paths.stage("evaluate") / "evaluation.json")
     return timings if is_of_this else {}
+
+
+def _read_idle(paths: Paths) -> dict[str, float]:
+    metrics, idle = paths.stage("train") / "metrics.jsonl", _read_if_there(paths, "timings/idle.json")
+    if idle is None or not metrics.exists() or idle["metrics"] != content_hash(metrics):
+        return {}
+    return {name: idle[f"{name}_idle_seconds"] / idle["iteration_seconds"] for name in ("trainer", "engine")}
 
 
 def _is_about(decision: dict[str, Any], evaluation: dict[str, Any]) -> bool:

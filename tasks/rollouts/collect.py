@@ -8,6 +8,7 @@ never rewarded or scored. `fault_log.py` stops the run when too many are lost.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
@@ -47,6 +48,7 @@ class Collector:
         self.fingerprint = environment.fingerprint()
         self.faults = FaultLog(environment.limits)
         self.clock = RolloutClock()
+        self.engine_seconds = 0.0  # in which turns were written
         self.is_abandoned = False
         self.answered: SimpleQueue[Conversation | None] = SimpleQueue()  # episodes that waited; None ends a wait
 
@@ -54,30 +56,66 @@ class Collector:
         self, keys: Sequence[EpisodeKey], on_end: Callable[[Trajectory], None] = lambda trajectory: None
     ) -> list[Trajectory]:
         """One trajectory per key, in order; `on_end` gets each as it ends. ValueError where too many are lost."""
-        self.waiting = deque((number, key, 0) for number, key in enumerate(keys))
-        self.running: dict[Conversation, int] = {}  # the number of each episode's key
-        self.ended: dict[int, Trajectory] = {}
-        self.answered = SimpleQueue()
-        self.num_keys, self.num_waits, self.on_end = len(keys), 0, on_end
-        self.clock.forget()
+        self.begin(on_end)
+        self.add(keys)
         try:
             while self.waiting or self.running:
-                self._check_wanted()
-                for run in self._open_more():
-                    self._settle(run)
-                for run in self._advance():
-                    self._settle(run)
+                self.step()
         finally:
-            for run in self.running:  # on an error, close their servers too
-                run.close()
+            self.close_running()  # on an error, close their servers too
         return [self.ended[number] for number in range(len(keys))]
+
+    def begin(self, on_end: Callable[[Trajectory], None] = lambda trajectory: None) -> None:
+        """Forget every episode."""
+        self.waiting: deque[tuple[int, EpisodeKey, int]] = deque()  # number, key, attempt
+        self.running: dict[Conversation, int] = {}  # the number of each episode's key
+        self.ready: list[Conversation] = []  # those whose next turn is requested by the next step
+        self.ended: dict[int, Trajectory] = {}
+        self.answered = SimpleQueue()
+        self.num_added = self.num_waits = 0
+        self.is_held = False
+        self.on_end = on_end
+        self.clock.forget()
+
+    def add(self, keys: Sequence[EpisodeKey]) -> range:
+        """The numbers under which `ended` will have the trajectories."""
+        numbers = range(self.num_added, self.num_added + len(keys))
+        self.waiting.extend((number, key, 0) for number, key in zip(numbers, keys, strict=True))
+        self.num_added += len(keys)
+        return numbers
+
+    def step(self) -> None:
+        """Go on until an episode got a turn or an answer, or `wake` was called."""
+        self._check_wanted()
+        ready, self.ready = self.ready, []
+        for run in [*ready, *self._open_more()]:
+            self._settle(run)
+        for run in self._advance():
+            self._settle(run)
+
+    def complete_turns(self) -> None:
+        """Let the engine complete the turns under way and begin no others; those come with the next step."""
+        self.is_held = True
+        while self.kind.num_turns:
+            self._check_wanted()
+            for run in self._advance():
+                self._settle(run)
+        self.is_held = False
+
+    def close_running(self) -> None:
+        for run in self.running:
+            run.close()
+
+    def wake(self) -> None:
+        """From another thread: the step under way ends."""
+        self.answered.put(None)
 
     def abandon(self) -> None:
         """From another thread: collections raise Abandoned after the engine's current step; the engine is then
         unusable.
         """
         self.is_abandoned = True
-        self.answered.put(None)
+        self.wake()
 
     def counts(self) -> dict[str, float]:
         return {**self.faults.counts(), **self.environment.counts(), **self.kind.counts()}
@@ -92,16 +130,19 @@ class Collector:
         return opened
 
     def _advance(self) -> list[Conversation]:
+        since, is_writing = time.perf_counter(), self.kind.num_turns > 0
         runs: list[Conversation] = self.kind.poll(self._has_answer)
+        self.engine_seconds += (time.perf_counter() - since) * is_writing
         for replied in runs:
             self.clock.end_turn(replied)
-        while self.num_waits:
+        while self.num_waits or self._has_answer():
             try:
                 run = self.answered.get(block=not runs and not self.kind.num_turns)
             except Empty:
                 break
             self._check_wanted()
-            assert run is not None
+            if run is None:
+                break
             self.num_waits -= 1
             self.clock.end_wait(run)
             run.resume()
@@ -116,7 +157,9 @@ class Collector:
             raise Abandoned
 
     def _settle(self, run: Conversation) -> None:
-        if run.waiting_for is None and run.outcome is None:
+        if run.waiting_for is None and run.outcome is None and self.is_held:
+            self.ready.append(run)
+        elif run.waiting_for is None and run.outcome is None:
             self.kind.submit(run)
             self.clock.begin_turn(run)
         if run.waiting_for is not None:
@@ -137,7 +180,7 @@ class Collector:
 
     def _keep(self, number: int, run: Conversation) -> None:
         self.ended[number] = trajectory = run.trajectory(fingerprint=self.fingerprint)
-        num_left = self.num_keys - len(self.ended)
+        num_left = len(self.waiting) + len(self.running)
         if run.fault is not None:
             self.kind.lose(run.fault, self.faults, num_left=num_left)
         self.on_end(trajectory)

@@ -91,7 +91,9 @@ class Engine(Protocol):
         ...
 
     def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
-        """Log-prob (nats, temperature 1, no top-p) of every token but the first of each sequence."""
+        """Log-prob (nats, temperature 1, no top-p) of every token but the first of each sequence. Turns under way go on
+        after it.
+        """
         ...
 
     def sleep(self) -> None:

@@ -22,6 +22,7 @@ from tasks.core.records import Problem, StopReason, Turn
 from tasks.core.seeds import stream_seed
 from tasks.rollouts.conversation import Conversation, EpisodeKey, Waits
 from tasks.rollouts.engine import Engine, EpisodeHandle, TurnReply, TurnRequest
+from tasks.rollouts.engine_clock import EngineClock
 from tasks.rollouts.settings import SamplingSettings
 from tasks.tools.base import Environment, EnvironmentFault
 
@@ -41,7 +42,9 @@ class Opening(NamedTuple):
 
 
 class EpisodeRun(Conversation):
-    """`next_request` is the turn it needs, `advance` takes the reply; `outcome` is set when it has ended."""
+    """`next_request` is the turn it needs, `advance` takes the reply; `outcome` is set when it has ended. `replies` are
+    those it took.
+    """
 
     _unsent: list[int]  # what the engine has not been given yet
 
@@ -64,6 +67,7 @@ class EpisodeRun(Conversation):
         self.seed_key = (seed, stage, key.draw, key.problem.id, key.sample_index)
         self._budget = sampling.max_thinking_tokens_per_turn if chat.thinking else None
         self._unsent = []
+        self.replies: list[TurnReply] = []
         self._begin_turn()
         self._steps = self._open(prompt)
         self.resume()
@@ -106,6 +110,7 @@ class EpisodeRun(Conversation):
 
     def advance(self, reply: TurnReply) -> None:
         is_thought = not self._written and self._budget is not None
+        self.replies.append(reply)
         self._unsent = []
         self._written += reply.token_ids
         self.token_ids += reply.token_ids
@@ -117,6 +122,10 @@ class EpisodeRun(Conversation):
         self._num_message_tokens += 0 if is_thought else len(reply.token_ids)
         self._steps = self._take_turn(reply)
         self.resume()
+
+    def begin_anew(self) -> None:
+        """With the next request: an engine that has nothing of the episode is given all of it."""
+        self._unsent = list(self.token_ids)
 
     def _goes_on_after(self, reply: TurnReply) -> bool:
         """Whether a turn's first request is followed by a second. One that wrote no thought has begun the message."""
@@ -218,6 +227,7 @@ class EngineEpisodes:
     def __init__(self, engine: Engine, chat: ChatFormat, sampling: SamplingSettings):
         self.engine, self.chat, self.sampling = engine, chat, sampling
         self.num_opened = self.num_turns = 0
+        self.clock = EngineClock(is_beside=engine.has_own_memory)
         self.running: dict[EpisodeHandle, EpisodeRun] = {}
         self.held: dict[EpisodeHandle, list[int]] = {}  # what the engine has of each episode
         self._opening: tuple[Problem, Opening] | None = None
@@ -248,12 +258,15 @@ class EngineEpisodes:
         held += request.token_ids
         assert held == run.token_ids, f"problem {run.key.problem.id}: the prompt does not extend the conversation"
         self.num_turns += 1
+        self.clock.submit(run.handle, len(request.token_ids))
         self.engine.submit(request)
 
     def poll(self, until: Callable[[], bool]) -> list[EpisodeRun]:
         if not self.num_turns:
             return []
+        self.clock.begin_poll(self.num_turns)
         replies = self.engine.poll(until)
+        self.clock.end_poll([(reply.episode, len(reply.token_ids)) for reply in replies])
         self.num_turns -= len(replies)
         for reply in replies:
             self.held[reply.episode] += reply.token_ids
@@ -264,6 +277,12 @@ class EngineEpisodes:
         del self.running[run.handle]
         if self.held.pop(run.handle, None) is not None:  # else its user never opened it, and the engine has none of it
             self.engine.release(run.handle)
+
+    def withdraw(self, run: EpisodeRun) -> None:
+        """Let the engine forget an episode between its turns, which goes on with its next turn."""
+        if self.held.pop(run.handle, None) is not None:
+            self.engine.release(run.handle)
+        run.begin_anew()
 
     def lose(self, fault: EnvironmentFault, faults: FaultLog, *, num_left: int) -> None:
         """What the environment loses, the log of faults judges."""

@@ -54,7 +54,7 @@ class LateWorld(EnvironmentWrapper):
 def _every_turn_is_a_slow_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouping, "reward", tiny.reward_of_any_text)
     monkeypatch.setattr(training, "load_environment", lambda settings: LateWorld(load_environment(settings)))
-    monkeypatch.setattr(ChatFormat, "calls", lambda self, text: [ToolCall(name="search_flights", arguments={})])
+    monkeypatch.setattr(ChatFormat, "calls", lambda self, text, tools: [ToolCall(name="search_flights", arguments={})])
 
 
 def timed(function: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:

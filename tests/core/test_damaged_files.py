@@ -36,6 +36,7 @@ ARTIFACTS = Path("artifacts")
 # What the report reads, and the command each line gives.
 REPORTED = {
     "timings/evaluate.json": "rm artifacts/timings/evaluate.json && python -m tasks report",
+    "timings/idle.json": "rm artifacts/timings/idle.json && python -m tasks report",
     "run.json": "rm artifacts/run.json && python -m tasks report",
     "promote/decision.json": "rm artifacts/promote/decision.json && python -m tasks promote",
     "assess/baseline.json": "dvc repro assess",
@@ -64,6 +65,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     write_json(ARTIFACTS / "train" / "learnt.json", skipped_row("iteration-0000"))
     spent = {"best": {"seconds": 1.5, "episodes": 22}}
     write_json(ARTIFACTS / "timings" / "evaluate.json", {"select": {}, "test": spent, "evaluation": "0" * 64})
+    idle = dict.fromkeys(("iteration_seconds", "trainer_idle_seconds", "engine_idle_seconds"), 1.0)
+    write_json(ARTIFACTS / "timings" / "idle.json", {**idle, "metrics": "0" * 64})
     return paths
 
 

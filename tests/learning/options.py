@@ -21,7 +21,7 @@ GRPO: dict[str, Any] = {
     "aggregation": "token", "constant_length": None, "kl_weight": 0.001,
     "kl_estimator": "k3", "reference_interval": 2, "reference_mix": 1.0,
     "importance_correction": "none", "importance_cap": 2.0,
-    "lora": None, "max_staleness": 0, "exploration": None,
+    "lora": None, "max_staleness": 0, "streaming": None, "exploration": None,
 }  # fmt: skip
 NO_EXPLORATION = dict.fromkeys(("temperature", "top_p", "samples_per_problem", "keep", "prefixes"))
 

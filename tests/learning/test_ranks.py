@@ -18,13 +18,8 @@ from tasks.learning.shared.ranks import ALONE, Ranks
 from tasks.learning.shared.sharding import gather_whole
 from tasks.learning.shared.tensor_files import read_tensors
 from tests import tiny
-from tests.learning.rank_cases import (
-    CASES,
-    be_late_in_a_step,
-    end_one_after_the_other,
-    let_the_leader_collect,
-    train_cases,
-)
+from tests.learning.rank_cases import CASES, train_cases
+from tests.learning.rank_endings import be_late_in_a_step, end_one_after_the_other, let_the_leader_collect
 from tests.learning.resume_cases import go_on, load_one_by_one
 from tests.learning.rows import branching_group
 from tests.ranks import RankProcesses
@@ -101,7 +96,7 @@ def test_a_rank_whose_other_has_ended_ends_with_its_own_status(late: int, is_in_
     """And not by signal 6, as gloo's threads end a process that leaves a group to Python's end."""
     ranks = RankProcesses(2)
     ranks.begin(end_one_after_the_other, late, is_in_a_step)
-    assert [process.wait(timeout=60) for process in ranks.processes] == [7, 7]
+    assert [process.wait(timeout=600) for process in ranks.processes] == [7, 7]
     ranks.close()
 
 

@@ -214,7 +214,7 @@ def test_every_type_of_the_run_is_in_the_table(finished_run: Paths):
     assert all(category in words for category in RATES)
 
 
-def test_seconds_of_an_episode_are_shown_where_they_are_of_this_evaluation(finished_run: Paths):
+def test_seconds_of_an_episode_and_idle_shares_are_shown_where_they_are_of_this_run(finished_run: Paths):
     spent = {policy: {"seconds": 3.0, "episodes": 1000} for policy in ("base", "warm_start", "best")}
     timed = {"select": {}, "test": spent}
     evaluation = finished_run.stage("evaluate") / "evaluation.json"
@@ -223,6 +223,14 @@ def test_seconds_of_an_episode_are_shown_where_they_are_of_this_evaluation(finis
     assert read_results(finished_run).seconds_per_episode == dict.fromkeys(("base", "warm_start", "best"), 0.003)
     words = page_of(finished_run).text
     assert "milliseconds of wall time, many at once" in words and "3.0" in words
+
+    idle = {"iteration_seconds": 10.0, "trainer_idle_seconds": 2.5, "engine_idle_seconds": 8.0}
+    metrics = content_hash(finished_run.stage("train") / "metrics.jsonl")
+    write_json(finished_run.artifacts / "timings" / "idle.json", {**idle, "metrics": metrics})
+    words = page_of(finished_run).text
+    assert "the trainer waited for episodes 25.0% of the time" in words and "wrote nothing 80.0%" in words
+    write_json(finished_run.artifacts / "timings" / "idle.json", {**idle, "metrics": "another"})
+    assert "wrote nothing" not in page_of(finished_run).text
 
     write_json(file, {**timed, "evaluation": "another"})
     assert read_results(finished_run).seconds_per_episode == {}

@@ -101,9 +101,13 @@ class Rows:
         return entered
 
     def leave(self, row: Row) -> None:
-        """Its keys and values are dropped; it waits."""
-        self._remove(row)
+        """For want of room; it waits."""
         self.num_recomputed += row.fed
+        self.drop(row)
+
+    def drop(self, row: Row) -> None:
+        """Its keys and values, to be computed anew."""
+        self._remove(row)
         row.fed = 0
         insort(self.waiting, row, key=lambda row: row.age)
 

@@ -73,7 +73,7 @@ class EngineShard:
         for episode in released:
             self.rows.release(episode)
         for row in [*self.rows.live]:
-            self.rows.leave(row)
+            self.rows.drop(row)
 
     def sleep(self, released: Sequence[EpisodeHandle]) -> None:
         self.forget(released)

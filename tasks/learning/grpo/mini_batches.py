@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import compress
 from typing import TypeVar
 
 import numpy as np
 
-from tasks.core.records import Group
+from tasks.core.records import Group, Trajectory
 from tasks.learning.grpo.credit import carries_loss, group_credit
 from tasks.learning.shared.batching import Row
 from tasks.learning.shared.settings import GRPOSettings
@@ -24,19 +25,29 @@ class MiniBatch:
     dropped_lengths: list[int]
 
 
-def divide(groups: Sequence[Group], settings: GRPOSettings) -> tuple[list[list[Row]], list[list[int]]]:
+def oldest_version(settings: GRPOSettings, iteration: int) -> int | None:
+    """Of the tokens that carry loss. None where whole batches are collected: one with an older token is refused."""
+    return iteration - 1 - settings.max_staleness if settings.streaming else None
+
+
+def divide(
+    groups: Sequence[Group], settings: GRPOSettings, *, iteration: int = 0
+) -> tuple[list[list[Row]], list[list[int]]]:
     """The rows of each group that carries loss, and the sampled tokens of each trajectory of each dropped group.
 
     Dropped groups count in the denominator: else the gradient would grow as groups become equal. Replaced groups are no
-    part of the batch (DAPO). With `zero_variance_groups: keep` equal groups carry their KL.
+    part of the batch (DAPO). With `zero_variance_groups: keep` equal groups carry their KL. Tokens too old for
+    the `iteration` carry none, nor does a trajectory that has no others; their rewards are compared all the same.
     """
+    oldest = oldest_version(settings, iteration)
     last_round = max((group.round_number for group in groups), default=0)
     rows: list[list[Row]] = []
     dropped_lengths: list[list[int]] = []
     for group in groups:
         advantages = group_credit(group, settings)
         triples = zip(group.trajectories, advantages, carries_loss(group, settings), strict=True)
-        counted = [Row.of(item, advantage) for item, advantage, is_counted in triples if is_counted]
+        counted = [_row(item, advantage, oldest) for item, advantage, is_counted in triples if is_counted]
+        counted = [row for row in counted if any(row.sampled_mask)]
         if counted and (any(map(np.any, advantages)) or settings.zero_variance_groups == "keep"):
             rows.append(counted)
         elif group.round_number == last_round:
@@ -59,6 +70,18 @@ def mini_batches(rows: Sequence[list[Row]], dropped_lengths: Sequence[list[int]]
         MiniBatch(kept, [length for group in lengths for length in group])
         for kept, lengths in zip(with_loss, dropped, strict=True)
     ]
+
+
+def _row(trajectory: Trajectory, advantage: float | list[float], oldest: int | None) -> Row:
+    """Tokens of versions before `oldest` are attended to, and carry no loss."""
+    row = Row.of(trajectory, advantage)
+    if oldest is None or trajectory.policy_version >= oldest:
+        return row
+    is_fresh = [version >= oldest for version in trajectory.sampled_versions]
+    left = iter(is_fresh)
+    mask = [is_sampled and next(left) for is_sampled in trajectory.sampled_mask]
+    credit = list(compress(advantage, is_fresh)) if isinstance(advantage, list) else advantage
+    return replace(row, sampled_mask=mask, advantage=credit)
 
 
 def _split(items: Sequence[Item], cuts: Sequence[int]) -> list[Sequence[Item]]:

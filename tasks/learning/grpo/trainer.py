@@ -212,8 +212,8 @@ class GRPOTrainer:
             missing = wanted - sum(has_signal(group, self.settings) for group in groups)
             if missing <= 0:
                 break
-            groups += collect(iteration, round_number, missing)
-            num_replaced += missing
+            groups += (replacements := collect(iteration, round_number, missing))
+            num_replaced += len(replacements)
         return groups, num_replaced
 
     def _entropy(self, groups: Sequence[Group]) -> Metrics:
@@ -228,7 +228,7 @@ class GRPOTrainer:
         return {"entropy": found}
 
     def _mini_batches(self, groups: Sequence[Group]) -> list[MiniBatch]:
-        rows, dropped_lengths = divide(groups, self.settings)
+        rows, dropped_lengths = divide(groups, self.settings, iteration=self.iteration)
         return mini_batches(rows, dropped_lengths, num_steps=self.settings.steps_per_batch)
 
     def _micro_batches(self, part: MiniBatch) -> list[LossBatch]:

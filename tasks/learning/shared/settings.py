@@ -169,6 +169,18 @@ class BandSettings(Settings):
         return self
 
 
+class StreamingSettings(Settings):
+    """Groups stream to the trainer as they finish (infra/decisions/0070): `groups_under_way` are played all the time.
+
+    A batch that the trainer has waited for since `batch_deadline_seconds` (null: no deadline) is trained on as it is,
+    if it has at least `least_batch_share` of its groups; the others go on, for the next batch.
+    """
+
+    groups_under_way: int = Field(ge=1)
+    batch_deadline_seconds: float | None = Field(gt=0)
+    least_batch_share: float = Field(gt=0, le=1)
+
+
 class GRPOSettings(OptimizerSettings):
     """Group-relative policy optimisation. One iteration: one batch of rollouts, over which the trainer passes
     `updates_per_batch` times with `steps_per_batch` optimizer steps each.
@@ -200,6 +212,7 @@ class GRPOSettings(OptimizerSettings):
     importance_correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
     importance_cap: float = Field(gt=1)
     max_staleness: int = Field(ge=0)
+    streaming: StreamingSettings | None
     exploration: ExplorationSettings | None
     lora: LoRASettings | None
 
@@ -252,6 +265,30 @@ class GRPOSettings(OptimizerSettings):
                 f"exploration.keep is {self.exploration.keep} and a group has {min(samples)} trajectories, so nothing "
                 f"would be left out. Set train.exploration.keep lower, or to null"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _streams_what_it_can(self) -> GRPOSettings:
+        streaming, exploration = self.streaming, self.exploration
+        if streaming is None:
+            return self
+        for is_wrong, message in (
+            (self.max_staleness == 0, "train.max_staleness is 0, but groups stream while the trainer works, so every "
+             "token is at least one version old. Set train.max_staleness to 1 or more, such as 4"),
+            (streaming.groups_under_way < self.problems_per_iteration,
+             f"groups_under_way is {streaming.groups_under_way} and train.problems_per_iteration "
+             f"{self.problems_per_iteration}, so every batch would wait for groups that begin after all others. Set "
+             f"train.streaming.groups_under_way to {self.problems_per_iteration} or more, such as twice that"),
+            (exploration is not None and exploration.temperature is not None,
+             "train.exploration.temperature is a schedule, and an episode that goes on under the next weights would be "
+             "of two temperatures. Set train.exploration.temperature to null, or train.streaming to null"),
+            (exploration is not None and exploration.prefixes is not None,
+             "train.exploration.prefixes begins some groups in the middle, and a batch of those that finish first "
+             "might have no other, and so no success to report. Set train.exploration.prefixes to null, or "
+             "train.streaming to null"),
+        ):  # fmt: skip
+            if is_wrong:
+                raise ValueError(f"streaming is on, and {message}")
         return self
 
     @model_validator(mode="after")

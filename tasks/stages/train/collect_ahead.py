@@ -36,19 +36,22 @@ STOP_SECONDS = 60.0  # how long `close` waits for the turn that the engine write
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The groups of one iteration with replacements, the counts of faults and caches, and the curriculum after it."""
+    """The groups of one iteration with replacements, the counts of faults and caches, and the curriculum after it;
+    where groups stream and a checkpoint follows, what was `under_way` when it was complete.
+    """
 
     iteration: int
     groups: list[Group]
     counts: dict[str, float]
     curriculum: dict[str, Any]
+    under_way: dict[str, Any] | None = None
 
     def to_row(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Batch:
-        return cls(**{**row, "groups": [_read_group(group) for group in row["groups"]]})
+        return cls(**{**row, "groups": [read_group(group) for group in row["groups"]]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +72,9 @@ class _Request:
 class Pipeline:
     """Gives the trainer its batches (a `Collect`) and meanwhile collects the next ones.
 
-    `collect` plays a whole batch and `serve` gives the engine other weights, both in the collector's thread; `abandon`
-    interrupts `collect` from any thread. At most `max_staleness` copies of the weights exist. The next call of any
-    method but `close` raises the thread's error.
+    `collect` gives a whole batch and `serve` gives the engine other weights, both in the collector's thread; `abandon`
+    interrupts `collect` from any thread, and `on_wait` is told the iteration whose batch the trainer waits for. At most
+    `max_staleness` copies of the weights exist. The next call of any method but `close` raises the thread's error.
     """
 
     def __init__(
@@ -83,8 +86,9 @@ class Pipeline:
         max_staleness: int,
         num_iterations: int,
         num_threads: int,
+        on_wait: Callable[[int], None] = lambda iteration: None,
     ):
-        self.collect, self.serve, self.abandon = collect, serve, abandon
+        self.collect, self.serve, self.abandon, self.on_wait = collect, serve, abandon, on_wait
         self.max_staleness, self.num_iterations, self.num_threads = max_staleness, num_iterations, num_threads
         self.requests: SimpleQueue[_Request | None] = SimpleQueue()
         self.collected: SimpleQueue[Batch | BaseException] = SimpleQueue()
@@ -150,6 +154,7 @@ class Pipeline:
 
     def _receive_until(self, iteration: int) -> None:
         while self.num_open and not (self.ahead and self.ahead[-1].iteration >= iteration):
+            self.on_wait(iteration)
             self._receive()
 
     def _receive_ready(self) -> None:
@@ -202,13 +207,18 @@ def refuse_stale(collect: Collect, max_staleness: int) -> Collect:
     return collect_checked
 
 
-def measure_staleness(groups: Sequence[Group], iteration: int) -> dict[str, float]:
-    """In iterations, of the episodes that the policy wrote a turn of."""
+def measure_staleness(groups: Sequence[Group], iteration: int, oldest: int | None = None) -> dict[str, float]:
+    """Of the sampled tokens, in iterations; where an `oldest` version is given, also the share of tokens of versions
+    before it, which carry no loss.
+    """
     played = [item for group in groups for item in group.trajectories if item.own_turns or not item.num_replayed_turns]
-    ages = [iteration - 1 - item.policy_version for item in played]
-    return {"staleness_mean": sum(ages) / max(1, len(ages)), "staleness_max": max(ages, default=0)}
+    ages = [iteration - 1 - version for item in played for version in item.sampled_versions]
+    row = {"staleness_mean": sum(ages) / max(1, len(ages)), "staleness_max": max(ages, default=0)}
+    if oldest is not None:
+        row["stale_token_share"] = sum(age > iteration - 1 - oldest for age in ages) / max(1, len(ages))
+    return row
 
 
-def _read_group(row: dict[str, Any]) -> Group:
+def read_group(row: dict[str, Any]) -> Group:
     trajectories = [Trajectory.from_row(item) for item in row["trajectories"]]
     return Group(**{**row, "trajectories": trajectories, "scores": [Score(**score) for score in row["scores"]]})

@@ -43,9 +43,10 @@ def refuse_cut(settings: TrainSections, num_ranks: int, *, num_here: int, num_gp
             "compute.frozen to bfloat16, or compute.weights to float32",
         ),
         (
-            transfer != "disk",
-            f"engine.settings.transfer is {transfer}, which sends from a GPU that has the whole policy, and rank 0 has "
-            f"it in host memory. Set engine.settings.transfer to disk; a folder in /dev/shm is fastest",
+            transfer == "ipc",
+            "engine.settings.transfer is ipc, which vLLM has every rank of a process group send, and rank 0 alone has "
+            "the whole policy. Set engine.settings.transfer to disk (a folder in /dev/shm is fastest), or to nccl with "
+            "engine.settings.mode: server",
         ),
         (
             mode == "in_process" and per_server > 1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
@@ -13,6 +14,7 @@ from tasks.core.records import Problem
 from tasks.environments.catalog import load_environment
 from tasks.learning.grpo.curriculum import ProblemSampler
 from tasks.learning.grpo.exploration import draws_by_schedule, samples_at, temperature_at, top_p_at
+from tasks.learning.grpo.mini_batches import oldest_version
 from tasks.learning.grpo.solve_rates import Played
 from tasks.learning.shared.checkpoints import Checkpoints
 from tasks.learning.shared.ranks import ALONE, Ranks
@@ -24,10 +26,11 @@ from tasks.rollouts.load import load_checked_chat, load_engine
 from tasks.rollouts.probe import probe_sequences
 from tasks.stages.train.alarms import Alarm
 from tasks.stages.train.collect_ahead import Batch, Pipeline, measure_staleness, refuse_stale
+from tasks.stages.train.group_stream import BATCHES_AHEAD, GroupStream
 from tasks.stages.train.groups import group_collector, load_prefixes, success_by_environment
 from tasks.stages.train.policy import build_trainer, call_followers, load_policy
 from tasks.stages.train.sentinel import Sentinel
-from tasks.stages.train.serving import Serving
+from tasks.stages.train.serving import Serving, add_hit_rate
 from tasks.stages.train.snapshots import Snapshots, policy_weights
 from tasks.stages.train.stopwatch import Stopwatch
 from tasks.stages.train.unearned import most_unearned, name_unearned
@@ -85,8 +88,9 @@ class TrainingRun:
         self.serving = Serving(settings, policy)
         if not settings.engine.own.has_own_memory:
             self._start_engine(resources, self.serving.served)
+        self.episodes = EngineEpisodes(self.engine, self.chat, settings.sampling)
         self.collector = Collector(
-            EngineEpisodes(self.engine, self.chat, settings.sampling),
+            self.episodes,
             self.environment,
             max_concurrent_episodes=settings.engine.max_concurrent_episodes,
             seed=settings.seed,
@@ -94,14 +98,18 @@ class TrainingRun:
         )
         self.sampler = ProblemSampler(self.problems, params, seed=settings.seed, baseline=self.baseline)
         self.prefixes = load_prefixes(params, self.chat, seed=settings.seed)
-        collect = group_collector(
-            self.collector, self.sampler, prefixes=self.prefixes, rewards=settings.reward, explore=self._explore
-        )
-        self.collect = refuse_stale(self.stopwatch.timed("collect_seconds", collect), params.max_staleness)
+        options: dict[str, Any] = {"rewards": settings.reward, "explore": self._explore}
+        self.stream = GroupStream.of(self.collector, self.sampler, params, **options)
+        whole = group_collector(self.collector, self.sampler, prefixes=self.prefixes, **options)
+        collect = self.stream.collect if self.stream else whole
+        most = sys.maxsize if self.stream else params.max_staleness  # of a stream, what is older carries no loss
+        self.collect = refuse_stale(self.stopwatch.timed("collect_seconds", collect), most)
         self.trainer = build_trainer(settings, model, adapter, self.ranks)
         self.serving.connect(self.trainer, self.engine, self._probe() if self.engine.has_own_memory else [])
         self.snapshots = Snapshots(self.checkpoints, self.trainer, policy, self.chat.tokenizer, base=self.start)
         self.pipeline = self._build_pipeline() if params.max_staleness else None
+        if self.stream is not None:
+            resources.callback(self.stream.close)
         if self.pipeline is not None:
             resources.callback(self.pipeline.close)
 
@@ -135,9 +143,10 @@ class TrainingRun:
             self._collect_batch,
             serve=self.serving.serve,
             abandon=self.collector.abandon,
-            max_staleness=self.params.max_staleness,
+            max_staleness=BATCHES_AHEAD if self.stream else self.params.max_staleness,
             num_iterations=self.params.num_iterations,
             num_threads=self.settings.compute.num_threads,
+            **({"on_wait": self.stream.ask} if self.stream else {}),
         )
 
     @property
@@ -158,7 +167,7 @@ class TrainingRun:
             if alarm is None:
                 with self.stopwatch.time(iteration, "save_seconds"):
                     self._finish_iteration()
-        self.stopwatch.note_batch(iteration, self.trainer.last_groups)
+        self.stopwatch.note_batch(iteration, self.trainer.last_groups, engine_seconds=self.collector.engine_seconds)
         return self.metrics[-1], alarm
 
     def close(self) -> None:
@@ -178,6 +187,8 @@ class TrainingRun:
         self.trainer.roll_back(weights, step_factor=step_factor)
         if self.pipeline is not None:
             self.pipeline.discard(self.iteration)
+            if self.stream:
+                self.stream.discard()
             self._load_draws(self._curriculum([]))
         self.snapshots.give_up_after(iteration)
         self.sentinel.forget()
@@ -186,9 +197,13 @@ class TrainingRun:
         self._finish_iteration(is_checkpoint_due=True)
         return f"{alarm.message} Rolled back to iteration {iteration}, with the learning rate times {step_factor:g}."
 
-    def timings(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Rows of seconds of this process: per iteration, and per episode by turn."""
-        return self.stopwatch.rows(), self.collector.clock.rows()
+    def timings(self) -> dict[str, list[dict[str, Any]]]:
+        """Rows of seconds of this process: per iteration (train), per episode by turn (turns), per reply (engine)."""
+        return {
+            "train": self.stopwatch.rows(),
+            "turns": self.collector.clock.rows(),
+            "engine": self.episodes.clock.rows(),
+        }
 
     def keep_evidence(self, alarm: Alarm, folder: Path) -> Path:
         place = folder / f"iteration-{alarm.iteration:04d}"
@@ -215,10 +230,9 @@ class TrainingRun:
         row = self.trainer.iterate(collect, before_update=self._compare_engine)
         batch = pipeline.batch
         assert batch is not None
-        age = measure_staleness(batch.groups, self.iteration)
         return {
             **row,
-            **age,
+            **measure_staleness(batch.groups, self.iteration, oldest_version(self.params, self.iteration)),
             **batch.counts,
             "success_by_category": dict(batch.curriculum["success"]),
             **success_by_environment(batch.groups, self.environment),
@@ -235,7 +249,8 @@ class TrainingRun:
     def _collect_batch(self, iteration: int) -> Batch:
         """In the collector's thread, the only one that uses sampler, collector and environment."""
         groups, _ = self.trainer.collect_with_signal(iteration, self.collect)
-        return Batch(iteration, groups, self._new_counts(), self._draws())
+        under_way = self.stream.suspend_if_stored(iteration) if self.stream else None
+        return Batch(iteration, groups, self._new_counts(), self._draws(), under_way)
 
     def _new_counts(self) -> dict[str, float]:
         before = self.last_counts
@@ -250,10 +265,13 @@ class TrainingRun:
         return [self.pipeline.batch, *ahead][-1].curriculum
 
     def _draws(self) -> dict[str, Any]:
-        return self.sampler.state() | ({"prefixes": self.prefixes.state()} if self.prefixes else {})
+        own = {"num_draws": self.stream.num_draws} if self.stream else {}
+        return self.sampler.state() | own | ({"prefixes": self.prefixes.state()} if self.prefixes else {})
 
     def _load_draws(self, state: dict[str, Any]) -> None:
         self.sampler.load_state(state)
+        if self.stream:
+            self.stream.num_draws = state["num_draws"]
         if self.prefixes:
             self.prefixes.load_state(state["prefixes"])
 
@@ -292,10 +310,6 @@ class TrainingRun:
         self.num_rollbacks, self.metrics = found.state["num_rollbacks"], found.state["metrics"]
         if self.pipeline is not None:
             self.pipeline.ahead.extend(map(Batch.from_row, found.state["ahead"]))
+            if self.stream:
+                self.stream.restore(self.pipeline.ahead)
         return refused
-
-
-def add_hit_rate(counts: dict[str, float]) -> dict[str, float]:
-    """The counts, with the share of prompt tokens found in the engine's prefix cache where the engine counts them."""
-    queries = counts.get("prefix_cache_queries", 0)
-    return counts | ({"prefix_cache_hit_rate": counts["prefix_cache_hits"] / queries} if queries else {})

@@ -9,7 +9,8 @@ memory gets tensors or the adapter, and no copy of the model is kept for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -21,7 +22,7 @@ from tasks.learning.shared.whole_policy import WholePolicy
 from tasks.models.differences import Tolerance
 from tasks.models.policy_weights import PolicyWeights
 from tasks.models.torch_setup import free_unused, product_dtype
-from tasks.rollouts.engine import Engine
+from tasks.rollouts.engine import AdjustableEngine, Engine
 from tasks.rollouts.probe import CheckedRefresh, LogProbs
 from tasks.stages.train.collect_ahead import Copy
 
@@ -86,6 +87,7 @@ class Serving:
 
     def _weights_of(self, given: Copy) -> PolicyWeights:
         if not self.has_own_memory:
+            cast(AdjustableEngine, self.engine).pause()
             served = unique_tensors(self.served) if self.adapter is None else adapter_tensors(self.served, POLICY)
             copy_tensors(given.tensors, served)
             return PolicyWeights.of(self.served)
@@ -95,6 +97,7 @@ class Serving:
         return self.adapter.weights(SERVED)
 
     def _refresh(self, weights: PolicyWeights, version: int, probe_logp: LogProbs) -> None:
+        weights = replace(weights, device=self.trainer.model.device)
         if self.checked_refresh is None:
             self.engine.refresh(weights, version)
         else:
@@ -112,3 +115,9 @@ class Serving:
         dtypes = [engine.own.weights_dtype(compute), compute.weights, product_dtype(self.trainer.model.device)]
         dtypes += [compute.frozen] if train.lora else []
         return engine.tolerance(*dtypes, *([] if train.autocast == "none" else [train.autocast]))
+
+
+def add_hit_rate(counts: dict[str, float]) -> dict[str, float]:
+    """The counts, with the share of prompt tokens found in the engine's prefix cache where the engine counts them."""
+    queries = counts.get("prefix_cache_queries", 0)
+    return counts | ({"prefix_cache_hit_rate": counts["prefix_cache_hits"] / queries} if queries else {})

@@ -14,7 +14,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.core.files import atomic_folder, number_of, numbered_folders, read_json, write_json, write_jsonl, write_text
+from tasks.core.files import (
+    atomic_folder,
+    content_hash,
+    number_of,
+    numbered_folders,
+    read_json,
+    write_json,
+    write_jsonl,
+    write_text,
+)
 from tasks.core.records import Problem
 from tasks.core.resume import clear_resume, resume_folder
 from tasks.core.settings import Paths
@@ -127,7 +136,7 @@ def train_policy(
 ) -> list[Metrics]:
     """Train from the model folder `start`, of which `baseline` has episodes, into `output`; returns the metrics. Where
     the sentinel stops the run, output has the snapshots so far, `alarms` the alarm with its trajectories, and
-    CollapseAlarm is raised. A whole run leaves its seconds in `timings`.
+    CollapseAlarm is raised. A whole run leaves its seconds in `timings`; idle.json names the metrics they are of.
     """
     from tasks.core.progress import progress_bar
     from tasks.stages.train.run import TrainingRun
@@ -148,15 +157,18 @@ def train_policy(
                     answer_alarm(alarm, training, alarms)
                 bar.advance(_progress(row))
                 if log is not None:
-                    log(row)
+                    log({**row, **training.stopwatch.idle(row["iteration"])})
         if timings is not None:
             write_timings(timings, training)
+            idle = training.stopwatch.idle_in_all()
     finally:
         try:
             training.snapshots.export(output / "snapshots")
             write_metrics(output, training.metrics)
         finally:
             _close(training)
+    if timings is not None:
+        write_json(timings / "idle.json", {**idle, "metrics": content_hash(output / "metrics.jsonl")})
     return training.metrics
 
 
@@ -189,11 +201,14 @@ def write_metrics(output: Path, rows: Sequence[Metrics]) -> None:
 
 
 def write_timings(folder: Path, training: TrainingRun) -> None:
-    """train.jsonl, a row per iteration, and turns.jsonl, a row per episode: what `plan --gpus` simulates from."""
-    iterations, episodes = training.timings()
+    """train.jsonl, a row per iteration, turns.jsonl, a row per episode, and engine.jsonl, a row per reply: what
+    `plan --gpus` simulates from.
+    """
+    timings = training.timings()
     refreshed = {row["iteration"]: row for row in iteration_seconds(training.metrics)}
-    write_jsonl(folder / "train.jsonl", ({**refreshed.get(row["iteration"], {}), **row} for row in iterations))
-    write_jsonl(folder / "turns.jsonl", episodes)
+    timings["train"] = [{**refreshed.get(row["iteration"], {}), **row} for row in timings["train"]]
+    for name, rows in timings.items():
+        write_jsonl(folder / f"{name}.jsonl", rows)
 
 
 def iteration_seconds(rows: Sequence[Metrics]) -> list[Metrics]:

@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
 class Stopwatch:
     """Rows by iteration: seconds of giving the engine its weights (of a run that collects in turn), collecting, waiting
-    for a batch that is collected ahead, saving, all of the iteration, and of the rest, which is the update.
+    for a batch that is collected ahead, saving, all of the iteration, and of the rest, which is the update; and those
+    in which trainer and engines were idle.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter):
         self.now = now
         self.by_iteration: dict[int, dict[str, Any]] = defaultdict(dict)
+        self.engine_seconds = 0.0
 
     @contextmanager
     def time(self, iteration: int, part: str) -> Iterator[None]:
@@ -41,8 +43,23 @@ class Stopwatch:
 
         return collect_timed
 
-    def note_batch(self, iteration: int, groups: Sequence[Group]) -> None:
-        self.by_iteration[iteration]["episodes"] = sum(len(group.trajectories) for group in groups)
+    def note_batch(self, iteration: int, groups: Sequence[Group], *, engine_seconds: float) -> None:
+        """`engine_seconds`: in which turns were written, since the run began."""
+        row, before = self.by_iteration[iteration], self.engine_seconds
+        self.engine_seconds = engine_seconds
+        row["episodes"] = sum(len(group.trajectories) for group in groups)
+        row["engine_idle_seconds"] = max(0.0, row["iteration_seconds"] - (engine_seconds - before))
+        row["trainer_idle_seconds"] = _waited(row)
+
+    def idle(self, iteration: int) -> dict[str, float]:
+        """Seconds of an iteration in which the trainer waited for episodes, and in which no engine wrote."""
+        return {name: value for name, value in self.by_iteration[iteration].items() if name.endswith("_idle_seconds")}
+
+    def idle_in_all(self) -> dict[str, float]:
+        """As `idle`, and the seconds of the iterations, over all that this process trained."""
+        rows = self.rows()
+        names = ("iteration_seconds", "trainer_idle_seconds", "engine_idle_seconds")
+        return {name: sum(row.get(name, 0.0) for row in rows) for name in names}
 
     def rows(self) -> list[dict[str, Any]]:
         """Of the iterations that this process trained, in order."""
@@ -50,6 +67,9 @@ class Stopwatch:
         return [{**row, "update_seconds": _rest(row)} for row in rows if "iteration_seconds" in row]
 
 
+def _waited(row: dict[str, Any]) -> float:
+    return float(row["wait_seconds"] if "wait_seconds" in row else row["refresh_seconds"] + row["collect_seconds"])
+
+
 def _rest(row: dict[str, Any]) -> float:
-    waited = row["wait_seconds"] if "wait_seconds" in row else row["refresh_seconds"] + row["collect_seconds"]
-    return float(row["iteration_seconds"] - waited - row.get("save_seconds", 0.0))
+    return float(row["iteration_seconds"] - _waited(row) - row.get("save_seconds", 0.0))

@@ -30,6 +30,9 @@ def test_what_is_neither_waited_for_nor_saved_is_the_update() -> None:
     # Nine looks at the clock: the iteration took 7 s, three parts 1 s each.
     assert row["iteration_seconds"] == 7.0
     assert row["update_seconds"] == pytest.approx(4.0)
+    watch.note_batch(1, [], engine_seconds=0.5)
+    assert watch.idle(1) == {"trainer_idle_seconds": 2.0, "engine_idle_seconds": 6.5}  # it waited for weights and batch
+    assert watch.idle_in_all() == {"iteration_seconds": 7.0, "trainer_idle_seconds": 2.0, "engine_idle_seconds": 6.5}
 
 
 def test_an_iteration_that_is_only_collected_is_no_row() -> None:

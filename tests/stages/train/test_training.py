@@ -35,6 +35,7 @@ from tasks.rollouts.references import reference_messages
 from tasks.stages.train import groups as grouping
 from tasks.stages.train import run as training
 from tasks.stages.train.alarms import Alarm
+from tasks.stages.train.serving import add_hit_rate
 from tasks.stages.train.settings import TrainSections
 from tasks.stages.train.stage import CURVE, CollapseAlarm, iteration_seconds, note_learning, train_policy, write_metrics
 from tests import tiny
@@ -721,5 +722,5 @@ def test_a_run_with_signal_says_nothing_of_it(start: Path, tmp_path: Path, capsy
 
 def test_an_iterations_share_of_cached_prompt_tokens_is_told_where_the_engine_counts_them() -> None:
     counts: dict[str, float] = {"prefix_cache_queries": 400, "prefix_cache_hits": 100}
-    assert training.add_hit_rate(counts) == {**counts, "prefix_cache_hit_rate": 0.25}
-    assert training.add_hit_rate({"tool_retries": 2}) == {"tool_retries": 2}
+    assert add_hit_rate(counts) == {**counts, "prefix_cache_hit_rate": 0.25}
+    assert add_hit_rate({"tool_retries": 2}) == {"tool_retries": 2}
