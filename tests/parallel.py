@@ -26,21 +26,29 @@ TOGETHER = {
     "tests/services/test_servers.py": "servers",
     "tests/services/test_story.py": "servers",
 }
-# By seconds, the longest first: a long file that is begun last has one worker wait for the other. `make test
-# ARGS=--durations=100` shows the seconds; the rest follows in the order of its names.
+# The longest first, by seconds of a processor and of waiting: a long file that is begun last has one worker wait for
+# the other. `make test ARGS=--durations=100` shows the seconds; the rest follows in the order of its names.
 LONGEST = (
     "tests/services",
-    "tests/contracts/test_engines.py",
     "tests/pipeline/test_flow.py",
     "tests/pipeline/test_schedule.py",
-    "tests/pipeline/test_serve.py",
-    "tests/tracking/test_clicks.py",
-    "tests/pipeline",
+    "tests/contracts/test_engines.py",
+    "tests/pipeline/test_own_model_and_data.py",
+    "tests/stages/train/test_training.py",
     "tests/stages/promote/test_rates.py",
+    "tests/pipeline/test_serve.py",
+    "tests/pipeline/test_supervise.py",
+    "tests/pipeline/test_workspaces.py",
     "tests/stages/promote/test_promote.py",
-    "tests/stages/train",
-    "tests/tracking/test_registry_verbs.py",
+    "tests/infra/test_services_as_composed.py",
+    "tests/tracking/test_clicks.py",
+    "tests/learning/test_ranks.py",
+    "tests/environments/test_bfcl_checker.py",
+    "tests/stages/train/test_pipelined.py",
     "tests/tracking/test_aliases.py",
+    "tests/tracking/test_registry_verbs.py",
+    "tests/pipeline",
+    "tests/stages/train",
     "tests/stages/promote/test_promote_budget.py",
     "tests/stages",
     "tests/learning",
@@ -49,6 +57,7 @@ LONGEST = (
     "tests/browser",
     "tests/engines",
     "tests/commands",
+    "tests/infra",
     "tests/contracts",
 )
 

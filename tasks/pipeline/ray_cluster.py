@@ -13,12 +13,14 @@ import math
 import os
 import secrets
 import shutil
+import signal
 import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +128,11 @@ def connected(settings: RaySettings, bundles: Sequence[Bundle]) -> Iterator[Clus
     if settings.address is None:
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))  # else one is left in the home
         folder = tempfile.mkdtemp(prefix="ray-")  # sockets that nobody else can reach
-    ray = import_ray()
+    refuse_without_ray()
+    import ray
+
     quiet = {"namespace": namespace, "log_to_driver": False, "logging_level": logging.ERROR}
+    on_terminate = signal.getsignal(signal.SIGTERM)
     try:
         if folder is None:
             _connect(settings, quiet)
@@ -136,6 +141,7 @@ def connected(settings: RaySettings, bundles: Sequence[Bundle]) -> Iterator[Clus
             own_guardian().remove(Path(folder))
             cpus = max(os.cpu_count() or 1, math.ceil(sum(bundle["CPU"] for bundle in bundles)))
             ray.init(num_cpus=cpus, include_dashboard=False, _temp_dir=folder, **quiet)
+        signal.signal(signal.SIGTERM, on_terminate)  # Ray's handler ends with status 15
         yield Cluster(ray.get_runtime_context().gcs_address, namespace, is_own=folder is not None)
     finally:
         ray.shutdown()
@@ -143,16 +149,13 @@ def connected(settings: RaySettings, bundles: Sequence[Bundle]) -> Iterator[Clus
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def import_ray() -> Any:
+def refuse_without_ray() -> None:
     """ValueError where it is not installed."""
-    try:
-        import ray
-    except ModuleNotFoundError:
+    if find_spec("ray") is None:
         raise ValueError(
             "launch.launcher is ray, and Ray is not installed, so nothing can be placed. Run `make setup-ray`, or set "
             "launch.launcher to torchrun."
-        ) from None
-    return ray
+        )
 
 
 def _connect(settings: RaySettings, quiet: Mapping[str, Any]) -> None:

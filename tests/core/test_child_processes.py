@@ -62,7 +62,7 @@ def test_a_child_that_does_not_heed_is_killed_after_its_grace(tmp_path: Path):
     assert wait_until(lambda: child.last_lines() == ["deaf"])
     started = time.monotonic()
     child.stop()
-    assert not child.is_alive() and time.monotonic() - started < 30
+    assert not child.is_alive() and time.monotonic() - started < 300
 
 
 def test_the_last_lines_are_those_since_the_start_and_the_preferred_ones(tmp_path: Path):

@@ -292,9 +292,7 @@ def test_the_worker_makes_its_workspace_and_its_pool(running: Here):
     params = (workspace / "params.yaml").read_text(encoding="utf-8")
     assert "s3://turnwise" in params and "http://mlflow:5000" in params
     login = running.secret("prefect_auth")
-    wait_until(
-        lambda: status(running.url("prefect", "/api/work_pools/turnwise"), login) == 200, "the work pool", seconds=60
-    )
+    wait_until(lambda: status(running.url("prefect", "/api/work_pools/turnwise"), login) == 200, "the work pool")
     pools = DIRECT.open(_as(login, running.url("prefect", "/api/work_pools/turnwise")), timeout=120)
     with pools as answer:
         assert json.load(answer)["type"] == "process"
@@ -314,7 +312,7 @@ def test_the_worker_registers_the_flows_as_the_page_says(running: Here):
     done = subprocess.run(
         command, cwd=workspace, env=running.environment("worker"), capture_output=True, text=True, timeout=600
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, "\n".join([done.stdout, done.stderr, *(running.log(name)[-2000:] for name in LISTENS)])
     login = running.secret("prefect_auth")
     url = running.url("prefect", "/api/deployments/name/retrain/travel-desk-agent")
     with DIRECT.open(request(url, login), timeout=120) as answer:

@@ -5,13 +5,8 @@ Rank 0 writes what each case gave, to compare with that of one rank alone.
 
 from __future__ import annotations
 
-import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import pytest
-import torch.distributed as dist
 
 from tasks.core.files import write_json
 from tasks.core.records import Group
@@ -75,30 +70,3 @@ def train_cases(ranks: Ranks, folder: str, cases: list[str]) -> None:
         found = {"rows": rows, "weights": weights, "probe": trainer.logp_of([[*range(20, 50)]])[0]}
         write_json(Path(folder) / f"{ranks.size}-{case}.json", found)
         ranks.announce(END)
-
-
-def let_the_leader_collect(ranks: Ranks, seconds: float) -> None:
-    if not ranks.leads:
-        ranks.follow(None)
-        return
-    time.sleep(seconds)
-    ranks.announce(END)
-
-
-def be_late_in_a_step(ranks: Ranks, seconds: float) -> None:
-    if ranks.leads:
-        time.sleep(seconds)
-    with pytest.raises(RuntimeError):
-        ranks.gather("arrived")
-
-
-def end_one_after_the_other(ranks: Ranks, late: int, is_in_a_step: bool) -> None:
-    """As a command ends that was told of a mistake: the other rank is gone when this one leaves."""
-    ranks.gather("arrived")
-    ranks.is_stepping = is_in_a_step
-    if ranks.number == late:
-        time.sleep(1.0)
-    with suppress(RuntimeError):
-        ranks.end()
-    is_left = not dist.is_initialized() and ranks.group is None and ranks.idle is None
-    raise SystemExit(7 if is_left else 8)

@@ -18,13 +18,8 @@ from tasks.learning.shared.ranks import ALONE, Ranks
 from tasks.learning.shared.sharding import gather_whole
 from tasks.learning.shared.tensor_files import read_tensors
 from tests import tiny
-from tests.learning.rank_cases import (
-    CASES,
-    be_late_in_a_step,
-    end_one_after_the_other,
-    let_the_leader_collect,
-    train_cases,
-)
+from tests.learning.rank_cases import CASES, train_cases
+from tests.learning.rank_endings import be_late_in_a_step, end_one_after_the_other, let_the_leader_collect
 from tests.learning.resume_cases import go_on, load_one_by_one
 from tests.learning.rows import branching_group
 from tests.ranks import RankProcesses
@@ -101,7 +96,7 @@ def test_a_rank_whose_other_has_ended_ends_with_its_own_status(late: int, is_in_
     """And not by signal 6, as gloo's threads end a process that leaves a group to Python's end."""
     ranks = RankProcesses(2)
     ranks.begin(end_one_after_the_other, late, is_in_a_step)
-    assert [process.wait(timeout=60) for process in ranks.processes] == [7, 7]
+    assert [process.wait(timeout=600) for process in ranks.processes] == [7, 7]
     ranks.close()
 
 
@@ -195,3 +190,21 @@ def test_a_checkpoint_of_two_ranks_has_the_files_and_tensors_of_one(resumed: Pat
     found, expected = read_tensors(two), read_tensors(one)
     shapes = {part: {name: tensor.shape for name, tensor in named.items()} for part, named in expected.items()}
     assert {part: {name: tensor.shape for name, tensor in named.items()} for part, named in found.items()} == shapes
+
+
+@pytest.mark.slow
+def test_a_resume_in_bfloat16_on_other_numbers_of_ranks_is_the_same_to_its_digits(
+    two_ranks: RankProcesses, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Two ranks have float32 weights that are their own masters, one has bfloat16 with masters: the files fit both.
+    Six iterations at once, and two each on 2, 1 and 2. Forwards and gradients are rounded to 1/256, and micro-batches
+    differ with the ranks.
+    """
+    folder = a_folder(tmp_path_factory)
+    two_ranks.call(go_on, folder, "whole", 0, 6, "bfloat16")
+    two_ranks.call(go_on, folder, "thirds", 0, 2, "bfloat16")
+    go_on(ALONE, folder, "thirds", 2, 4, "bfloat16")
+    two_ranks.call(go_on, folder, "thirds", 4, 6, "bfloat16")
+    whole, thirds = (read_json(Path(folder) / f"{name}-6.json") for name in ("whole", "thirds"))
+    assert thirds["norms"] == {name: pytest.approx(norm, rel=5e-3) for name, norm in whole["norms"].items()}
+    assert thirds["norms"].keys() == whole["norms"].keys() and thirds["state"] != whole["state"]

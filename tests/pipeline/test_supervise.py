@@ -61,7 +61,7 @@ def start(toy: Project, case: str, *options: str) -> subprocess.Popen[str]:
 
 def end(toy: Project, case: str, *options: str) -> tuple[int, str]:
     process = start(toy, case, *options)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=600)
     assert not toy.processes()
     return process.returncode, errors
 
@@ -108,14 +108,14 @@ def test_a_command_that_is_stopped_ends_as_one_without_ranks(
     marks = [toy.folder / f"started-{rank}" for rank in range(2)]
     wait_for(marks, process)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=600)
     assert process.returncode == status
     assert errors.count("\n") == (1 if told else 0) and errors.startswith(told)
     assert not toy.processes()
 
 
 def wait_for(marks: list[Path], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not all(mark.exists() for mark in marks):
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()
         time.sleep(0.05)

@@ -73,8 +73,8 @@ def test_an_alarm_comes_once_the_turn_is_free_for_the_run_that_it_starts(
 
 def test_a_stage_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Path):
     guardian, pid_file = Guardian(), tmp_path / "pid"
-    script = "import subprocess, time; child = subprocess.Popen(['sleep', '60']); "
-    script += f"open({str(pid_file)!r}, 'w').write(str(child.pid)); time.sleep(60)"
+    script = "import subprocess, time; child = subprocess.Popen(['sleep', '600']); "
+    script += f"open({str(pid_file)!r}, 'w').write(str(child.pid)); time.sleep(600)"
     started = time.monotonic()
     with pytest.raises(OutOfTime):
         run_streamed(
@@ -82,7 +82,7 @@ def test_a_stage_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Path
             is_terminal=False, timeout_seconds=1.0,
         )  # fmt: skip
     guardian.close()
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 300
     assert not Path(f"/proc/{pid_file.read_text()}/cmdline").exists()
 
 

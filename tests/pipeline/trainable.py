@@ -30,9 +30,9 @@ GATE = {"gate": "warm_start", "success_rate": 0.1, "ci_low": 0.0, "ci_high": 0.3
 
 
 def make_trainable(folder: Path) -> Project:
-    """Its code is a copy, since the reward is a file of tasks/custom."""
+    """Its code is a copy, with what was compiled of it, since the reward is a file of tasks/custom."""
     folder.mkdir(parents=True)
-    shutil.copytree(ROOT / "tasks", folder / "tasks", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "tasks", folder / "tasks")
     shutil.copy(ROOT / "dvc.yaml", folder / "dvc.yaml")
     (folder / "tasks" / "custom" / "any_text.py").write_text(REWARD, encoding="utf-8")
     params = profile_params("test")

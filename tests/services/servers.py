@@ -24,7 +24,7 @@ from urllib.request import ProxyHandler, build_opener
 
 from tasks.core.child_processes import GRACE_SECONDS, ChildProcess
 
-START_SECONDS = 240  # of a busy machine; in quiet Postgres takes 0.1 s, S3 3 s, MLflow and Prefect 6 to 10 s
+START_SECONDS = 600  # of a busy machine; in quiet Postgres takes 0.1 s, S3 3 s, MLflow and Prefect 6 to 10 s
 DIRECT = build_opener(ProxyHandler({}))
 POSTGRES_PROGRAMS = "/usr/lib/postgresql/*/bin"  # Debian has them there alone
 # Postgres refuses to run as root, and its user could not enter a folder of root's, as pytest's and make's are.

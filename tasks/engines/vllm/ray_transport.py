@@ -47,6 +47,7 @@ def _connect_once() -> None:
 
     import ray
 
+    logging.getLogger("ray").setLevel(logging.ERROR)  # else a warning that this thread hears no signals
     address, _, namespace = os.environ[SERVERS_ON_RAY].partition(" ")
     ray.init(address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
 

@@ -198,7 +198,7 @@ def test_one_failure_within_the_retries_is_not_seen_and_retry_after_is_waited_fo
     endpoint.failures, endpoint.retry_after = [429], "1"
     start = time.monotonic()
     assert ask(Judge(judge_settings(endpoint, tmp_path)))[0].success
-    assert 1 <= time.monotonic() - start < 10
+    assert 1 <= time.monotonic() - start < 120
 
 
 def test_a_vote_that_came_is_kept_when_another_fails(endpoint: Endpoint, tmp_path: Path) -> None:
