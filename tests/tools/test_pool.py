@@ -20,6 +20,7 @@ from tasks.tools.pool.messages import LENGTH_BYTES, MAX_BYTES, BadFrame, Frames,
 from tests import tiny
 from tests.tools.pool_worlds import make, pooled, problem, problems
 
+pytestmark = pytest.mark.slow  # they start processes
 END = {"die": "ended with status 9", "leak": "ended with status 3", "hang": "gave no sign of life for"}
 
 
