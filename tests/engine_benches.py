@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from tasks.chat.format import ChatFormat, load_chat
 from tasks.core.records import Trajectory
 from tasks.engines.vllm.server import Server
+from tasks.engines.vllm.server_process import ServerProcess
 from tasks.engines.vllm.settings import VLLMSettings
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.folders import load_model
@@ -113,7 +114,7 @@ class VLLMServerBench(VLLMBench):
 
 def group_of(server: Server) -> list[psutil.Process]:
     """Every process of a server: API, engine and workers."""
-    assert server.process is not None
+    assert isinstance(server.process, ServerProcess)
     group = server.process.pid
     found = []
     for process in psutil.process_iter():

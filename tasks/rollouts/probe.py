@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Problem
 from tasks.models.differences import Differences, Tolerance
-from tasks.models.policy_weights import PolicyWeights
+from tasks.models.policy_weights import PolicyWeights, Probe
 from tasks.rollouts.engine import Engine
 from tasks.tools.base import Environment
 
@@ -50,7 +50,8 @@ class CheckedRefresh:
     def __call__(self, weights: PolicyWeights, policy_version: int, trainer_logp: LogProbs) -> None:
         """`trainer_logp` is what the trainer's own forward gives with these weights."""
         start = time.perf_counter()
-        self.engine.refresh(weights, policy_version)
+        probe = Probe(self.sequences, trainer_logp, self.tolerance)
+        self.engine.refresh(replace(weights, probe=probe), policy_version)
         refreshed = time.perf_counter()
         self.last = check_weights(self.engine, trainer_logp, self.sequences, tolerance=self.tolerance)
         self.refresh_seconds += refreshed - start

@@ -6,12 +6,13 @@ it says so and checks what a CPU has: weights by disk, and adapters. With one GP
 
 from __future__ import annotations
 
+import copy
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +80,19 @@ def check_ipc(model_folder: Path) -> list[Row]:
 def check_nccl(model_folder: Path) -> list[Row]:
     if torch.cuda.device_count() < 2:
         return [{"check": "weights by NCCL", "left_out": f"needs two GPUs, found {torch.cuda.device_count()}"}]
-    return _check(model_folder, "weights by NCCL", transfer="nccl", mode="server")
+    rows = _check(model_folder, "weights by NCCL", transfer="nccl", mode="server")
+    name = "weights by NCCL from host memory, as of several ranks"
+    return rows + _check(model_folder, name, is_in_host_memory=True, transfer="nccl", mode="server")
 
 
-def _check(model_folder: Path, name: str, *, lora: LoRASettings | None = None, **vllm: Any) -> list[Row]:
+def _check(
+    model_folder: Path,
+    name: str,
+    *,
+    lora: LoRASettings | None = None,
+    is_in_host_memory: bool = False,
+    **vllm: Any,
+) -> list[Row]:
     """Three policies, one after another: a row for the start and one for each."""
     ground = Ground.of_this_machine()
     before = used_gib()
@@ -90,6 +100,7 @@ def _check(model_folder: Path, name: str, *, lora: LoRASettings | None = None, *
         rows = [_sleep(engine, name, before)]
         model = load_model(model_folder, compute=ground.compute)
         change = _adapters(model, lora) if lora else _whole_weights(model)
+        change = _in_host_memory(change) if is_in_host_memory else change
         for version in (1, 2, 3):
             rows.append(_refresh(engine, name, change(), version, tolerance=ground.tolerance))
             engine.sleep()
@@ -166,6 +177,16 @@ def _whole_weights(model: PreTrainedModel) -> Change:
         return PolicyWeights.of(model)
 
     return change
+
+
+def _in_host_memory(change: Change) -> Change:
+    """As rank 0 of several has them: gathered there, and to be sent from its GPU."""
+
+    def changed() -> PolicyWeights:
+        model = change().model
+        return replace(PolicyWeights.of(copy.deepcopy(model).to("cpu")), device=model.device)
+
+    return changed
 
 
 def _adapters(model: PreTrainedModel, lora: LoRASettings) -> Change:

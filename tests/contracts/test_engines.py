@@ -205,30 +205,29 @@ def test_a_refresh_generates_with_the_new_weights(bench: Bench) -> None:
 
 
 def test_a_turn_under_way_survives_a_refresh_and_each_token_is_of_its_version(bench: Bench) -> None:
-    """Two refreshes while eight turns are written, with another conversation between its turns. Of each reply, the
-    tokens of a version have the log-probs that a plain forward of those weights gives after all tokens before.
+    """Refreshes with longer and longer pauses until eight turns are written, with another conversation between its
+    turns. Of each reply, the tokens of a version have the log-probs that a plain forward of those weights gives after
+    all tokens before.
     """
     engine, model = bench.engine()
-    if engine.has_own_memory:
-        pytest.skip("vLLM's engines take weights between turns only")
     prompt, first = opening(bench), engine.policy_version
     (begun,) = ask_only(engine, TurnRequest(99, prompt, max_new_tokens=3, seed=99))
     for number in range(8):
-        engine.submit(TurnRequest(number, prompt, max_new_tokens=12 + 4 * number, seed=number))
-    weights, replies = {first: copy.deepcopy(model)}, []
-    for version in (first + 1, first + 2):
-        replies += engine.poll(after(6))
+        engine.submit(TurnRequest(number, prompt, max_new_tokens=12 + 10 * number, seed=number))
+    weights, replies, version = {first: copy.deepcopy(model)}, list[TurnReply](), first
+    while len(replies) < 8:
+        replies += engine.poll(after(6 * len(weights)))
+        version += 1
         if not engine.has_own_memory:
             cast(AdjustableEngine, engine).pause()
-        _change(model)
+        _change(model, by=0.05 if len(weights) % 2 else -0.05)
         engine.refresh(PolicyWeights.of(model), version)
         weights[version] = copy.deepcopy(model)
-    replies += until_all(engine, 8 - len(replies))
     (last,) = ask_only(engine, TurnRequest(99, prompt[:5], max_new_tokens=4, seed=7))
     asked = {reply.episode: [*prompt, *reply.token_ids] for reply in replies}
     asked[99] = [*prompt, *begun.token_ids, *prompt[:5], *last.token_ids]
     assert sorted(asked) == [*range(8), 99]
-    assert any(len(set(reply.token_versions)) == 3 for reply in replies)
+    assert any(len(set(reply.token_versions)) > 1 for reply in replies)
     for reply in [*replies, last]:
         assert reply.token_versions == sorted(reply.token_versions)
         assert reply.policy_version == reply.token_versions[-1]
@@ -236,7 +235,7 @@ def test_a_turn_under_way_survives_a_refresh_and_each_token_is_of_its_version(be
         start = len(asked[reply.episode]) - 1 - len(reply.token_ids)
         expected = [of[version][start + number] for number, version in enumerate(reply.token_versions)]
         assert reply.sampler_logp == pytest.approx(expected, abs=bench.tolerance)
-    assert set(last.token_versions) == {first + 2}
+    assert set(last.token_versions) == {version}
 
 
 def ask_only(engine: Engine, request: TurnRequest) -> list[TurnReply]:
@@ -257,11 +256,12 @@ def after(num_steps: int) -> Callable[[], bool]:
     return lambda: next(asked) > num_steps
 
 
-def _change(model: PreTrainedModel) -> None:
+def _change(model: PreTrainedModel, *, by: float = 0.05) -> None:
+    """By the same numbers whenever it is called: `-by` is the way back."""
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+            parameter.add_(by * torch.randn(parameter.shape, generator=generator))
 
 
 def test_turns_and_trajectories_say_which_policy_wrote_them(bench: Bench) -> None:

@@ -1,24 +1,22 @@
 """Requests to one vLLM server over HTTP: turns as token ids, log-probs of given ids, new weights.
 
 A server is at a URL, at `unix:` and a socket's path, or at `ray:` and the name of its host. No text is ever turned into
-ids. An inconsistent answer (ids without log-probs, another prompt, a finish that the ids contradict) raises ServerDown,
-as no answer does, and is never trained on. A refused request (4xx) is our mistake: ValueError.
+ids. No answer raises ServerDown, as one that does not add up does (`answers.py`). A refused request (4xx) is our
+mistake: ValueError.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.text import one_line
+from tasks.engines.vllm.answers import Answer, Asked
 from tasks.engines.vllm.prompt_ids import encode_body, parse_answer
 from tasks.engines.vllm.server_process import ServerDown
 from tasks.engines.vllm.shared import seed_for_vllm
-from tasks.rollouts.engine import Finish
 from tasks.rollouts.settings import SamplingSettings
 
 if TYPE_CHECKING:
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
     from tasks.core.bounded_http import BoundedClient
 
 BUSY = (408, 425, 429)  # asked to retry later: the server's fault, not the request's
-RESET_ATTEMPTS = 20  # an abandoned request may still use blocks of the cache
-RESET_PAUSE_SECONDS = 0.25
 CERTAIN_NATS = 0.05
 # Sent explicitly: an external server takes missing values from the model's generation_config.json.
 NOTHING_ELSE: dict[str, float] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -40,15 +36,6 @@ KEEP_ALIVE_SECONDS = 2.0  # the server closes idle ones after 5, which looks lik
 
 class ConnectionLost(ServerDown):
     """The connection broke or was refused: the server may be gone, or only have closed an idle connection."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    token_ids: list[int]
-    sampler_logp: list[float]
-    finish: Finish
-    num_prompt_tokens: int
-    num_cached_tokens: int
 
 
 class VLLMClient:
@@ -102,8 +89,18 @@ class VLLMClient:
             "logprobs": 0,
             "return_token_ids": True,
         }
-        answer = await self.post("/v1/completions", body | ({"cache_salt": cache_salt} if cache_salt else {}))
-        return self._checked(answer, prompt, max_new_tokens, end_ids)
+        asked = Asked(
+            self.url,
+            prompt,
+            max_new_tokens,
+            self.sampling.max_tokens_per_episode,
+            end_ids,
+            self.sampling.stop_strings,
+            self.vocabulary_size,
+        )
+        return asked.check(
+            await self.post("/v1/completions", body | ({"cache_salt": cache_salt} if cache_salt else {}))
+        )
 
     async def token_logp(self, token_ids: list[int]) -> list[float]:
         """Log-prob (nats, temperature 1, no top-p) of every token but the first."""
@@ -122,29 +119,29 @@ class VLLMClient:
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise ServerDown(f"its log-probs of {len(token_ids)} given tokens do not add up ({error!r})") from None
 
-    async def load_weights(self, folder: Path, label: str) -> None:
+    async def pause(self) -> None:
+        """End each turn under way, which is then answered with its tokens so far; what comes later waits."""
+        await self.post("/pause?mode=abort", {})
+
+    async def resume(self) -> None:
+        await self.post("/resume", {})
+
+    async def load_weights(self, folder: Path) -> None:
         await self.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
         self.adapter = None
-        await self.serve_loaded(label)
 
-    async def load_adapter(self, folder: Path, label: str) -> None:
+    async def load_adapter(self, folder: Path) -> None:
         """Put a LoRA adapter in the place of the one before; requests then name it."""
         body = {"lora_name": ADAPTER, "lora_path": str(folder), "load_inplace": True}
         self._refuse_status(await self._ask("POST", "/v1/load_lora_adapter", body))
         self.adapter = ADAPTER
-        await self.serve_loaded(label)
 
     async def serve_loaded(self, label: str) -> None:
-        await self._reset_prefix_cache()
+        """The server is paused, so no request uses its prefix cache."""
+        answer = await self.post("/reset_prefix_cache", {})
+        if not answer.get("success", True):
+            raise ServerDown("its prefix cache was not reset, so that old keys and values could meet new weights")
         await self.set_label(label)
-
-    async def _reset_prefix_cache(self) -> None:
-        for _ in range(RESET_ATTEMPTS):
-            answer = await self.post("/reset_prefix_cache", {})
-            if answer.get("success", True):
-                return
-            await asyncio.sleep(RESET_PAUSE_SECONDS)
-        raise ServerDown("its prefix cache was not reset, so that old keys and values could meet new weights")
 
     async def set_label(self, label: str) -> None:
         await self.post("/update_weight_version", {"new_version": label})
@@ -158,6 +155,11 @@ class VLLMClient:
 
     async def num_workers(self) -> int:
         return int(self._read(await self._ask("GET", "/get_world_size"))["world_size"])
+
+    async def vllm_version(self) -> str | None:
+        """None where it does not say."""
+        response = await self._ask("GET", "/version")
+        return None if response.status_code == 404 else str(self._read(response).get("version"))
 
     async def served_model(self) -> str:
         try:
@@ -238,48 +240,6 @@ class VLLMClient:
         if not isinstance(answer, dict):
             raise ServerDown(f"its answer at {route} is a {type(answer).__name__}, not an object")
         return answer
-
-    def _checked(
-        self, answer: dict[str, Any], prompt: list[int], max_new_tokens: int, end_ids: Sequence[int]
-    ) -> Answer:
-        try:
-            choice, usage = answer["choices"][0], answer["usage"]
-            token_ids, logps = list(choice["token_ids"]), list(choice["logprobs"]["token_logprobs"])
-            read_prompt, finish = choice["prompt_token_ids"], self._finish(choice, end_ids)
-            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise ServerDown(f"its answer lacks what was asked for ({error!r})") from None
-        faults = {
-            "it read another prompt than was sent": read_prompt != prompt,
-            f"{len(token_ids)} ids and {len(logps)} log-probs": len(token_ids) != len(logps),
-            f"{len(token_ids)} tokens of at most {max_new_tokens}": not 1 <= len(token_ids) <= max_new_tokens,
-            f"ids that are none of the model's {self.vocabulary_size} tokens": not all(map(self._is_token, token_ids)),
-            "log-probs that are none": not all(type(logp) is float and -math.inf < logp < 1e-3 for logp in logps),
-            "it ended a turn that is not ended": finish == "end_of_turn" and not set(end_ids) & set(token_ids[-1:]),
-        }
-        for fault, is_so in faults.items():
-            if is_so:
-                raise ServerDown(f"its answer does not add up: {fault}")
-        if finish == "length" and len(token_ids) < max_new_tokens:
-            raise ValueError(
-                f"{self.url}: the server ended a turn after {len(token_ids)} of {max_new_tokens} tokens, where its "
-                f"context of {len(prompt) + len(token_ids)} was full, so it would cut all long episodes. Start it with "
-                f"--max-model-len of at least sampling.max_tokens_per_episode ({self.sampling.max_tokens_per_episode})."
-            )
-        return Answer(token_ids, [min(logp, 0.0) for logp in logps], finish, len(prompt), int(cached))
-
-    def _is_token(self, token: Any) -> bool:
-        return type(token) is int and 0 <= token < self.vocabulary_size
-
-    def _finish(self, choice: dict[str, Any], end_ids: Sequence[int]) -> Finish:
-        reason, stopped_by = choice["finish_reason"], choice.get("stop_reason")
-        if reason == "length":
-            return "length"
-        if reason == "stop" and stopped_by in end_ids:
-            return "end_of_turn"
-        if reason == "stop" and stopped_by in self.sampling.stop_strings:
-            return "stop_string"
-        raise ServerDown(f"it ended a turn for a reason of its own ({reason!r}, {stopped_by!r})")
 
 
 def connect(url: str) -> BoundedClient:

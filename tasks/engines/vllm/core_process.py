@@ -85,6 +85,7 @@ class VLLMCore:
     def __init__(self, llm: LLM, watch: CoreWatch, sockets: Path):
         self.llm, self.watch, self.sockets = llm, watch, sockets
         self.adapter: LoRARequest | None = None
+        self.is_paused = False
 
     def add(self, name: str, token_ids: list[int], params: SamplingParams, *, salt: str) -> None:
         """Queue a request. The salt keeps one policy's cache from being read under another."""
@@ -98,6 +99,18 @@ class VLLMCore:
     def label(self, name: str) -> None:
         with self.watch.awaited():
             self.llm.update_weight_version(name)
+
+    def pause(self) -> None:
+        """End all requests; the next steps give each with its tokens so far. None is begun before `resume`."""
+        with self.watch.awaited():
+            self.llm.sleep(level=0, mode="abort")
+        self.is_paused = True
+
+    def resume(self) -> None:
+        if self.is_paused:
+            with self.watch.awaited():
+                self.llm.wake_up(tags=["scheduling"])
+        self.is_paused = False
 
     def load(self, folder: Path) -> None:
         with self.watch.awaited():

@@ -3,25 +3,28 @@
 A turn's prompt is the whole conversation as ids, which vLLM's prefix cache mostly has. The model runs in vLLM's engine
 core, another process: on CPU a worker binds its threads to cores and replaces `torch.set_num_threads`. A core that dies
 or falls silent is started again, and its turns are repeated with the same seeds. Weights arrive by folder, or by IPC on
-a shared GPU; a probe follows each refresh.
+a shared GPU; a probe follows each refresh. Turns under way are ended before it and go on after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tasks.engines.vllm.core_process import NotStarted, VLLMCore, core_death, start_core
+from tasks.engines.vllm.partial_turn import PartialTurn
+from tasks.engines.vllm.requests import prompt_logp, read_finish, score_params, turn_params
 from tasks.engines.vllm.settings import WRONG_DTYPE
-from tasks.engines.vllm.shared import Start, seed_for_vllm
+from tasks.engines.vllm.shared import Start
 from tasks.models.policy_weights import PolicyWeights
-from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest, never
+from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest, never
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
 
 CLOSED = "the engine is closed"
+PROBE = "probe "  # begins the names of requests that are no turns
 HALF_APPLIED = "half applied"  # what vLLM calls its weights while a refresh is under way
 
 
@@ -35,10 +38,11 @@ class VLLMEngine:
         self.options, self.settings, self.lora = start.options, start.settings, start.lora
         self.chat, self.sampling, self.policy_version = start.chat, start.sampling, 0
         self.conversation: dict[EpisodeHandle, list[int]] = {}
-        self.under_way: dict[str, TurnRequest] = {}
-        self.num_requests = self.num_restarts = self.num_retried_turns = 0
+        self.under_way: dict[str, PartialTurn] = {}
+        self.replies: list[TurnReply] = []  # not polled yet
+        self.num_requests = self.num_restarts = self.num_retried_turns = self.num_continued_turns = 0
         self.num_prompt_tokens = self.num_cached_tokens = 0
-        self.is_asleep = self.is_closed = False
+        self.is_asleep = self.is_closed = self.is_refreshing = False
         self.has_first_weights = True
         self.adapter: Path | None = None
         self.weights = start.weights_folder()
@@ -58,16 +62,17 @@ class VLLMEngine:
         self.conversation.setdefault(request.episode, []).extend(request.token_ids)
         name = str(self.num_requests)
         self.num_requests += 1
-        self.under_way[name] = request
+        self.under_way[name] = PartialTurn(request)
         try:
-            self._ask(name, request)
+            self._ask(name)
         except self.dead as death:
             self._restart(death)
 
     def poll(self, until: Callable[[], bool] = never) -> list[TurnReply]:
-        replies: list[TurnReply] = []
-        while self.under_way and not replies and not until():
-            replies = [self._reply(output) for output in self._finished()]
+        while self.under_way and not self.replies and not until():
+            for output in self._finished():
+                self._take(output)
+        replies, self.replies = self.replies, []
         return replies
 
     def release(self, episode: EpisodeHandle) -> None:
@@ -75,13 +80,37 @@ class VLLMEngine:
 
     def refresh(self, weights: PolicyWeights, policy_version: int) -> None:
         """A repeated version costs nothing. Meanwhile vLLM's label is no version, so an interrupted refresh is
-        noticed.
+        noticed. Turns under way are ended with what they have, and go on with the new weights.
         """
-        assert not self.under_way, "a turn under way would be written by two policies"
         if policy_version == self.policy_version and not self.is_asleep:
             return
+        self.is_refreshing = True
+        self._end_turns()
         while not self._try_apply(weights, policy_version):
             pass
+        self.is_refreshing = False
+        self._go_on()
+
+    def _end_turns(self) -> None:
+        """What a dying vLLM does not give back it has not written."""
+        left = set(self.under_way)
+        try:
+            if left:
+                self.core.pause()
+            while left:
+                for output in self.core.step():
+                    left.discard(output.request_id)
+                    self._take(output)
+        except self.dead as death:
+            self._restart(death)
+
+    def _go_on(self) -> None:
+        try:
+            self.core.resume()
+            for name in self.under_way:
+                self._ask(name)
+        except self.dead as death:
+            self._restart(death)
 
     def _try_apply(self, weights: PolicyWeights, policy_version: int) -> bool:
         """False where vLLM died: a new core is up, and the refresh is to be repeated."""
@@ -132,18 +161,20 @@ class VLLMEngine:
 
     def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
         """Prompt log-probs, which vLLM gives before temperature and top-p and never takes from the prefix cache."""
-        assert not self.under_way
-        params = self._params(temperature=1.0, max_tokens=1, prompt_logprobs=0)
         outputs: dict[str, RequestOutput] = {}
         try:
             for number, token_ids in enumerate(sequences):
-                self._add(str(number), token_ids, params)
+                self._add(f"{PROBE}{number}", token_ids, score_params())
             while len(outputs) < len(sequences):
-                outputs |= {output.request_id: output for output in self.core.step()}
+                for output in self.core.step():
+                    if output.request_id in self.under_way:
+                        self._take(output)
+                    else:
+                        outputs[output.request_id] = output
         except self.dead as death:
             self._restart(death)
             return self.token_logp(sequences)
-        return [_prompt_logp(outputs[str(number)]) for number in range(len(sequences))]
+        return [prompt_logp(outputs[f"{PROBE}{number}"]) for number in range(len(sequences))]
 
     def sleep(self) -> None:
         """Free the GPU's memory until the next refresh; nothing on CPU.
@@ -159,6 +190,7 @@ class VLLMEngine:
             "prefix_cache_hits": self.num_cached_tokens,
             "engine_restarts": self.num_restarts,
             "engine_retried_turns": self.num_retried_turns,
+            "engine_continued_turns": self.num_continued_turns,
         }
 
     def close(self) -> None:
@@ -167,28 +199,10 @@ class VLLMEngine:
         self.core.stop()
         self.weights.close()
 
-    def _ask(self, name: str, request: TurnRequest) -> None:
-        params = self._params(
-            temperature=self.sampling.temperature,
-            top_p=self.sampling.top_p,
-            seed=seed_for_vllm(request.seed),
-            max_tokens=request.max_new_tokens,
-            logprobs=0,
-            stop=self.sampling.stop_strings,
-            include_stop_str_in_output=True,
-            stop_token_ids=self._end_ids(request),
-            skip_special_tokens=False,
-            detokenize=bool(self.sampling.stop_strings),
-        )
-        self._add(name, self.conversation[request.episode], params)
-
-    def _params(self, **named: Any) -> SamplingParams:
-        """`ignore_eos`: only an end id ends a turn, whatever else the model's config names."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        fixed = {"ignore_eos": True, "output_kind": RequestOutputKind.FINAL_ONLY}
-        return SamplingParams(**{"detokenize": False} | named | fixed)
+    def _ask(self, name: str) -> None:
+        turn = self.under_way[name]
+        params = turn_params(turn, self.sampling, self._end_ids(turn.request))
+        self._add(name, [*self.conversation[turn.request.episode], *turn.token_ids], params)
 
     def _add(self, name: str, token_ids: list[int], params: SamplingParams) -> None:
         self.core.add(name, token_ids, params, salt=str(self.policy_version))
@@ -204,36 +218,33 @@ class VLLMEngine:
     def dead(self) -> type[Exception]:
         return core_death()
 
-    def _reply(self, output: RequestOutput) -> TurnReply:
-        request, completion = self.under_way.pop(output.request_id), output.outputs[0]
+    def _take(self, output: RequestOutput) -> None:
+        """A turn, or a part of one that a refresh ended."""
+        turn, completion = self.under_way[output.request_id], output.outputs[0]
         token_ids = list(completion.token_ids)
         versions = {span.version for span in completion.weight_versions or []}
-        if versions != {str(self.policy_version)}:
+        if token_ids and versions != {str(self.policy_version)}:
             raise ValueError(
                 f"vLLM wrote a turn with weights it calls {sorted(versions)} where policy version "
                 f"{self.policy_version} was asked for, so a refresh was interrupted and no single policy wrote it. "
                 f"Start the run again; it continues from its checkpoint."
             )
         sampler_logp = [entry[token].logprob for entry, token in zip(completion.logprobs, token_ids, strict=True)]
-        self.conversation[request.episode] += token_ids
         self.num_prompt_tokens += len(output.prompt_token_ids or [])
         self.num_cached_tokens += output.num_cached_tokens or 0
-        finish = self._finish(request, token_ids, completion.finish_reason)
-        versions_of_tokens = [self.policy_version] * len(token_ids)
-        return TurnReply(request.episode, token_ids, sampler_logp, finish, versions_of_tokens)
+        finish = read_finish(token_ids, completion.finish_reason, self._end_ids(turn.request))
+        piece = token_ids, sampler_logp, self.policy_version, finish
+        reply = turn.add(*piece, stop_strings=self.sampling.stop_strings, chat=self.chat)
+        if reply is None:
+            assert self.is_refreshing, "nothing else ends a request"
+            self.num_continued_turns += 1
+            return
+        del self.under_way[output.request_id]
+        self.conversation[reply.episode] += reply.token_ids
+        self.replies.append(reply)
 
     def _end_ids(self, request: TurnRequest) -> list[int]:
         return [*self.chat.end_ids, *request.end_ids]
-
-    def _finish(self, request: TurnRequest, token_ids: list[int], reason: str | None) -> Finish:
-        if token_ids[-1] in self._end_ids(request):
-            return "end_of_turn"
-        if reason not in ("stop", "length"):
-            raise ValueError(
-                f"vLLM ended a turn after {len(token_ids)} tokens for the reason {reason!r}, which is neither a stop "
-                f"nor a limit, so the turn is not what the policy wrote. See vLLM's log above."
-            )
-        return "stop_string" if reason == "stop" else "length"
 
     def _start(self) -> VLLMCore:
         return start_core(self.served, self.settings, self.sampling, lora=self.lora)
@@ -257,8 +268,8 @@ class VLLMEngine:
             if self.adapter is not None:
                 self.core.load_adapter(self.adapter)
             self.core.label(str(self.policy_version))
-            for name, request in self.under_way.items():
-                self._ask(name, request)
+            for name in () if self.is_refreshing else self.under_way:
+                self._ask(name)
                 self.num_retried_turns += 1
         except (NotStarted, self.dead) as failure:
             return failure
@@ -279,10 +290,3 @@ class VLLMEngine:
                 "See vLLM's log above for the cause, then run again: it continues from the last checkpoint."
             ) from failure
         self.num_restarts += 1
-
-
-def _prompt_logp(output: RequestOutput) -> list[float]:
-    token_ids = list(output.prompt_token_ids or [])
-    return [
-        entry[token].logprob for token, entry in zip(token_ids[1:], (output.prompt_logprobs or [])[1:], strict=True)
-    ]

@@ -2,8 +2,9 @@
 
 Each server has its own group with the trainer as rank 0, so a dying server takes no other with it. A copy is sent,
 which costs one more model of the engine's dtype in GPU memory: a late server loads it while the trainer changes its
-weights. Written from vLLM 0.32's sources and tested against its classes and routes. While a group meets and sends, its
-ports accept anybody (NCCL has no secrets), so the network must be private. One trainer process only.
+weights. Where several ranks train, rank 0 has gathered the policy in host memory: the copy is there, and goes to rank
+0's GPU a tensor at a time. Written from vLLM 0.32's sources and tested against its classes and routes. While a group
+meets and sends, its ports accept anybody (NCCL has no secrets), so the network must be private.
 """
 
 from __future__ import annotations
@@ -35,13 +36,15 @@ class NCCLSender:
         self.client = client
         self.engine: NCCLTrainerWeightTransferEngine | None = None
 
-    async def send(self, tensors: dict[str, Tensor]) -> None:
-        """Have the server load `tensors`; ServerDown where they do not arrive whole, and then the group is closed."""
+    async def send(self, tensors: dict[str, Tensor], device: torch.device) -> None:
+        """Have the server load `tensors` from `device`. ServerDown where they do not arrive whole; the group is closed
+        then.
+        """
         seconds = self.client.timeout_seconds
         try:
             async with asyncio.timeout(seconds):
                 num_workers = await self.client.num_workers()
-                await asyncio.to_thread(self._send, tensors, num_workers)
+                await asyncio.to_thread(self._send, tensors, device, num_workers)
         except TimeoutError:
             self.close()
             raise ServerDown(
@@ -57,12 +60,12 @@ class NCCLSender:
             self.engine.shutdown()
         self.engine = None
 
-    def _send(self, tensors: dict[str, Tensor], num_workers: int) -> None:
+    def _send(self, tensors: dict[str, Tensor], device: torch.device, num_workers: int) -> None:
         import torch
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine
 
-        with torch.cuda.device(next(iter(tensors.values())).device):  # a thread begins on the first GPU
-            source = source_of(tensors)
+        with torch.cuda.device(device):  # a thread begins on the first GPU
+            source = source_of(tensors, device)
             if self.engine is None:
                 group = trainer_group(self.client.url, num_workers)
                 self.engine = NCCLTrainerWeightTransferEngine.trainer_init(
@@ -72,9 +75,10 @@ class NCCLSender:
             self.engine.send_weights()
 
 
-def source_of(tensors: dict[str, Tensor]) -> WeightSource:
+def source_of(tensors: dict[str, Tensor], device: torch.device) -> WeightSource:
+    """Each on `device` when it is its turn."""
     described = [Described(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
-    return weight_source(lambda: iter(tensors.items()), described)
+    return weight_source(lambda: ((name, tensor.to(device)) for name, tensor in tensors.items()), described)
 
 
 class Routes:
@@ -125,17 +129,22 @@ def free_port() -> int:
 
 
 def copies(weights: PolicyWeights, dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """The current weights in the engine's dtype, copied in GPU memory, one after another where they wait in host
-    memory (`train.max_staleness`); ValueError where the model is not on a GPU.
+    """The current weights in the engine's dtype, copied where the model is: in GPU memory, one after another where they
+    wait in host memory (`train.max_staleness`), or in host memory where several ranks train. ValueError where the
+    trainer has no GPU.
     """
     import torch
 
-    device = weights.model.device
+    device = sends_from(weights)
     if device.type == "cpu":
         raise ValueError(
             f"engine.settings.transfer is nccl and the policy is on {device}, so there is no GPU memory to send from. "
             f"Set engine.settings.transfer: disk."
         )
-    tensors = dict(served_tensors(weights, dtype, copy_to=device))
+    tensors = dict(served_tensors(weights, dtype, copy_to=weights.model.device))
     torch.cuda.synchronize(device)  # they are read on another thread's stream
     return tensors
+
+
+def sends_from(weights: PolicyWeights) -> torch.device:
+    return weights.device or weights.model.device

@@ -1,36 +1,44 @@
 """One vLLM server of an engine, started here or external, and the weights it is known to serve.
 
-It gets the label of new weights last, when they are loaded and the prefix cache is empty, so an interrupted refresh is
-visible both in `weights` here and in the server's own label.
+It is paused while it loads: turns under way are answered with their tokens so far. It gets the label of new weights
+when they are loaded and the prefix cache is empty, so an interrupted refresh is visible both in `weights` here and in
+the server's own label. Then its log-probs are held against the trainer's, before it gets a turn.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from tasks.core.text import one_line
 from tasks.engines.vllm.client import ConnectionLost, VLLMClient
 from tasks.engines.vllm.nccl import NCCLSender
-from tasks.engines.vllm.server_process import ServerDown, ServerProcess
+from tasks.engines.vllm.server_process import ServerDown
+from tasks.engines.vllm.settings import WRONG_DTYPE
 from tasks.engines.vllm.weights_folder import RECORD, read_record
+from tasks.models.policy_weights import Probe
 from tasks.rollouts.engine import EpisodeHandle
+from tasks.rollouts.probe import Comparison, compare_logp
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 CONFIRM_AFTER_SECONDS = 5.0  # of silence; less than any server needs to start, so a restart is noticed
+PAUSE_AGAIN_SECONDS = 0.02  # for a turn that was on its way when the server was paused
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
     """In a folder, or in `tensors`, or in an `adapter` over the folder's: a server then starts from the folder.
 
-    `label` None: nothing was exported yet.
+    `label` None: nothing was exported yet. Tensors go from `device`. `probe` is what every server is held to that loads
+    them.
     """
 
     folder: Path
@@ -38,14 +46,37 @@ class Weights:
     policy_version: int
     tensors: dict[str, Tensor] | None = None
     adapter: Path | None = None
+    probe: Probe | None = None
+    device: torch.device | None = None
 
     @property
     def are_in_the_folder(self) -> bool:
         return self.tensors is None and self.adapter is None
 
 
+class StartedServer(Protocol):
+    """A server of ours, on this machine or another: at `url`, once `wait_ready` has returned."""
+
+    @property
+    def url(self) -> str: ...
+
+    async def wait_ready(self) -> float:
+        """ServerDown where it ends first or takes too long."""
+        ...
+
+    def is_alive(self) -> bool: ...
+
+    def stop(self) -> None:
+        """End all its processes; blocks until they are gone."""
+        ...
+
+    def last_words(self) -> str:
+        """The end of its log, for a message."""
+        ...
+
+
 Reading = Callable[[Path], AbstractContextManager[None]]  # inside, the folder stays (WeightsFolder.reading)
-StartProcess = Callable[[Path, int], ServerProcess]  # a server of ours over a folder, by its number
+StartProcess = Callable[[Path, int], StartedServer]  # a server of ours over a folder, by its number
 
 
 @dataclass(slots=True, eq=False)
@@ -55,13 +86,16 @@ class Server:
     number: int
     client: VLLMClient
     reading: Reading
-    process: ServerProcess | None = None
+    process: StartedServer | None = None
     sender: NCCLSender | None = None  # since it was started or connected
     weights: Weights | None = None
     state: Literal["ready", "busy", "down"] = "down"
     incarnation: int = 0
     num_in_flight: int = 0
     num_lost_turns: int = 0  # since it was last ready
+    num_redone_loads: int = 0
+    vllm_version: str | None = None  # of an external one
+    work: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by whoever loads weights into it
     last_answer: float = 0.0
     episodes: set[EpisodeHandle] = field(default_factory=set)
 
@@ -76,6 +110,8 @@ class Server:
         if weights.are_in_the_folder:
             if weights.label is not None:
                 await self.client.set_label(weights.label)
+                if (found := await self._compare(weights)) is not None:
+                    raise self._other_weights(found, weights)
             self.weights = weights
         await self.update(newest)
 
@@ -84,27 +120,86 @@ class Server:
         if not await self.client.is_healthy():
             raise ServerDown("GET /health is not answered with 200")
         self.client.model = await self.client.served_model()
+        self.vllm_version = await self.client.vllm_version()
+        if await self.client.label() is not None:
+            await self.client.resume()  # a run that was killed may have left it paused
         await self.client.check_logprobs_mode()
         self._forget()
         await self.update(newest)
 
     async def update(self, newest: Callable[[], Weights]) -> None:
+        """Load weights until they are the newest. ServerDown where it fails; ValueError where it has others twice."""
         while self.weights is not (weights := newest()):
             if weights.label is not None:
-                await self._load(weights, weights.label)
+                await self._take(weights, weights.label)
             self.weights = weights
 
-    async def _load(self, weights: Weights, label: str) -> None:
+    async def _take(self, weights: Weights, label: str) -> None:
+        for may_load_again in (True, False):
+            await self._end_turns()
+            await self._load(weights)
+            await self.client.serve_loaded(label)
+            await self.client.resume()
+            found = await self._compare(weights)
+            if found is None:
+                return
+            if not may_load_again:
+                raise self._other_weights(found, weights)
+            self.num_redone_loads += 1
+
+    async def _end_turns(self) -> None:
+        """Have it answer each turn under way with its tokens so far, so that none is written by two policies.
+
+        A request that arrives after the pause waits in the server, so the pause is repeated until all are answered.
+        """
+        seconds = self.client.timeout_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await self.client.pause()
+                while self.num_in_flight:
+                    await asyncio.sleep(PAUSE_AGAIN_SECONDS)
+                    await self.client.pause()
+        except TimeoutError:
+            raise ServerDown(
+                f"it did not pause within {seconds:g} s (engine.settings.request_timeout_seconds)"
+            ) from None
+
+    async def _load(self, weights: Weights) -> None:
         if weights.adapter is not None:
             with self.reading(weights.adapter):
-                await self.client.load_adapter(weights.adapter, label)
+                await self.client.load_adapter(weights.adapter)
         elif weights.tensors is not None:
             self.sender = self.sender or NCCLSender(self.client)
-            await self.sender.send(weights.tensors)
-            await self.client.serve_loaded(label)
+            assert weights.device is not None
+            await self.sender.send(weights.tensors, weights.device)
         else:
             with self.reading(weights.folder):
-                await self.client.load_weights(weights.folder, label)
+                await self.client.load_weights(weights.folder)
+
+    async def _compare(self, weights: Weights) -> Comparison | None:
+        """Where its log-probs of the probe are not the trainer's."""
+        probe = weights.probe
+        if probe is None:
+            return None
+        found = compare_logp(await asyncio.gather(*map(self.client.token_logp, probe.sequences)), probe.logp)
+        return None if found.differences.is_within(probe.tolerance) else found
+
+    def _other_weights(self, found: Comparison, weights: Weights) -> ValueError:
+        assert weights.probe is not None
+        return ValueError(
+            f"vLLM {self} loaded the weights of policy version {weights.policy_version} and computes with others, so "
+            f"its turns would be of another policy. Its log-probs differ from the trainer's (nats): {found}; "
+            f"engine.probe_tolerance allows {weights.probe.tolerance}. {self._remedy()}, and run again; it continues "
+            f"from the last checkpoint."
+        )
+
+    def _remedy(self) -> str:
+        if self.process is not None:
+            return WRONG_DTYPE
+        return "Start it on the model that is trained, with the --dtype of engine.settings.dtype"
+
+    def __str__(self) -> str:
+        return f"server {self.number}" + ("" if self.process is not None else f" at {self.client.url}")
 
     def _forget(self) -> None:
         """It may be another process now: its weights and its NCCL group are unknown."""

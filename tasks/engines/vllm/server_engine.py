@@ -19,11 +19,11 @@ from tasks.core.background import event_loop, run
 from tasks.core.progress import progress_bar
 from tasks.engines.vllm.client import VLLMClient
 from tasks.engines.vllm.ipc import check_transfer
-from tasks.engines.vllm.nccl import copies
-from tasks.engines.vllm.server import TornWeights, Weights, check_whole
+from tasks.engines.vllm.nccl import copies, sends_from
+from tasks.engines.vllm.server import StartedServer, TornWeights, Weights, check_whole
 from tasks.engines.vllm.server_process import MODEL_NAME, ServerDown, ServerProcess, num_gpus
 from tasks.engines.vllm.servers import Servers
-from tasks.engines.vllm.settings import WRONG_DTYPE
+from tasks.engines.vllm.settings import WRONG_DTYPE, address_of
 from tasks.engines.vllm.shared import Start, max_model_len, vocabulary_size
 from tasks.engines.vllm.turns import ask_turn, score_on_all
 from tasks.models.policy_weights import PolicyWeights
@@ -51,6 +51,7 @@ class ServerEngine:
         self.model_folder, self.sampling, self.options = start.folder, start.sampling, options
         self.max_num_seqs = math.ceil(settings.max_concurrent_episodes / options.num_servers)
         self.tolerance, self.end_ids = settings.tolerance(options.dtype), start.chat.end_ids
+        self.chat = start.chat
         self.vocabulary_size = vocabulary_size(start.folder, start.chat.tokenizer)
         self.policy_version = 0
         self.weights_folder = start.weights_folder()
@@ -92,7 +93,9 @@ class ServerEngine:
             event_loop().call_soon_threadsafe(self.servers.release, episode)
 
     def refresh(self, given: PolicyWeights, policy_version: int) -> None:
-        """Export the weights and have every server load them; an interrupted server gets no turn before it has them."""
+        """Export the weights and have every server load them; turns under way go on with them. A server that missed
+        them gets no turn before it has them.
+        """
         self._refuse_without_routes()
         self.num_refreshes += 1
         weights = self._weights(given, policy_version)
@@ -114,7 +117,8 @@ class ServerEngine:
         return {
             "engine_restarts": servers.num_restarts if servers else 0,
             "engine_retried_turns": servers.num_retried_turns if servers else 0,
-            "refreshes_redone": self.num_torn_exports + (servers.num_redone_refreshes if servers else 0),
+            "engine_continued_turns": servers.num_continued_turns if servers else 0,
+            "refreshes_redone": self.num_torn_exports + (servers.num_redone if servers else 0),
             "prefix_cache_queries": servers.num_prompt_tokens if servers else 0,
             "prefix_cache_hits": servers.num_cached_tokens if servers else 0,
         }
@@ -141,13 +145,14 @@ class ServerEngine:
         label = f"{self.run_name}-{self.num_refreshes}"
         if self.lora is not None and given.save_adapter is not None:
             adapter = self.weights_folder.export_adapter(given.save_adapter, policy_version)
-            return Weights(self._first_folder(), label, policy_version, adapter=adapter)
+            return Weights(self._first_folder(), label, policy_version, adapter=adapter, probe=given.probe)
         self.lora = None  # other weights come below it
         if self.options.transfer == "disk":
-            return Weights(self._export(given, policy_version), label, policy_version)
+            return Weights(self._export(given, policy_version), label, policy_version, probe=given.probe)
         served = self.servers.weights if self.servers is not None else None
         folder = served.folder if served is not None else self._first_folder()
-        return Weights(folder, label, policy_version, copies(given, self.weights_folder.dtype))
+        tensors = copies(given, self.weights_folder.dtype)
+        return Weights(folder, label, policy_version, tensors, probe=given.probe, device=sends_from(given))
 
     def _export(self, given: PolicyWeights, policy_version: int) -> Path:
         folder = self.weights_folder.export(given, policy_version)
@@ -180,12 +185,12 @@ class ServerEngine:
             log_folder=self.log_folder,
         )
 
-    def _start_process(self, folder: Path, number: int) -> ServerProcess:
+    def _start_process(self, folder: Path, number: int) -> StartedServer:
         make: Any = ServerProcess
         if SERVERS_ON_RAY in os.environ:
             from tasks.engines.vllm.on_ray import HostedServer
 
-            make = HostedServer  # as far as `Servers` looks
+            make = HostedServer
         return make(
             folder,
             self.options,
@@ -198,7 +203,7 @@ class ServerEngine:
 
     def _make_client(self, url: str) -> VLLMClient:
         return VLLMClient(
-            url,
+            address_of(url),
             model=MODEL_NAME,
             sampling=self.sampling,
             end_ids=self.end_ids,
@@ -213,7 +218,7 @@ class ServerEngine:
 
     async def _turn(self, servers: Servers, request: TurnRequest, prompt: list[int]) -> None:
         try:
-            self.done.put(await ask_turn(servers, request, prompt))
+            self.done.put(await ask_turn(servers, request, prompt, self.chat))
         except Exception as error:  # the caller is on another thread: poll raises it there
             self.done.put(error)
 

@@ -13,6 +13,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ class Servers:
         self.all = [Server(number, make_client(url), reading) for number, url in enumerate(urls, start=1)]
         self.home: dict[EpisodeHandle, Server] = {}
         self.weights: Weights | None = None
-        self.num_restarts = self.num_retried_turns = self.num_redone_refreshes = 0
+        self.num_restarts = self.num_retried_turns = self.num_continued_turns = self.num_redone_refreshes = 0
         self.num_prompt_tokens = self.num_cached_tokens = 0
         self.stopped: Exception | None = None
         self.changed = asyncio.Event()
@@ -100,8 +101,8 @@ class Servers:
         return found
 
     async def serve(self, weights: Weights) -> None:
-        """Have every server in rotation serve new weights. One that fails, or is recovering, loads the newest
-        itself.
+        """Have every server in rotation serve new weights; turns under way go on with them. One that fails, or is
+        recovering, loads the newest itself.
         """
         self.weights = weights
         await asyncio.gather(*map(self._refresh, await self.ready()))
@@ -109,9 +110,7 @@ class Servers:
     async def serve_again(self) -> None:
         self.num_redone_refreshes += 1
         self.record("refresh_redone", reason="the servers' log-probs differ")
-        for server in await self.ready():
-            server.weights = None
-        await self.serve(self._newest())
+        await self.serve(replace(self._newest()))
 
     async def fail(self, server: Server, incarnation: int, down: ServerDown) -> None:
         """Take a failed server out of rotation and recover it; a failure that is already handled counts once."""
@@ -123,6 +122,11 @@ class Servers:
         task = asyncio.get_running_loop().create_task(self._recover(server, down))
         self.background.add(task)
         task.add_done_callback(self.background.discard)
+
+    @property
+    def num_redone(self) -> int:
+        """Loads of weights that were repeated."""
+        return self.num_redone_refreshes + sum(server.num_redone_loads for server in self.all)
 
     def record(self, event: str, **details: Any) -> None:
         self.log_folder.mkdir(parents=True, exist_ok=True)
@@ -145,27 +149,45 @@ class Servers:
         return self.weights
 
     async def _bring_up(self, server: Server) -> None:
-        if self.settings.urls:
-            await server.meet(self._newest)
-        else:
-            await server.start(self._newest, self.start_process)
-        self._put_into_rotation(server)
+        async with server.work:
+            if self.settings.urls:
+                await server.meet(self._newest)
+            else:
+                await server.start(self._newest, self.start_process)
+            self._refuse_other_version(server)
+            self._put_into_rotation(server)
+
+    def _refuse_other_version(self, server: Server) -> None:
+        """ValueError where external servers run several versions of vLLM."""
+        for other in self.all:
+            if None not in (server.vllm_version, other.vllm_version) and server.vllm_version != other.vllm_version:
+                raise ValueError(
+                    f"vLLM {server} runs vLLM {server.vllm_version} and {other} runs {other.vllm_version}, so they may "
+                    f"compute and take weights differently. Start all servers in engine.settings.urls with one version."
+                )
 
     async def _refresh(self, server: Server) -> None:
+        if server.state != "ready":  # whoever has it brings it the newest
+            return
         is_whole = await self._keep(server, server.update(self._newest))
         if not is_whole:
             self.num_redone_refreshes += 1
             self.record("refresh_redone", server=server.number, reason="new weights did not reach it whole")
 
     async def _keep(self, server: Server, work: Coroutine[Any, Any, None]) -> bool:
-        """Run `work` on a server that gets no turns meanwhile; False where it failed."""
+        """Run `work` on a server that gets no turns meanwhile, nor before it has the newest weights; False where it
+        failed.
+        """
         server.state, incarnation = "busy", server.incarnation
-        try:
-            await work
-        except ServerDown as down:
-            await self.fail(server, incarnation, down)
-            return False
-        self._put_into_rotation(server)
+        async with server.work:
+            try:
+                await work
+                await server.update(self._newest)  # new ones may have come meanwhile
+            except ServerDown as down:
+                await self.fail(server, incarnation, down)
+            if server.incarnation != incarnation:
+                return False
+            self._put_into_rotation(server)
         return True
 
     async def _recover(self, server: Server, down: ServerDown) -> None:
@@ -218,6 +240,7 @@ class Servers:
             )
 
     def _put_into_rotation(self, server: Server) -> None:
+        assert server.weights is self.weights, "it missed a version"
         server.state, server.last_answer = "ready", time.monotonic()
         self._tell_of_change()
 

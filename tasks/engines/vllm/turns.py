@@ -1,7 +1,7 @@
 """Ask vLLM servers until they answer: a turn, or the log-probs of given tokens.
 
-A turn lost with its server is repeated with the same ids and seed, so the episode does not change. Runs on the event
-loop of `servers.py`.
+A turn lost with its server is repeated with the same ids and seed, so the episode does not change. One that a refresh
+cuts short goes on with the new weights. Runs on the event loop of `servers.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 
-from tasks.engines.vllm.client import Answer, ConnectionLost
+from tasks.chat.format import ChatFormat
+from tasks.engines.vllm.answers import Answer
+from tasks.engines.vllm.client import ConnectionLost
+from tasks.engines.vllm.partial_turn import PartialTurn
 from tasks.engines.vllm.server import Server, Weights
 from tasks.engines.vllm.server_process import ServerDown
 from tasks.engines.vllm.servers import Servers
@@ -19,18 +22,15 @@ from tasks.rollouts.engine import TurnReply, TurnRequest
 MAX_LOST_CONNECTIONS = 3  # of one turn in a row, to a server that reports good health
 
 
-async def ask_turn(servers: Servers, request: TurnRequest, prompt: list[int]) -> TurnReply:
-    num_lost = 0
+async def ask_turn(servers: Servers, request: TurnRequest, prompt: list[int], chat: ChatFormat) -> TurnReply:
+    """One that new weights come into goes on with them, and keeps its tokens."""
+    turn, num_lost = PartialTurn(request), 0
     while True:
         server = await servers.place(request.episode)
         weights, incarnation = server.weights, server.incarnation
         assert weights is not None
         try:
-            answer = await _ask(server, weights, request, prompt)
-            servers.num_prompt_tokens += answer.num_prompt_tokens
-            servers.num_cached_tokens += answer.num_cached_tokens
-            versions = [weights.policy_version] * len(answer.token_ids)
-            return TurnReply(request.episode, answer.token_ids, answer.sampler_logp, answer.finish, versions)
+            answer = await _ask(server, weights, turn, prompt)
         except ServerDown as down:
             servers.num_retried_turns += 1
             server.num_lost_turns += 1
@@ -45,21 +45,35 @@ async def ask_turn(servers: Servers, request: TurnRequest, prompt: list[int]) ->
             is_blip = isinstance(down, ConnectionLost) and num_lost < MAX_LOST_CONNECTIONS
             if incarnation == server.incarnation and not (is_blip and await server.is_up()):
                 await servers.fail(server, incarnation, down)
+            continue
+        servers.num_prompt_tokens += answer.num_prompt_tokens
+        servers.num_cached_tokens += answer.num_cached_tokens
+        stops = server.client.sampling.stop_strings
+        piece = answer.token_ids, answer.sampler_logp, weights.policy_version, answer.finish
+        if (reply := turn.add(*piece, stop_strings=stops, chat=chat)) is not None:
+            return reply
+        servers.num_continued_turns += 1
 
 
-async def _ask(server: Server, weights: Weights, request: TurnRequest, prompt: list[int]) -> Answer:
-    """The label salts the prefix cache: a cache that survived a refresh is never used for other weights."""
+async def _ask(server: Server, weights: Weights, turn: PartialTurn, prompt: list[int]) -> Answer:
+    """The label salts the prefix cache: a cache that survived a refresh is never used for other weights.
+
+    A turn is cut short by our pause alone, for which the server is out of rotation. One that ends its turns because it
+    is shut down has lost them.
+    """
     server.num_in_flight += 1
     try:
         answer = await server.client.generate(
-            prompt,
-            max_new_tokens=request.max_new_tokens,
-            seed=request.seed,
+            [*prompt, *turn.token_ids],
+            max_new_tokens=turn.num_left,
+            seed=turn.seed,
             cache_salt=weights.label,
-            more_end_ids=request.end_ids,
+            more_end_ids=turn.request.end_ids,
         )
     finally:
         server.num_in_flight -= 1
+    if answer.finish is None and server.state != "busy":
+        raise ServerDown("it ended a turn that it was not asked to end")
     server.last_answer = time.monotonic()
     return answer
 
@@ -68,17 +82,20 @@ async def score_on_all(servers: Servers, sequences: list[list[int]], *, toleranc
     """Log-probs on which all servers agree within `tolerance`; they load the weights again once, then ValueError."""
     is_redone = False
     while True:
-        found = [await _score(servers, server, sequences) for server in await servers.ready()]
-        scored = [logps for logps in found if logps is not None]
+        found = [(server, await _score(servers, server, sequences)) for server in await servers.ready()]
+        scored = [(server, logps) for server, logps in found if logps is not None]
         if not scored:
             continue
-        apart = [gap for other in scored if not (gap := _differences(scored[0], other)).is_within(tolerance)]
+        (first, logps), *others = scored
+        apart = {
+            server: gap for server, other in others if not (gap := _differences(logps, other)).is_within(tolerance)
+        }
         if not apart:
-            return scored[0]
+            return logps
         if is_redone or servers.weights is None or servers.weights.label is None:
             raise ValueError(
-                f"the vLLM servers' log-probs differ by {apart[0]} (nats), more than engine.probe_tolerance allows "
-                f"({tolerance}), so they do not serve the same weights. Start those "
+                f"vLLM {first} and {', '.join(map(str, apart))} do not serve the same weights: their log-probs differ "
+                f"by {next(iter(apart.values()))} (nats), and engine.probe_tolerance allows {tolerance}. Start those "
                 f"in engine.settings.urls on one model, of one dtype."
             )
         await servers.serve_again()

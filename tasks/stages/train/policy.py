@@ -5,7 +5,6 @@ the others follow it.
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.checkpoints import seed_generators
 from tasks.learning.shared.lora import Adapter
 from tasks.learning.shared.ranks import Ranks
+from tasks.learning.shared.whole_policy import refuse_other_weights
 from tasks.models.folders import load_model, weights_hash
 from tasks.rollouts.settings import SERVERS_ON_RAY
 
@@ -43,9 +43,10 @@ def refuse_cut(settings: TrainSections, num_ranks: int, *, num_here: int, num_gp
             "compute.frozen to bfloat16, or compute.weights to float32",
         ),
         (
-            transfer != "disk",
-            f"engine.settings.transfer is {transfer}, which sends from a GPU that has the whole policy, and rank 0 has "
-            f"it in host memory. Set engine.settings.transfer to disk; a folder in /dev/shm is fastest",
+            transfer == "ipc",
+            "engine.settings.transfer is ipc, which vLLM has every rank of a process group send, and rank 0 alone has "
+            "the whole policy. Set engine.settings.transfer to disk (a folder in /dev/shm is fastest), or to nccl with "
+            "engine.settings.mode: server",
         ),
         (
             mode == "in_process" and per_server > 1,
@@ -91,15 +92,9 @@ def call_followers(start: Path, ranks: Ranks) -> None:
 
 
 def follow_leader(settings: TrainSections, start: Path, ranks: Ranks) -> None:
-    """On every rank but 0: load what rank 0 has, and take part in each step until it ends. ValueError for other weights
-    than those of rank 0, as where a network's folder lags.
-    """
+    """On every rank but 0: load what rank 0 has, and take part in each step until it ends."""
     weights = ranks.await_start()
     if weights is None:
         return
-    if (own := weights_hash(start)) != weights:
-        raise ValueError(
-            f"{start} has the weights {own[:8]} on {socket.gethostname()} and {weights[:8]} on rank 0's machine, so "
-            f"the ranks would train different policies. Put the project's folder on storage that all nodes share."
-        )
+    refuse_other_weights(start, weights)
     build_trainer(settings, *load_policy(settings, start), ranks).follow()

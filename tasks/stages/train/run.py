@@ -88,8 +88,9 @@ class TrainingRun:
         self.serving = Serving(settings, policy)
         if not settings.engine.own.has_own_memory:
             self._start_engine(resources, self.serving.served)
+        self.episodes = EngineEpisodes(self.engine, self.chat, settings.sampling)
         self.collector = Collector(
-            EngineEpisodes(self.engine, self.chat, settings.sampling),
+            self.episodes,
             self.environment,
             max_concurrent_episodes=settings.engine.max_concurrent_episodes,
             seed=settings.seed,
@@ -196,9 +197,13 @@ class TrainingRun:
         self._finish_iteration(is_checkpoint_due=True)
         return f"{alarm.message} Rolled back to iteration {iteration}, with the learning rate times {step_factor:g}."
 
-    def timings(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Rows of seconds of this process: per iteration, and per episode by turn."""
-        return self.stopwatch.rows(), self.collector.clock.rows()
+    def timings(self) -> dict[str, list[dict[str, Any]]]:
+        """Rows of seconds of this process: per iteration (train), per episode by turn (turns), per reply (engine)."""
+        return {
+            "train": self.stopwatch.rows(),
+            "turns": self.collector.clock.rows(),
+            "engine": self.episodes.clock.rows(),
+        }
 
     def keep_evidence(self, alarm: Alarm, folder: Path) -> Path:
         place = folder / f"iteration-{alarm.iteration:04d}"

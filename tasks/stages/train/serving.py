@@ -9,6 +9,7 @@ memory gets tensors or the adapter, and no copy of the model is kept for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -96,6 +97,7 @@ class Serving:
         return self.adapter.weights(SERVED)
 
     def _refresh(self, weights: PolicyWeights, version: int, probe_logp: LogProbs) -> None:
+        weights = replace(weights, device=self.trainer.model.device)
         if self.checked_refresh is None:
             self.engine.refresh(weights, version)
         else:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from tasks.chat.format import load_chat
 from tasks.engines.vllm.in_process import VLLMEngine
 from tasks.engines.vllm.server_engine import ServerEngine
-from tasks.engines.vllm.server_process import serve_command
+from tasks.engines.vllm.server_process import ServerProcess, serve_command
 from tasks.engines.vllm.shared import Start, lora_arguments
 from tasks.learning.shared.lora import Adapter
 from tasks.learning.shared.settings import LoRASettings
@@ -91,8 +91,10 @@ def test_a_vllm_that_is_started_again_has_the_adapter(engine: Live, folder: Path
     if isinstance(engine, VLLMEngine):
         os.kill(engine.core.watch.core.pid or 0, signal.SIGKILL)
     else:
-        assert engine.servers is not None and engine.servers.all[0].process is not None
-        os.killpg(engine.servers.all[0].process.pid, signal.SIGKILL)
+        assert engine.servers is not None
+        process = engine.servers.all[0].process
+        assert isinstance(process, ServerProcess)
+        os.killpg(process.pid, signal.SIGKILL)
     assert gap(engine, weights.model) < 1e-4
     assert engine.counts()["engine_restarts"] == before + 1
 

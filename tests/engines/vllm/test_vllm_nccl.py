@@ -96,7 +96,7 @@ def test_what_is_announced_is_what_is_sent_and_a_worker_can_read_it(tensors: dic
         NCCLWeightTransferUpdateInfo,
     )
 
-    source = source_of(tensors)
+    source = source_of(tensors, torch.device("cpu"))
     sent = list(NCCLTrainerWeightTransferEngine._checked_iter(source, source.metadata()))
     assert len(sent) == 25 and "lm_head.weight" in dict(sent)  # 2 layers of 11, embedding, norm, head
     assert {str(item.dtype) for item in source.metadata()} == {"torch.bfloat16"}, "the engine's, not the trainer's"

@@ -55,6 +55,7 @@ class Core:
         self.watch, self.dies_at, self.is_dead = watch, dies_at, threading.Event()
         self.llm_engine = self.engine_core = self
         self.label, self.asked, self.is_stepping = "", dict[str, list[int]](), threading.Event()
+        self.is_paused = False
 
     def live(self, call: str) -> None:
         if self.dies_at == call:
@@ -71,13 +72,25 @@ class Core:
         if self.dies_at == "close":
             assert self.is_dead.wait(PATIENCE)
         self.waited_for("step")
-        outputs = [output(name, ids, self.label) for name, ids in self.asked.items()]
+        reason = "abort" if self.is_paused else "length"
+        outputs = [output(name, ids, self.label, reason) for name, ids in self.asked.items()]
         self.asked.clear()
         return outputs
 
     def update_weight_version(self, name: str) -> None:
         self.waited_for(f"label {name}")
         self.label = name
+
+    def sleep(self, level: int, mode: str) -> None:
+        """Requests are ended at the next step, with the one token that each has."""
+        assert (level, mode) == (0, "abort")
+        self.waited_for("sleep")
+        self.is_paused = True
+
+    def wake_up(self, tags: list[str]) -> None:
+        assert tags == ["scheduling"]
+        self.waited_for("wake_up")
+        self.is_paused = False
 
     def collective_rpc(self, method: str, kwargs: dict[str, str]) -> None:
         assert (Path(kwargs["weights_path"]) / "model.safetensors").exists()
@@ -95,10 +108,10 @@ class Core:
         self.is_dead.set()
 
 
-def output(name: str, prompt: list[int], label: str) -> Any:
+def output(name: str, prompt: list[int], label: str, reason: str) -> Any:
     spans = [SimpleNamespace(version=label)]
     completion = SimpleNamespace(
-        token_ids=[9], weight_versions=spans, logprobs=[{9: SimpleNamespace(logprob=-1.0)}], finish_reason="length"
+        token_ids=[9], weight_versions=spans, logprobs=[{9: SimpleNamespace(logprob=-1.0)}], finish_reason=reason
     )
     return SimpleNamespace(request_id=name, outputs=[completion], prompt_token_ids=prompt, num_cached_tokens=0)
 
@@ -122,8 +135,10 @@ class Engine(VLLMEngine):
         core: Any = Core(watch, death)
         return VLLMCore(core, watch, Path("no sockets"))
 
-    def _params(self, **named: Any) -> Any:
-        return None
+
+@pytest.fixture(autouse=True)
+def _vllm_need_not_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.engines.vllm.in_process.turn_params", lambda *_: None)
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +195,30 @@ def test_a_refresh_is_done_again_until_vllm_has_lived_through_it(folder: Path) -
     assert (engine.policy_version, engine.counts()["engine_restarts"]) == (3, 5)
     engine.submit(TURNS[0])
     assert engine.poll()[0].policy_version == 3
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("deaths", "versions", "num_retried"),
+    [
+        ([], [0, 3], 0),
+        (["sleep"], [3], 0),  # what it had not given back is lost with it, and one token ends a turn here
+        (["reload_weights", "label 3"], [0, 3], 0),  # what had been given back is kept
+        (["wake_up"], [0, 3], 2),
+    ],
+)
+def test_turns_under_way_keep_their_tokens_however_often_vllm_dies_in_a_refresh(
+    folder: Path, deaths: list[str], versions: list[int], num_retried: int
+) -> None:
+    """Two turns, each of which has written one token when the weights come."""
+    engine = Engine(deaths, folder, max_restarts=len(deaths))
+    for number in range(2):
+        engine.submit(TurnRequest(number, [5, 6, 7 + number], max_new_tokens=2, seed=number))
+    engine.refresh(PolicyWeights.of(load_model(folder / "m", compute=on_cpu(1))), 3)
+    replies = engine.poll()
+    assert [reply.token_versions for reply in replies] == [versions, versions]
+    assert engine.conversation == {number: [5, 6, 7 + number, *len(versions) * [9]] for number in range(2)}
+    assert engine.counts()["engine_retried_turns"] == num_retried
     engine.close()
 
 

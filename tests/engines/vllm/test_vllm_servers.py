@@ -27,6 +27,7 @@ from tasks.core.background import run
 from tasks.core.records import Trajectory
 from tasks.engines.vllm.server import Server, TornWeights, check_whole
 from tasks.engines.vllm.server_engine import ServerEngine
+from tasks.engines.vllm.server_process import ServerProcess
 from tasks.engines.vllm.shared import Start
 from tasks.engines.vllm.weights_folder import WeightsFolder
 from tasks.environments.travel_desk.environment import TravelDesk
@@ -104,7 +105,7 @@ def servers_of(engine: ServerEngine) -> list[Server]:
 
 def api_process(server: Server) -> psutil.Process:
     """The process that answers requests."""
-    assert server.process is not None
+    assert isinstance(server.process, ServerProcess)
     return psutil.Process(server.process.pid)
 
 
@@ -181,7 +182,7 @@ def test_neither_a_web_page_nor_another_user_of_the_machine_can_reach_a_server(e
     engine core is torch's gloo, which waits for other parts of the model and takes no commands.
     """
     for server in ready(engine, 2):
-        assert server.process is not None
+        assert isinstance(server.process, ServerProcess)
         family, folder = group_of(server), server.process.folder
         assert folder is not None and len(family) >= 2, "API, engine core"
         assert not listens(api_process(server))
@@ -286,8 +287,7 @@ def test_a_server_that_takes_other_weights_than_the_rest_is_found_out_and_takes_
     wrong = WeightsFolder(tmp_path, load_chat(model_folder).tokenizer, dtype="float32").export(
         PolicyWeights.of(changed(model_folder)), 1
     )
-    assert first.weights.label is not None
-    run(first.client.load_weights(wrong, first.weights.label)).result()
+    run(first.client.load_weights(wrong)).result()
     before = engine.counts()["refreshes_redone"]
 
     assert engine.token_logp(PROBE) == [pytest.approx(plain_logp(model, ids), abs=1e-4) for ids in PROBE]
@@ -403,25 +403,25 @@ def test_log_probs_of_another_distribution_than_is_sampled_from_are_refused(
 def test_a_refresh_cut_short_is_done_again_before_anything_is_generated(
     engine: ServerEngine, model_folder: Path, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One server dies between the export and its reload, the other between its reload and the reset of its cache."""
+    """One server dies between the export and its reload, the other between its reload and its label."""
     one, other = ready(engine, 2)
     before, new = engine.counts(), changed(model_folder)
-    load, reset, killed = one.client.load_weights, other.client._reset_prefix_cache, set[str]()
+    load, label_it, killed = one.client.load_weights, other.client.serve_loaded, set[str]()
 
-    async def killed_before_loading(folder: Path, label: str) -> None:
+    async def killed_before_loading(folder: Path) -> None:
         if "one" not in killed:
             killed.add("one")
             api_process(one).kill()
-        await load(folder, label)
+        await load(folder)
 
-    async def killed_before_the_reset() -> None:
+    async def killed_before_its_label(label: str) -> None:
         if "other" not in killed:
             killed.add("other")
             api_process(other).kill()
-        await reset()
+        await label_it(label)
 
     monkeypatch.setattr(one.client, "load_weights", killed_before_loading)
-    monkeypatch.setattr(other.client, "_reset_prefix_cache", killed_before_the_reset)
+    monkeypatch.setattr(other.client, "serve_loaded", killed_before_its_label)
     version = engine.policy_version + 1
     engine.refresh(PolicyWeights.of(new), version)
     assert not [server for server in (one, other) if server.state == "ready"]
@@ -432,6 +432,46 @@ def test_a_refresh_cut_short_is_done_again_before_anything_is_generated(
     assert reply.policy_version == version
     expected = [pytest.approx(plain_logp(new, ids), abs=1e-4) for ids in PROBE]
     assert engine.token_logp(PROBE) == expected
+    engine.refresh(PolicyWeights.of(model), version + 1)
+
+
+def test_turns_under_way_keep_their_tokens_when_one_of_two_servers_dies_in_a_refresh(
+    engine: ServerEngine, model_folder: Path, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its turns go on with the other. Each token has the log-prob that the weights of its version give it."""
+    one, other = ready(engine, 2)
+    before, new = engine.counts(), changed(model_folder)
+    prompt = load_chat(model_folder).prompt_ids("Cancel booking B42.", [])
+    load, killed = other.client.load_weights, list[bool]()
+
+    async def killed_before_loading(folder: Path) -> None:
+        if not killed:
+            killed.append(True)
+            api_process(other).kill()
+        await load(folder)
+
+    monkeypatch.setattr(other.client, "load_weights", killed_before_loading)
+    for episode in range(16):
+        engine.submit(TurnRequest(episode, prompt, max_new_tokens=100, seed=episode))
+    within(60, lambda: one.num_in_flight and other.num_in_flight)
+    version = engine.policy_version + 1
+    engine.refresh(PolicyWeights.of(new), version)
+    assert one.state == "ready" and other.state != "ready"
+    replies: list[TurnReply] = []
+    while len(replies) < 16:
+        replies += engine.poll()
+    for reply in replies:
+        engine.release(reply.episode)
+        of = {
+            item: plain_logp(weights, [*prompt, *reply.token_ids])[len(prompt) - 1 :]
+            for item, weights in ((version - 1, model), (version, new))
+        }
+        expected = [of[item][place] for place, item in enumerate(reply.token_versions)]
+        assert reply.sampler_logp == pytest.approx(expected, abs=1e-4)
+    assert sorted(reply.episode for reply in replies) == list(range(16))
+    assert engine.counts()["engine_continued_turns"] > before["engine_continued_turns"]
+    assert engine.counts()["engine_retried_turns"] == before["engine_retried_turns"], "none was lost with it"
+    ready(engine, 2)
     engine.refresh(PolicyWeights.of(model), version + 1)
 
 

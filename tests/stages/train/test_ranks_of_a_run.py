@@ -17,7 +17,7 @@ from tasks.stages.train.settings import TrainSections
 from tests import tiny
 from tests.engine_benches import vllm_settings
 from tests.ranks import RankProcesses
-from tests.stages.train.rank_runs import RUNS, settings, train_runs
+from tests.stages.train.rank_runs import RUNS, settings, train_runs, write_sent
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +51,19 @@ def test_a_snapshot_is_a_plain_model_folder_with_the_weights_of_both(trained: di
     one, two = (load_model(folder, compute=on_cpu(1)).state_dict() for folder in (first, second))
     differences = torch.cat([(one[key] - two[key]).abs().flatten() for key in one])
     assert differences.quantile(0.99) < 1e-5
+
+
+def test_two_ranks_send_servers_what_one_sends_them(two_ranks: RankProcesses, tmp_path: Path) -> None:
+    """The same tensors in the same order, the tied head among them; on rank 0 in host memory, from where each goes to
+    its GPU.
+    """
+    start = str(tiny.model_folder(tmp_path / "start"))
+    write_sent(ALONE, start, str(tmp_path / "1"))
+    two_ranks.call(write_sent, start, str(tmp_path / "2"))
+    one, two = (torch.load(tmp_path / size, weights_only=True) for size in ("1", "2"))
+    assert list(one) == list(two) and len(one) == 25  # 2 layers of 11, embedding, norm, head
+    assert {tensor.dtype for tensor in two.values()} == {torch.bfloat16}
+    assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 def refuse(changed: TrainSections, *, num_here: int = 2, num_gpus: int = 0) -> None:
@@ -89,7 +102,8 @@ def test_trainers_and_servers_have_a_gpu_each_or_are_refused(tmp_path: Path) -> 
 
 def test_what_vllm_cannot_do_beside_several_trainers_is_refused_with_the_remedy(tmp_path: Path) -> None:
     refuse(over_vllm(tmp_path), num_gpus=2)
-    with pytest.raises(ValueError, match=r"transfer is nccl, .*Set engine\.settings\.transfer to disk"):
-        refuse(over_vllm(tmp_path, mode="server", transfer="nccl"), num_gpus=4)
+    refuse(over_vllm(tmp_path, mode="server", transfer="nccl"), num_gpus=4)
+    with pytest.raises(ValueError, match=r"transfer is ipc, .*Set engine\.settings\.transfer to disk.*nccl"):
+        refuse(over_vllm(tmp_path, transfer="ipc"), num_gpus=4)
     with pytest.raises(ValueError, match=r"tensor_parallel_size is 2 in process.*engine\.settings\.mode to s"):
         refuse(over_vllm(tmp_path, tensor_parallel_size=2), num_gpus=4)

@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 
 from tasks.engines.vllm.server import Server
 from tasks.engines.vllm.server_engine import ServerEngine
+from tasks.engines.vllm.server_process import ServerProcess
 from tasks.models.architecture import model_logp
 from tasks.models.folders import load_model
 from tasks.models.policy_weights import PolicyWeights
@@ -90,7 +91,7 @@ class Trouble:
 
 
 def api_process(server: Server) -> psutil.Process:
-    assert server.process is not None
+    assert isinstance(server.process, ServerProcess)
     return psutil.Process(server.process.pid)
 
 
