@@ -59,6 +59,17 @@ def test_it_tells_the_best_split_of_every_size_and_what_was_measured(records: Pa
     assert json.loads(cluster_as_json(plan))["best"]["gpus"] == 4
 
 
+def test_a_run_that_streams_is_planned_with_its_groups_under_way(records: Path) -> None:
+    from tasks.commands.plan import cluster
+
+    params = cluster.read_params()
+    streaming = {"groups_under_way": 11, "batch_deadline_seconds": None, "least_batch_share": 0.5}
+    params["train"] |= {"max_staleness": 2, "importance_correction": "token_truncate", "streaming": streaming}
+    told = printed(plan_cluster(4, 2))
+    assert "streaming, 11 groups under way" in told
+    assert "2 ahead (train.max_staleness 2)" in told
+
+
 def test_lengths_that_are_given_take_the_place_of_the_recorded_ones(records: Path) -> None:
     told = printed(plan_cluster(4, 2, tokens=(4000, 200, 80)))
     assert "assumed: the lengths of --tokens (4,000 of prompt, 200 sampled, 80 of replies)" in told

@@ -157,6 +157,7 @@ def make_workload(settings: PlanSections, records: Records) -> Workload:
         max_staleness=train.max_staleness,
         packing=train.packing,
         micro_batch_tokens=train.micro_batch_tokens,
+        groups_under_way=train.streaming.groups_under_way if train.streaming else None,
     )
 
 
@@ -181,6 +182,8 @@ def make_search(settings: PlanSections, workload: Workload, speeds: Speeds, *, g
 
 def _batch_line(workload: Workload) -> str:
     ahead = f"collected {workload.max_staleness} ahead" if workload.max_staleness else "collected in turn"
+    if workload.groups_under_way:
+        ahead = f"streaming from {workload.groups_under_way} groups under way"
     return (
         f"a batch: {workload.problems} problems × {workload.group_size} episodes, {ahead}, at most "
         f"{workload.max_concurrent_episodes} at once"
