@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# vllm_server.sh MODEL: one vLLM server for engine.settings.urls, with what turnwise asks of it, on the GPUs that it sees.
-# Under Slurm the tasks of a node listen on ports 8000, 8001 and so on. MAX_TOKENS is sampling.max_tokens_per_episode.
+# vllm_server.sh MODEL [OPTIONS…]: one vLLM server for engine.settings.urls, with what turnwise asks of it and vLLM's
+# OPTIONS, on the GPUs that it sees. Under Slurm the tasks of a node listen on ports 8000, 8001 and so on. MAX_TOKENS is sampling.max_tokens_per_episode.
 # Whoever reaches the port can exchange the weights, so it is for a network of your own alone.
 set -euo pipefail
 export VLLM_SERVER_DEV_MODE=1 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1 # the first one has the routes for new weights
@@ -10,4 +10,4 @@ exec python -m vllm.entrypoints.openai.api_server \
   --load-format safetensors --dtype "${DTYPE:-bfloat16}" --max-model-len "${MAX_TOKENS:-18432}" \
   --max-num-seqs "${EPISODES:-96}" --tensor-parallel-size "${GPUS:-1}" \
   --gpu-memory-utilization "${MEMORY_SHARE:-0.9}" --logprobs-mode processed_logprobs --generation-config vllm \
-  --enable-prefix-caching --enable-prompt-tokens-details --disable-uvicorn-access-log
+  --enable-prefix-caching --enable-prompt-tokens-details --disable-uvicorn-access-log "${@:2}"

@@ -11,15 +11,15 @@ import time
 from pathlib import Path
 
 
-def delay_seconds() -> float:
-    """Of this thread so far; 0 where the kernel does not count."""
-    counted = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+def delay_seconds(thread: int | None = None) -> float:
+    """Of a thread (its native number) of this process so far, else this one; 0 where none is counted."""
+    counted = Path(f"/proc/self/task/{thread or threading.get_native_id()}/schedstat")
     return int(counted.read_text().split()[1]) / 1e9 if counted.exists() else 0.0
 
 
-def quiet_now() -> float:
-    """A clock that stands still while this thread waits for a processor."""
+def quiet_now(thread: int | None = None) -> float:
+    """A clock that stands still while the thread waits for a processor."""
     while True:
-        before, now = delay_seconds(), time.perf_counter()
-        if delay_seconds() == before:
+        before, now = delay_seconds(thread), time.perf_counter()
+        if delay_seconds(thread) == before:
             return now - before

@@ -10,6 +10,7 @@ answers. Writes artifacts/bench/simulation.json.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -79,10 +80,13 @@ class SlowEpisode(EpisodeWrapper):
         self.seconds = seconds
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Answer:
-        return background.run(self._late(self.inner.call(name, arguments)))
+        caller = threading.get_native_id()
+        return background.run(self._late(self.inner.call(name, arguments), caller, quiet_now(caller) + self.seconds))
 
-    async def _late(self, answer: Any) -> Any:
-        await asyncio.sleep(self.seconds)
+    async def _late(self, answer: Any, caller: int, until: float) -> Any:
+        """By the caller's quiet clock: else a tool would be done while the caller waits for a processor."""
+        while (left := until - quiet_now(caller)) > 0:
+            await asyncio.sleep(left)
         return answer
 
 
