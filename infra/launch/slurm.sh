@@ -23,7 +23,7 @@ if [[ ${SERVERS:-yes} == yes ]]; then
   export VLLM_HOST=${nodes[-1]} # engine.settings.urls: ["http://$VLLM_HOST:8000", "http://$VLLM_HOST:8001", …]
   unset "nodes[-1]"
   srun --nodes=1 --nodelist="$VLLM_HOST" --ntasks="$per_node" --gpus-per-task=1 --kill-on-bad-exit=1 \
-    infra/launch/vllm_server.sh "$model" &
+    env HOST="$VLLM_HOST" infra/launch/vllm_server.sh "$model" &
 fi
 
 # `python -m tasks warm_start` and `train`, whoever calls them, become this; the other stages run on the first node alone.
