@@ -161,7 +161,8 @@ class Collector:
         if run.waiting_for is not None:
             self.num_waits += 1
             self.clock.begin_wait(run)
-            run.waiting_for.add_done_callback(lambda _: self.answered.put(run))
+            answered = self.answered  # of these episodes: one that is discarded answers to nobody
+            run.waiting_for.add_done_callback(lambda _: answered.put(run))
         elif run.outcome is not None:
             number = self.running.pop(run)
             self.kind.release(run)

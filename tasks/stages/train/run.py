@@ -185,7 +185,7 @@ class TrainingRun:
         if self.pipeline is not None:
             self.pipeline.discard(self.iteration)
             if self.stream:
-                self.stream.discard()
+                self.stream.discard(stored=self.iteration + 1)
             self._load_draws(self._curriculum([]))
         self.snapshots.give_up_after(iteration)
         self.sentinel.forget()
