@@ -140,7 +140,7 @@ def test_when_the_head_is_killed_the_command_ends_in_one_line_and_leaves_no_proc
     toy: Project, tmp_path: Path
 ) -> None:
     """Where TMPDIR is too long for Ray's sockets, and RAY_ADDRESS names no cluster."""
-    long = tmp_path / "deep" * 10
+    long = tmp_path / ("deep" * 10)
     long.mkdir()
     toy.server = TOKEN | {"TMPDIR": str(long), "RAY_ADDRESS": "127.0.0.1:1"}
     process = start(toy, "long")

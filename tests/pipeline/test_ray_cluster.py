@@ -116,7 +116,7 @@ def test_a_port_of_something_else_is_one_line_in_time(monkeypatch: pytest.Monkey
     monkeypatch.setattr(ray_cluster, "CONNECT_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         settings = RaySettings(address=f"127.0.0.1:{server.getsockname()[1]}", place_seconds=60.0, variables=[])
-        with pytest.raises(ValueError, match="no answer of Ray's within 0.5 s"), connected(settings, []):
+        with pytest.raises(ValueError, match="no answer of Ray"), connected(settings, []):
             pass
 
 
