@@ -83,6 +83,7 @@ def environment_settings(name: str = "travel_desk", **changed: Any) -> Environme
         "faults": None,
         "judge": None,
         "user": None,
+        "pool": None,
     }
     return EnvironmentSettings.model_validate({**parts, **changed}).model_copy(update={"name": name})
 
@@ -107,4 +108,4 @@ def add_environment(
 def answer_calls(episode: Episode, calls: list[ToolCall | None]) -> Iterator[ToolReply]:
     """The environment's reply to each call of one message, in order, waited for."""
     for call in calls:
-        yield episode.malformed_call() if call is None else block_until(episode.call(call.name, call.arguments))
+        yield block_until(episode.malformed_call() if call is None else episode.call(call.name, call.arguments))

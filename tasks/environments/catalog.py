@@ -25,8 +25,8 @@ def find_environment_class(settings: EnvironmentSettings) -> type[Any]:
 
 
 def load_environment(settings: EnvironmentSettings, *, asks_judge: bool = True) -> Environment:
-    """From the inside out: injected infrastructure faults, retries, the tool cache, errors for the model, the
-    user, the judge.
+    """From the inside out: injected infrastructure faults, retries, worker processes, the tool cache, errors for the
+    model, the user, the judge.
 
     Without `asks_judge` a judge whose opinion decides nothing is described and not asked.
     """
@@ -37,14 +37,14 @@ def load_environment(settings: EnvironmentSettings, *, asks_judge: bool = True) 
         environment = environment_class.compose(settings, partial(load_environment, asks_judge=asks_judge))
         return environment
     if settings.cache.mode == "off":
-        environment = _make_reliable(environment_class, settings)
+        environment = _make_playable(environment_class, settings)
     else:
         from tasks.tools.cache.environment import CachedEnvironment
 
         environment = CachedEnvironment(
             settings.name,
             environment_class,
-            lambda: _make_reliable(environment_class, settings),
+            lambda: _make_playable(environment_class, settings),
             settings=settings.settings,
             limits=settings.tools,
             cache=settings.cache,
@@ -67,7 +67,7 @@ def load_environment(settings: EnvironmentSettings, *, asks_judge: bool = True) 
 def load_bare_environment(settings: EnvironmentSettings, *, with_cache: bool = False) -> Environment:
     """The environment without injected faults and simulated user, for curation and drift probes."""
     cache = settings.cache if with_cache else settings.cache.model_copy(update={"mode": "off"})
-    bare = {"faults": None, "user": None, "cache": cache}
+    bare = {"faults": None, "user": None, "cache": cache, "pool": None}
     return load_environment(settings.model_copy(update=bare), asks_judge=False)
 
 
@@ -89,6 +89,24 @@ def read_problems_of(
         found = list(written)
     kept = random.Random(f"{seed}/{other.name}").sample(range(len(found)), min(num_problems, len(found)))
     return [found[place] for place in sorted(kept)]
+
+
+def load_in_worker(section: dict[str, Any]) -> Environment:
+    """What a worker of `environment.pool` plays; the other wrappers are around the pool."""
+    settings = EnvironmentSettings.model_validate(section)
+    return _make_reliable(find_environment_class(settings), settings)
+
+
+def _make_playable(environment_class: type[Any], settings: EnvironmentSettings) -> Environment:
+    environment = _make_reliable(environment_class, settings)
+    if settings.pool is None:
+        return environment
+    from tasks.tools.pool.environment import PooledEnvironment, may_leave
+
+    if not may_leave(environment_class):
+        return environment
+    make = f"{load_in_worker.__module__}:{load_in_worker.__name__}"
+    return PooledEnvironment(environment, settings, settings.pool, make=make)
 
 
 def _make_reliable(environment_class: type[Any], settings: EnvironmentSettings) -> Environment:

@@ -14,7 +14,7 @@ from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, mod
 
 from tasks.core.settings import Settings, read_own_settings
 from tasks.tools.judge.settings import JudgeSettings
-from tasks.tools.settings import CacheSettings, FaultSettings, ToolSettings, check_is_custom
+from tasks.tools.settings import CacheSettings, FaultSettings, PoolSettings, ToolSettings, check_is_custom
 from tasks.tools.user.settings import UserSettings
 
 ROOM = "tasks.environments"
@@ -47,6 +47,7 @@ class EnvironmentSettings(NamedEnvironment):
     faults: FaultSettings | None
     judge: JudgeSettings | None
     user: UserSettings | None
+    pool: PoolSettings | None
 
     @model_validator(mode="after")
     def _somebody_decides(self) -> EnvironmentSettings:

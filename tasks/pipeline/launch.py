@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import socket
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tasks.core.child_processes import own_guardian
 from tasks.core.files import content_hash, json_hash
 from tasks.core.passing_faults import PassingFault
 from tasks.core.settings import read_params
@@ -26,15 +30,19 @@ from tasks.core.text import one_line
 from tasks.core.workspace import folder_of_code
 from tasks.models.settings import ComputeSettings, LaunchSettings
 from tasks.models.torch_setup import find_device
+from tasks.pipeline.cli_errors import status_of
 from tasks.pipeline.supervise import LostRank
 
 if TYPE_CHECKING:
+    import torch
+
     from tasks.learning.shared.ranks import Ranks
 
-LAUNCHED = ("train",)  # the stages that several processes compute
+LAUNCHED = ("warm_start", "train")  # the stages that several processes compute
 MEETING = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
 SUPERVISED = "TORCHELASTIC_RUN_ID"  # torch's: who started this process tells why one has ended
+LAUNCH = "TURNWISE_LAUNCH"
 CODE = "tasks"
 OF_TORCH = "TORCHELASTIC_"  # what torch's launcher leaves in the environment
 LOST = ("connection closed", "connection reset", "broken pipe", "timed out", "timeout", "remote process exited")
@@ -69,26 +77,77 @@ def place_of(launch: LaunchSettings, environment: Mapping[str, str]) -> Place | 
             f"launch.num_trainers is {launch.num_trainers}, and {noted['WORLD_SIZE']} processes were started, so it is "
             f"not clear who should train. Set launch.num_trainers to {noted['WORLD_SIZE']}, or start as many."
         )
-    return Place(int(noted["RANK"]), int(noted["WORLD_SIZE"]), int(noted["LOCAL_RANK"] or 0))
+    return Place(int(noted["RANK"]), int(noted["WORLD_SIZE"]), local_number(environment))
+
+
+def launch_command(
+    stage: str, launch: LaunchSettings, options: Sequence[str], environment: Mapping[str, str]
+) -> list[str] | None:
+    """What starts the ranks of a stage, where the environment names a launcher of many nodes, such as `srun --ntasks
+    16`: so that DVC and a flow, which know one command per stage, can train on all of them.
+    """
+    if launch.launcher != "external" or not environment.get(LAUNCH):
+        return None
+    return [*shlex.split(environment[LAUNCH]), sys.executable, "-m", "tasks", stage, *options]
+
+
+def run_launched(command: Sequence[str]) -> None:
+    """Until its ranks have ended; they say themselves how. This process ends with its status."""
+    own_guardian().watch_descendants()
+    kept = {name: value for name, value in os.environ.items() if name != LAUNCH}
+    try:
+        status = subprocess.run(command, env=kept, check=False).returncode
+    except FileNotFoundError:
+        raise ValueError(
+            f"{LAUNCH} begins with {command[0]}, and there is no such program on {socket.gethostname()}, so no rank "
+            f"was started. Correct it, or unset it and start the ranks yourself."
+        ) from None
+    if status:
+        raise SystemExit(status if status > 0 else 128 - status)
+
+
+def local_number(environment: Mapping[str, str]) -> int:
+    """Of this process among those of its machine; 0 where nobody noted one."""
+    return int(environment.get("LOCAL_RANK") or environment.get(SLURM["LOCAL_RANK"]) or 0)
+
+
+@contextmanager
+def told_once_per_node(local: int) -> Iterator[None]:
+    """Around a mistake that all ranks of a node find alike: the first, of number 0, tells it, and the others end with
+    its status and without a word.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if local == 0:
+            raise
+        raise SystemExit(status_of(error)) from None
 
 
 @contextmanager
 def joined(place: Place, launch: LaunchSettings, compute: ComputeSettings, artifacts: Path) -> Iterator[Ranks]:
-    """The ranks, once all have met and are alike. Where another rank is lost, that is the error."""
-    ranks = _meet(place, launch, compute)
+    """The ranks, once all have met and are alike. Where another rank is lost, that is the error. Those that were
+    started here all have it, since who started them tells one.
+    """
+    local = place.local if launch.launcher == "external" else 0
+    device = _take_device(place, compute)
+    with told_once_per_node(local):
+        ranks = _meet(place, launch, device)
     try:
-        _refuse_unlike(ranks)
-        refuse_equal_gpus(ranks.gather((socket.gethostname(), _gpu(compute))))
-        _refuse_unshared(ranks, artifacts, seconds=min(SHARED_SECONDS, launch.meet_seconds))
+        with told_once_per_node(local):
+            _refuse_unlike(ranks)
+            refuse_equal_gpus(ranks.gather((socket.gethostname(), _gpu(compute))))
+            _refuse_unshared(ranks, artifacts, seconds=min(SHARED_SECONDS, launch.meet_seconds))
         yield ranks
     except Exception as error:
         if not is_lost(error):
             raise
-        raise LostRank(
-            f"rank {ranks.number} of {ranks.size} on {socket.gethostname()} lost another one "
-            f"({one_line(error, limit=120)}), and none can train alone. See that one's last lines, then run the same "
-            f"command on every node again; it goes on from the last checkpoint."
-        ) from error
+        with told_once_per_node(local):
+            raise LostRank(
+                f"rank {ranks.number} of {ranks.size} on {socket.gethostname()} lost another one "
+                f"({one_line(error, limit=120)}), and none can train alone. See that one's last lines, then run the "
+                f"same command on every node again; it goes on from the last checkpoint."
+            ) from error
     finally:
         with suppress(RuntimeError):
             ranks.end()
@@ -108,15 +167,19 @@ def own_gpu(place: Place, num_gpus: int) -> int:
     )
 
 
-def _meet(place: Place, launch: LaunchSettings, compute: ComputeSettings) -> Ranks:
-    """Afterwards the variables are gone: an engine that this process starts is no rank."""
+def _take_device(place: Place, compute: ComputeSettings) -> torch.device:
     import torch
-
-    from tasks.learning.shared.ranks import Ranks
 
     device = find_device(compute)
     if device.type == "cuda":
         torch.cuda.set_device(own_gpu(place, torch.cuda.device_count()))
+    return device
+
+
+def _meet(place: Place, launch: LaunchSettings, device: torch.device) -> Ranks:
+    """Afterwards the variables are gone: an engine that this process starts is no rank."""
+    from tasks.learning.shared.ranks import Ranks
+
     os.environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.size))
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     try:

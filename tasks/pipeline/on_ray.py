@@ -51,12 +51,12 @@ def run_on_ray(
                 try:
                     return watch(ranks, servers, cluster)
                 finally:
-                    end_all(ranks)
+                    end_all(ranks, cluster)
 
             try:
                 run_again(stage, launch, run)
             finally:
-                end_all(servers)
+                end_all(servers, cluster)
 
 
 def asked(launch: LaunchSettings, compute: ComputeSettings, engine: OwnEngineSettings, *, gpus: bool) -> list[Bundle]:
@@ -129,7 +129,7 @@ class Placement:
             starts = [host.start.remote(n, arguments, {**given, "RANK": str(n)}) for n, host in enumerate(hosts)]
             ray.get(starts, timeout=launch.ray.place_seconds)
         except Exception as error:
-            end_all(hosts)
+            end_all(hosts, cluster)
             cluster.refuse_lost_head()
             raise PassingFault(
                 f"{self.stage}: Ray placed {len(hosts)} ranks and did not start them ({told_of_ray(error)}), so "
@@ -206,8 +206,10 @@ def _show(news: News) -> None:
             stream.flush()
 
 
-def end_all(hosts: Sequence[Any]) -> None:
-    """What they started, and they themselves; those that do not answer end with their lease."""
+def end_all(hosts: Sequence[Any], cluster: Cluster) -> None:
+    """What they started, and they themselves; those that do not answer end with their lease, as all do without a head,
+    for which `ray.kill` would wait.
+    """
     import ray
 
     stops: list[Any] = []
@@ -217,6 +219,6 @@ def end_all(hosts: Sequence[Any]) -> None:
     with suppress(Exception):
         if stops:
             ray.wait(stops, num_returns=len(stops), timeout=STOP_SECONDS)
-    for host in hosts:
+    for host in [] if cluster.is_lost else hosts:
         with suppress(Exception):
             ray.kill(host)

@@ -17,12 +17,19 @@ from tasks.core.files import remove_leftovers
 from tasks.core.provenance import RECORDED, provenance, provenance_file, write_provenance
 from tasks.core.resume import resume_folder
 from tasks.core.settings import PARAMS_FILE, Paths, Settings, check_section_names, load, load_paths, read_params
-from tasks.core.terminal import tell
 from tasks.core.urls import local_path
 from tasks.models.settings import ComputeSettings, LaunchSettings
 from tasks.models.torch_setup import device_name
 from tasks.pipeline.cli_errors import DEBUG
-from tasks.pipeline.launch import LAUNCHED, joined, place_of
+from tasks.pipeline.launch import (
+    LAUNCHED,
+    joined,
+    launch_command,
+    local_number,
+    place_of,
+    run_launched,
+    told_once_per_node,
+)
 from tasks.pipeline.ray_cluster import refuse_without_ray
 from tasks.pipeline.run_lock import only_run
 from tasks.pipeline.settings import PipelineSettings
@@ -124,11 +131,16 @@ def run_stage(name: str, *, options: Sequence[str] = (), **asked: Any) -> Path |
     """Run one stage with `params.yaml`; returns the folder with its results, or None where another process tells of
     them. `options`: of the command line, for ranks that it starts. `asked` goes to the stage, beyond params.yaml.
     """
-    params = read_params()
-    check_params(params)
-    paths, common = load_paths(params), load(CommonSections, params)
-    prepare_process(params)
-    place = place_of(common.launch, os.environ) if name in LAUNCHED else None
+    with told_once_per_node(local_number(os.environ) if name in LAUNCHED else 0):
+        params = read_params()
+        check_params(params)
+        paths, common = load_paths(params), load(CommonSections, params)
+        prepare_process(params)
+        started = launch_command(name, common.launch, options, os.environ) if name in LAUNCHED else None
+        place = place_of(common.launch, os.environ) if name in LAUNCHED and started is None else None
+    if started is not None:
+        run_launched(started)
+        return None
     if place is not None:
         told = told_by_supervisor(debug=DEBUG in options) if common.launch.starts_ranks else nullcontext()
         with told, joined(place, common.launch, common.compute, paths.artifacts) as ranks:
@@ -146,8 +158,6 @@ def run_stage(name: str, *, options: Sequence[str] = (), **asked: Any) -> Path |
         run_on_ray(name, common.launch, common.compute, load(EngineSections, params).engine.own, options)
         return None
     else:
-        if name == "warm_start" and common.launch.num_trainers > 1:
-            tell("warm_start: this process trains alone; launch.num_trainers is for train")
         _run_here(name, params, paths, asked)
     return paths.stage(name)
 

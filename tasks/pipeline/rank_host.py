@@ -50,7 +50,7 @@ class RankHost:
         import ray.util
 
         with socket.socket() as probe:
-            probe.bind(("", 0))
+            probe.bind(("127.0.0.1", 0))
             return socket.gethostname(), ray.util.get_node_ip_address(), probe.getsockname()[1]
 
     def start(self, rank: int, arguments: Sequence[str], variables: Mapping[str, str]) -> None:

@@ -78,6 +78,11 @@ class Cluster:
     unanswered: int = field(default=0, init=False)
     looked: float = field(default=0.0, init=False)
 
+    @property
+    def is_lost(self) -> bool:
+        """Without a head, what asks it something waits a minute and then ends this process."""
+        return self.unanswered >= LOOKS
+
     def nodes(self) -> dict[str, Bundle]:
         import ray
 
@@ -105,7 +110,7 @@ class Cluster:
             return
         self.unanswered = 0 if reaches(self.address) else self.unanswered + 1
         self.looked = time.monotonic()
-        if self.unanswered >= LOOKS:
+        if self.is_lost:
             raise PassingFault(
                 f"the head of Ray's cluster at {self.address} is gone, and nothing can be placed without it, so all "
                 f"ranks and servers were ended. What was finished is in the last checkpoint: start a cluster (or set "
@@ -188,7 +193,7 @@ def placed(stage: str, cluster: Cluster, settings: RaySettings, bundles: list[Bu
         wait_for_place(stage, cluster, settings, bundles, num, group)
         yield group
     finally:
-        with suppress(Exception):  # the head may be gone
+        if not cluster.is_lost:
             remove_placement_group(group)
 
 

@@ -8,10 +8,11 @@ cores of an AMD EPYC, torch 2.13); infra/benchmarks.md has the whole model's. On
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
+from tasks.planning.cut import of_rank_0
 from tasks.planning.hardware import GIB
+from tasks.planning.parts import Memory, Part
 from tasks.planning.setup import Setup, num_bytes, warm_start_setup
 
 FLOAT = 4
@@ -32,46 +33,13 @@ LOGITS_COPIES = 5  # of a chunk in backward
 ENGINE_WORKSPACE = 2 << 30  # of vLLM on a GPU: activations and CUDA graphs; an assumption
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Bytes on the device while episodes are played, weights are updated and a checkpoint is copied; `host` is pinned
-    memory beside a GPU's.
-    """
-
-    name: str
-    rollout: float
-    update: float
-    save: float
-    host: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    parts: tuple[Part, ...]
-
-    @property
-    def phases(self) -> dict[str, float]:
-        return {
-            "playing": sum(part.rollout for part in self.parts),
-            "updating": sum(part.update for part in self.parts),
-            "saving": sum(part.save for part in self.parts),
-        }
-
-    @property
-    def peak(self) -> float:
-        return max(self.phases.values())
-
-    @property
-    def host(self) -> float:
-        return sum(part.host for part in self.parts)
-
-
 def always(name: str, size: float) -> Part:
     return Part(name, size, size, size)
 
 
 def plan_memory(setup: Setup) -> Memory:
-    parts = (
+    """Of several trainers that of rank 0, which has the most."""
+    parts: Sequence[Part] = (
         _process(setup),
         always("free blocks", 0 if setup.machine.is_gpu else HEAP_BYTES),
         *_weights(setup),
@@ -82,6 +50,8 @@ def plan_memory(setup: Setup) -> Memory:
         *_engine(setup),
         _checkpoint(setup),
     )
+    if setup.settings.launch.num_trainers > 1:
+        parts = of_rank_0(parts, setup, trained=trained_parameters(setup))
     return Memory(tuple(part for part in parts if part.rollout or part.update or part.save or part.host))
 
 

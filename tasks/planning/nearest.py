@@ -14,13 +14,16 @@ from typing import Any
 
 from tasks.learning.shared.settings import LoRASettings
 from tasks.planning.hardware import amount
-from tasks.planning.memory import Memory, loaded_bytes, plan_memory, warm_start_memory
+from tasks.planning.memory import loaded_bytes, plan_memory, warm_start_memory
+from tasks.planning.parts import Memory
 from tasks.planning.setup import Setup, setup_of
 
 TIGHT = 0.9  # from this share of the device's memory, an estimate is no promise
 # Of a processor's memory, beyond which nothing is loaded: other programs may give some back, and pages can be swapped.
 FAR_BEYOND = 1.2
 SMALLEST_EPISODES = 8
+LONGEST = 1 << 22  # tokens of an episode, beyond which nobody looks
+ON_ONE_CARD = "One card computes a whole episode, and no setting makes one of this length fit"
 FIELDS = {"playing": "rollout", "updating": "update", "saving": "save"}
 WITHOUT_WARM_START = "Set assess.warm_start_below: 0.0, which leaves the warm start out."
 LOADED_REMEDY = "Set compute.weights (with train.lora: compute.frozen) to bfloat16, or take a smaller model."
@@ -60,9 +63,25 @@ def arithmetic(memory: Memory) -> str:
 
 def remedy(setup: Setup) -> str:
     changes = nearest_that_fits(setup)
-    if changes is None:
-        return "No setting makes it fit: take a larger device or a smaller model."
-    return f"It fits with {describe(changes)}."
+    if changes is not None:
+        return f"It fits with {describe(changes)}."
+    longest = longest_episode(_changed(setup, [*dict(_changes(setup)).items()]))
+    if longest:
+        return f"{ON_ONE_CARD}: set sampling.max_tokens_per_episode to {longest} or less, or take a larger device."
+    return "No setting makes it fit: take a larger device or a smaller model."
+
+
+def longest_episode(setup: Setup) -> int:
+    """The most tokens that an episode may have, every other setting as it is but smaller forwards where they are
+    longer than it; 0 where not even a short one fits. One rank computes a whole episode, however many there are.
+    """
+    settings, least, most = setup.settings, 0, LONGEST
+    while least < most:
+        tokens = (least + most + 1) // 2
+        forward = min(settings.train.micro_batch_tokens, tokens)
+        changes = [("sampling.max_tokens_per_episode", tokens), ("train.micro_batch_tokens", forward)]
+        least, most = (tokens, most) if fits(_changed(setup, changes)) else (least, tokens - 1)
+    return least
 
 
 def describe(changes: list[Change]) -> str:
@@ -76,8 +95,7 @@ def describe_load(setup: Setup, loaded: float) -> str:
 
 def check_size(params: dict[str, Any]) -> None:
     """ValueError where a run, or the warm start that it may need, does not fit its GPU, or is far beyond a processor's
-    memory: it would be killed, or out of memory, minutes or hours later. Of several trainers only what they load is
-    known; the warm start trains on one.
+    memory: it would be killed, or out of memory, minutes or hours later.
     """
     setup = setup_of(params)
     if setup is None:
@@ -85,10 +103,9 @@ def check_size(params: dict[str, Any]) -> None:
     machine = setup.machine
     allowed = machine.memory if machine.is_gpu else FAR_BEYOND * machine.memory
     where = f"does not fit {machine.name} with {amount(machine.memory)}"
-    if setup.settings.launch.num_trainers > 1:
-        if (loaded := loaded_bytes(setup)) > allowed:
-            raise ValueError(f"{setup.shape.name} {where}: {describe_load(setup, loaded)}. {LOADED_REMEDY}")
-    elif (memory := plan_memory(setup)).peak > allowed:
+    if setup.settings.launch.num_trainers > 1 and (loaded := loaded_bytes(setup)) > allowed:
+        raise ValueError(f"{setup.shape.name} {where}: {describe_load(setup, loaded)}. {LOADED_REMEDY}")
+    if (memory := plan_memory(setup)).peak > allowed:
         raise ValueError(f"{setup.shape.name} {where}: {arithmetic(memory)}. {remedy(setup)}")
     if params["assess"]["warm_start_below"] > 0 and (memory := warm_start_memory(setup)).peak > allowed:
         raise ValueError(
@@ -106,7 +123,7 @@ def _changes(setup: Setup) -> Iterator[Change]:
         yield "train.micro_batch_tokens", size
     for number in () if setup.is_vllm else _halves(setup.at_once, SMALLEST_EPISODES):
         yield "engine.max_concurrent_episodes", number
-    if setup.machine.is_gpu:
+    if setup.machine.is_gpu and settings.launch.num_trainers == 1:
         yield "compute.offload", "optimizer"
     yield "compute.weights", "bfloat16"
     if settings.train.lora is None:

@@ -1,7 +1,7 @@
-"""What each turn of a collection took: the engine's seconds, how many turns it wrote beside it, the tool's seconds.
+"""What each turn of a collection was: the tokens fed and sampled, the tool's seconds.
 
-`plan --gpus` simulates other numbers of engines from it. It is kept apart from trajectories, which hold no time: the
-same seed gives the same trajectories.
+`plan --gpus` draws its episodes from it. It is kept apart from trajectories, which hold no time: the same seed gives
+the same trajectories. How fast the engine was is in `engine_clock.py`.
 """
 
 from __future__ import annotations
@@ -19,28 +19,13 @@ MOST_EPISODES = 4096  # kept: the newest
 
 @dataclass(slots=True)
 class TurnTime:
-    """`fed` are the tokens that the engine had not seen before the turn, `sampled` those it wrote.
-
-    `live_seconds`: the turns that were written at a time, summed over the engine's seconds of this one;
-    `fed_meanwhile`: tokens fed for all turns in that time, its own among them. `tool_seconds`: what was waited for
-    after it.
+    """`fed` are the tokens that the engine had not seen before the turn, `sampled` those it wrote; `tool_seconds` were
+    waited for after it.
     """
 
     fed: int
     sampled: int = 0
-    engine_seconds: float = 0.0
-    live_seconds: float = 0.0
-    fed_meanwhile: int = 0
     tool_seconds: float = 0.0
-
-
-@dataclass(slots=True)
-class _Open:
-    turn: TurnTime
-    since: float
-    live_before: float
-    fed_before: int
-    num_tokens: int
 
 
 class RolloutClock:
@@ -54,28 +39,18 @@ class RolloutClock:
     def forget(self) -> None:
         """A collection begins; what an earlier one left open is no episode."""
         self.turns: dict[Conversation, list[TurnTime]] = {}
-        self.open: dict[Conversation, _Open] = {}
         self.seen: dict[Conversation, int] = {}  # tokens the engine had, of each episode
         self.waits: dict[Conversation, float] = {}
-        self.live_seconds, self.num_fed, self.last = 0.0, 0, self.now()
 
     def begin_turn(self, run: Conversation) -> None:
-        self._advance()
         num_tokens = len(run.token_ids)
-        turn = TurnTime(fed=num_tokens - self.seen.get(run, 0))
-        self.open[run] = _Open(turn, self.last, self.live_seconds, self.num_fed, num_tokens)
-        self.num_fed += turn.fed
+        self.turns.setdefault(run, []).append(TurnTime(fed=num_tokens - self.seen.get(run, 0)))
+        self.seen[run] = num_tokens
 
     def end_turn(self, run: Conversation) -> None:
-        self._advance()
-        one = self.open.pop(run)
-        turn = one.turn
-        turn.sampled = sum(run.sampled_mask[one.num_tokens :])
-        turn.engine_seconds = self.last - one.since
-        turn.live_seconds = self.live_seconds - one.live_before
-        turn.fed_meanwhile = self.num_fed - one.fed_before
-        self.seen[run] = one.num_tokens + turn.sampled
-        self.turns.setdefault(run, []).append(turn)
+        turn, before = self.turns[run][-1], self.seen[run]
+        turn.sampled = sum(run.sampled_mask[before:])
+        self.seen[run] = before + turn.sampled
 
     def begin_wait(self, run: Conversation) -> None:
         self.waits[run] = self.now()
@@ -96,8 +71,3 @@ class RolloutClock:
     def rows(self) -> list[dict[str, Any]]:
         """One per episode, in the order in which they ended."""
         return [*self.ended]
-
-    def _advance(self) -> None:
-        now = self.now()
-        self.live_seconds += len(self.open) * (now - self.last)
-        self.last = now

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tasks.core.records import Limit, Outcome, Problem, ToolCall, Trajectory, Turn
@@ -102,9 +103,9 @@ class Conversation:
 
     def _versions(self) -> set[int]:
         """Of its own tokens; of its own turns, where the tokens are hidden."""
-        tokens = zip(self.token_versions, self.sampled_mask, strict=True)
+        assert len(self.token_versions) == len(self.sampled_mask)
         of_turns = {turn.policy_version for turn in self.turns[self.num_replayed_turns :]}
-        return {version for version, is_sampled in tokens if is_sampled} or of_turns
+        return set(compress(self.token_versions, self.sampled_mask)) or of_turns
 
     def _details(self) -> dict[str, Any]:
         return self.verdict.details

@@ -22,6 +22,7 @@ from tasks.core.records import Problem, StopReason, Turn
 from tasks.core.seeds import stream_seed
 from tasks.rollouts.conversation import Conversation, EpisodeKey, Waits
 from tasks.rollouts.engine import Engine, EpisodeHandle, TurnReply, TurnRequest
+from tasks.rollouts.engine_clock import EngineClock
 from tasks.rollouts.settings import SamplingSettings
 from tasks.tools.base import Environment, EnvironmentFault
 
@@ -226,6 +227,7 @@ class EngineEpisodes:
     def __init__(self, engine: Engine, chat: ChatFormat, sampling: SamplingSettings):
         self.engine, self.chat, self.sampling = engine, chat, sampling
         self.num_opened = self.num_turns = 0
+        self.clock = EngineClock(is_beside=engine.has_own_memory)
         self.running: dict[EpisodeHandle, EpisodeRun] = {}
         self.held: dict[EpisodeHandle, list[int]] = {}  # what the engine has of each episode
         self._opening: tuple[Problem, Opening] | None = None
@@ -256,12 +258,15 @@ class EngineEpisodes:
         held += request.token_ids
         assert held == run.token_ids, f"problem {run.key.problem.id}: the prompt does not extend the conversation"
         self.num_turns += 1
+        self.clock.submit(run.handle, len(request.token_ids))
         self.engine.submit(request)
 
     def poll(self, until: Callable[[], bool]) -> list[EpisodeRun]:
         if not self.num_turns:
             return []
+        self.clock.begin_poll(self.num_turns)
         replies = self.engine.poll(until)
+        self.clock.end_poll([(reply.episode, len(reply.token_ids)) for reply in replies])
         self.num_turns -= len(replies)
         for reply in replies:
             self.held[reply.episode] += reply.token_ids

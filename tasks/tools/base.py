@@ -104,7 +104,7 @@ class Episode(Protocol):
         """A wrong call gets a reply, never an error; EnvironmentFault, also in the Future, if we failed."""
         ...
 
-    def malformed_call(self) -> ToolReply:
+    def malformed_call(self) -> Answer:
         """Answer a message that tried to call a tool and could not be parsed."""
         ...
 

@@ -96,6 +96,14 @@ class CacheSettings(Settings):
         return None if self.frozen is None else local_path(self.frozen)
 
 
+class PoolSettings(Settings):
+    """Worker processes that play the episodes; `memory_gib` is each one's limit, over which it is replaced."""
+
+    num_workers: int = Field(ge=1)
+    max_restarts: int = Field(ge=0)
+    memory_gib: float = Field(gt=0)
+
+
 class FaultSettings(Settings):
     """Injected faults; each rate is a probability per call. `seen_by: model` shows errors to the policy as replies;
     `seen_by: turnwise` makes them environment faults, which retries must absorb. Truncated replies and renamed fields

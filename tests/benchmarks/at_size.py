@@ -281,7 +281,8 @@ def planned(variant: Variant) -> dict[str, float]:
     count; with vLLM beside it, it is among those of others.
     """
     from tasks.planning.hardware import this_machine
-    from tasks.planning.memory import PROCESS, Memory, plan_memory
+    from tasks.planning.memory import PROCESS, plan_memory
+    from tasks.planning.parts import Memory
     from tasks.planning.setup import PlanSections, Setup
 
     settings = load(PlanSections, variant_params(variant))

@@ -12,7 +12,7 @@ from tasks.core.files import read_json, read_jsonl
 from tests import tiny
 from tests.engine_benches import vllm_settings
 from tests.pipeline.project import Project, make_project
-from tests.pipeline.test_launch import rank_process
+from tests.pipeline.test_nodes import rank_process
 
 pytestmark = pytest.mark.bench
 LONGEST_SECONDS = 3000

@@ -59,7 +59,7 @@ def test_a_plan_for_several_trainers_says_that_it_is_of_one(monkeypatch: pytest.
     params["launch"] |= {"launcher": "torchrun", "num_trainers": 4}
     params["model"]["path"] = "models/Qwen2.5-0.5B-Instruct"
     monkeypatch.setattr("tasks.commands.plan.plan.read_params", lambda: params)
-    assert "of one trainer: launch.num_trainers is 4" in printed(make_plan(gpu="H100-80GB"))
+    assert "memory is that of rank 0 of 4" in printed(make_plan(gpu="H100-80GB"))
 
 
 def test_a_model_path_where_no_folder_is_is_planned_by_its_name_and_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,13 @@ from tasks.core.console import SafeConsole
 from tasks.core.files import write_jsonl
 from tests.profiles import profile_params
 
-TURN = {"fed": 40, "sampled": 20, "engine_seconds": 0.5, "live_seconds": 2.0, "fed_meanwhile": 80, "tool_seconds": 0.5}
-ITERATION = {"episodes": 16, "refresh_seconds": 0.1, "collect_seconds": 2.0, "update_seconds": 1.0, "save_seconds": 0.1}
+TURN = {"fed": 40, "sampled": 20, "tool_seconds": 0.5}
+REPLY = {
+    "seconds": 0.5, "steps": 5.0, "live_seconds": 2.0, "fed": 80, "begun": 2, "reads": 1, "host_seconds": 0.01,
+    "host_turns": 2,
+}  # fmt: skip
+ITERATION = {"episodes": 16, "refresh_seconds": 0.1, "collect_seconds": 2.0, "update_seconds": 1.0, "save_seconds": 0.1,
+             "iteration_seconds": 3.2}  # fmt: skip
 
 
 @pytest.fixture
@@ -27,6 +33,7 @@ def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("tasks.commands.plan.cluster.read_params", lambda: params)
     episodes = [{"problem_id": f"p{number % 4}", "draw": 1, "turns": [TURN, TURN]} for number in range(16)]
     write_jsonl(tmp_path / "timings" / "turns.jsonl", episodes)
+    write_jsonl(tmp_path / "timings" / "engine.jsonl", [REPLY, REPLY | {"steps": 8.0, "seconds": 0.7}])
     write_jsonl(tmp_path / "timings" / "train.jsonl", [{"iteration": number, **ITERATION} for number in range(1, 5)])
     return tmp_path / "timings"
 
@@ -44,16 +51,33 @@ def test_it_tells_the_best_split_of_every_size_and_what_was_measured(records: Pa
     seconds = [row.outcome.iteration_seconds for row, _ in plan.sizes]
     assert seconds == sorted(seconds, reverse=True)
     told = printed(plan)
-    assert "16 episodes of the last train (4 iterations)" in told
-    assert "means: 2.0 turns, 20 sampled tokens, 0.500 s of tools per turn" in told
-    assert "1,024 GPUs: the next gains nothing" in told
-    assert "4 GPUs: the next to the " in told
+    assert "16 episodes of the last run (4 iterations)" in told
+    assert "means: 2.0 turns, 40 tokens of prompt, 40 sampled, 40 of replies, 0.500 s of tools per turn" in told
+    assert re.search(r"check: that run as simulated takes \S+ s per iteration, and took 3.2 s", told)
+    assert re.search(r"1,024: .* gains < 0.5%", told)
+    assert "streaming, 16 groups under way" in told
     assert json.loads(cluster_as_json(plan))["best"]["gpus"] == 4
+
+
+def test_a_run_that_streams_is_planned_with_its_groups_under_way(records: Path) -> None:
+    from tasks.commands.plan import cluster
+
+    params = cluster.read_params()
+    streaming = {"groups_under_way": 11, "batch_deadline_seconds": None, "least_batch_share": 0.5}
+    params["train"] |= {"max_staleness": 2, "importance_correction": "token_truncate", "streaming": streaming}
+    told = printed(plan_cluster(4, 2))
+    assert "streaming, 11 groups under way" in told
+    assert "2 ahead (train.max_staleness 2)" in told
+
+
+def test_lengths_that_are_given_take_the_place_of_the_recorded_ones(records: Path) -> None:
+    told = printed(plan_cluster(4, 2, tokens=(4000, 200, 80)))
+    assert "assumed: the lengths of --tokens (4,000 of prompt, 200 sampled, 80 of replies)" in told
 
 
 def test_of_a_named_card_speeds_are_assumed_and_said_to_be(records: Path) -> None:
     told = printed(plan_cluster(8, 1, model="Qwen2.5-7B", gpu="h100-80gb"))
-    assert "assumed: speeds of engines and trainers on h100-80gb" in told
+    assert "assumed, and measured on no GPU: speeds of engines and trainers on h100-80gb" in told
 
 
 @pytest.mark.parametrize(("gpus", "nodes"), [(1, 1), (10, 4), (8, 0)])
@@ -83,5 +107,5 @@ def test_a_record_of_another_shape_is_refused(records: Path) -> None:
 def test_a_card_of_unknown_speed_and_options_without_a_part_are_refused(records: Path) -> None:
     with pytest.raises(ValueError, match="speed"):
         plan_cluster(8, 1, gpu="48gb")
-    with pytest.raises(ValueError, match="--tokens"):
-        check_options(None, (1, 1, 1))
+    with pytest.raises(ValueError, match="--dollars-per-hour"):
+        check_options(1.0)

@@ -253,7 +253,7 @@ def test_the_recipes_head_states_its_hardware_and_both_counts() -> None:
     text = (FOLDER / "bfcl_qwen2.5_7b.yaml").read_text(encoding="utf-8")
     head = text[: text.index("\nseed:")]
     assert "4 H200" in head and "three that train" in head and "one with vLLM" in head
-    assert "Not expressed yet" in head
+    assert profile_params("bfcl_qwen2.5_7b")["launch"]["num_trainers"] == 3
     assert "= 1,600 optimizer steps" in text and "M is 100 optimizer steps" in text
 
 

@@ -29,7 +29,7 @@ from tasks.environments.tau2.problems import problems as tau2_problems
 from tasks.environments.tau2.settings import Domain
 from tasks.tools.base import Environment, Episode, Verdict, block_until
 from tasks.tools.schemas import ArgumentSchema
-from tasks.tools.settings import FaultSettings
+from tasks.tools.settings import FaultSettings, PoolSettings
 from tasks.tools.user.settings import UserSettings
 from tests import tiny
 from tests.environments import mcp_server
@@ -41,6 +41,7 @@ RARE_FAULTS = FaultSettings(
     seed=1, seen_by="model", error_rate=0.1, timeout_rate=0.1, rate_limit_rate=0.1, latency_rate=0.0,
     latency_seconds=0.0, truncate_rate=0.0, rename_rate=0.0,
 )  # fmt: skip
+TWO_WORKERS = PoolSettings(num_workers=2, max_restarts=0, memory_gib=4)
 SCRIPT = UserSettings(played_by="script", reveal="at_once", model=None)
 
 
@@ -91,6 +92,10 @@ def with_cache(folder: Path) -> Case:
 def with_faults(folder: Path) -> Case:
     case = travel_desk(folder, faults=RARE_FAULTS)
     return Case(case.environment, case.problems, solvable=False, error=is_refusal_or_envelope)
+
+
+def in_workers(folder: Path) -> Case:
+    return travel_desk(folder, pool=TWO_WORKERS)
 
 
 def page_example(folder: Path) -> Case:
@@ -160,13 +165,14 @@ MAKERS: dict[str, Callable[[Path], Case]] = {
     "custom": custom,
     "mixture": mixture,
     "stockroom, the page's": page_example,
+    "travel_desk in workers": in_workers,
     "travel_desk with cache": with_cache,
     "travel_desk with faults": with_faults,
 }
 
 
 # They start servers, or load a package.
-SLOW = {"mcp", "bfcl", "tau2", "tau2, retail", "tau2, airline", "research", "mixture"}
+SLOW = {"travel_desk in workers", "mcp", "bfcl", "tau2", "tau2, retail", "tau2, airline", "research", "mixture"}
 
 
 @pytest.fixture(
@@ -268,8 +274,24 @@ def test_whatever_a_model_writes_is_answered_and_never_raises(case: Case, data: 
             assert case.error(json.loads(reply.text))
         if name not in tools:
             assert reply.error == "unknown_tool"
-    malformed = episode.malformed_call()
+    malformed = block_until(episode.malformed_call())
     assert (malformed.valid, malformed.error) == (False, "invalid_arguments")
     assert case.error(json.loads(malformed.text))
     assert isinstance(block_until(episode.verdict(data.draw(st.none() | st.text(max_size=40)))), Verdict)
     episode.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in environment_names() if name not in ("mcp", "custom")])
+def test_worker_processes_play_what_this_process_plays(name: str, tmp_path: Path):
+    """The servers of mcp are processes already; tests/tools/test_pool.py plays a world of a user's own."""
+    case = MAKERS[name](tmp_path)
+    pooled = load_environment(environment_settings(name, pool=TWO_WORKERS))
+    try:
+        assert pooled.fingerprint() == case.environment.fingerprint()
+        there = Case(pooled, case.problems)
+        for problem in case.problems[:12]:
+            assert play(there, problem) == play(case, problem)
+    finally:
+        pooled.close()
+        case.environment.close()

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tasks.pipeline.launch import LAUNCHED
 from tests.conftest import ROOT
 from tests.infra.composition import IMAGE_ROOT, compose_text, environment, parse, words
 
@@ -26,6 +27,7 @@ FOLDER = ROOT / "infra" / "kubernetes"
 OVERLAYS = ("cpu", "gpu")
 TEMPLATE = runpy.run_path(str(ROOT / "infra" / "docker" / "job_template.py"))
 SECRETS = set(parse(compose_text())["secrets"]) - {"tls_certificate", "tls_key"}  # what make_secrets.sh makes
+JOBS = ("run", "training")  # which end
 Manifest = dict[str, Any]
 
 
@@ -38,8 +40,8 @@ def rendered(overlay: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def manifests(overlay: str) -> list[Manifest]:
-    return [*yaml.safe_load_all(rendered(f"overlays/{overlay}"))]
+def manifests(overlay: str, *, folder: str = "overlays/") -> list[Manifest]:
+    return [*yaml.safe_load_all(rendered(f"{folder}{overlay}"))]
 
 
 def job(overlay: str) -> Manifest:
@@ -112,7 +114,7 @@ def _loose(items: list[Manifest]) -> Iterator[str]:
 
 
 def _missing_probes(name: str, pod: Manifest) -> list[str]:
-    wanted = ["startupProbe", "livenessProbe"] if name != "run" else []
+    wanted = ["startupProbe", "livenessProbe"] if name not in JOBS else []
     return [probe for container in pod["containers"] for probe in wanted if probe not in container]
 
 
@@ -178,6 +180,22 @@ def test_the_job_of_a_run_is_valid_and_keeps_every_rule(overlay: str, tmp_path: 
     assert container["resources"]["limits"]["nvidia.com/gpu"] == {"cpu": "0", "gpu": "1"}[overlay]
     assert container["args"] == ["prefect", "flow-run", "execute"]
     assert made["spec"]["template"]["spec"]["serviceAccountName"] == "job"
+
+
+@pytest.mark.slow
+def test_ranks_and_servers_on_several_nodes_are_valid_and_keep_every_rule(tmp_path: Path):
+    assert invalid(rendered("training"), tmp_path) == ""
+    items = [*manifests("training", folder=""), *manifests("gpu")]
+    assert faults(items) == []
+    job = next(item for item in items if item["kind"] == "Job")["spec"]
+    (container,) = job["template"]["spec"]["containers"]
+    nodes, ranks, leader, stage = container["args"]
+    assert job["completionMode"] == "Indexed" and int(nodes) == job["completions"] == job["parallelism"]
+    assert ranks == container["resources"]["limits"]["nvidia.com/gpu"]
+    service = next(item for item in items if item["metadata"]["name"] == "trainers" and item["kind"] == "Service")
+    assert leader == f"training-0.{service['metadata']['name']}" == f"training-0.{job['template']['spec']['subdomain']}"
+    assert service["spec"]["selector"].items() <= job["template"]["metadata"]["labels"].items()
+    assert stage in LAUNCHED
 
 
 def test_the_worker_gives_a_jobs_login_by_the_secrets_name():

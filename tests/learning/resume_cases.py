@@ -14,7 +14,7 @@ from torch import Tensor
 from tasks.core.files import write_json
 from tasks.learning.shared.checkpoints import Checkpoints
 from tasks.learning.shared.ranks import END, Ranks
-from tests.learning.rank_cases import a_trainer, groups_of
+from tests.learning.rank_cases import BFLOAT16, a_trainer, groups_of
 
 
 def load_one_by_one(ranks: Ranks, place: str) -> None:
@@ -45,12 +45,13 @@ def load_one_by_one(ranks: Ranks, place: str) -> None:
             assert most[0] <= 3 and alive == [0], (most, alive)  # of dozens; the last has its name as the next arrives
 
 
-def go_on(ranks: Ranks, place: str, name: str, first: int, last: int) -> None:
+def go_on(ranks: Ranks, place: str, name: str, first: int, last: int, weights: str = "float32") -> None:
     """From iteration `first` of the checkpoints PLACE/NAME, or a fresh start at 0, to `last`. Rank 0 writes the hash of
     the state and the norms of the weights then to PLACE/NAME-LAST.json.
     """
     folder = Path(place)
-    trainer = a_trainer(folder / "model", ranks, schedule="cosine", warmup_steps=4)
+    compute = BFLOAT16 if weights == "bfloat16" else None
+    trainer = a_trainer(folder / "model", ranks, compute=compute, schedule="cosine", warmup_steps=4)
     if not ranks.leads:
         trainer.follow()
         return
@@ -67,7 +68,7 @@ def go_on(ranks: Ranks, place: str, name: str, first: int, last: int) -> None:
     state = hashlib.sha256(json.dumps(trainer.state()).encode())
     for part, named in tensors.items():
         for key, tensor in sorted(named.items()):
-            state.update(f"{part}/{key}".encode() + tensor.detach().numpy().tobytes())
+            state.update(f"{part}/{key}".encode() + tensor.detach().float().numpy().tobytes())
     norms = {key: float(tensor.double().norm()) for key, tensor in tensors["policy"].items()}
     write_json(folder / f"{name}-{last}.json", {"state": state.hexdigest(), "norms": norms})
     ranks.announce(END)

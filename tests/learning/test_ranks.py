@@ -190,3 +190,21 @@ def test_a_checkpoint_of_two_ranks_has_the_files_and_tensors_of_one(resumed: Pat
     found, expected = read_tensors(two), read_tensors(one)
     shapes = {part: {name: tensor.shape for name, tensor in named.items()} for part, named in expected.items()}
     assert {part: {name: tensor.shape for name, tensor in named.items()} for part, named in found.items()} == shapes
+
+
+@pytest.mark.slow
+def test_a_resume_in_bfloat16_on_other_numbers_of_ranks_is_the_same_to_its_digits(
+    two_ranks: RankProcesses, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Two ranks have float32 weights that are their own masters, one has bfloat16 with masters: the files fit both.
+    Six iterations at once, and two each on 2, 1 and 2. Forwards and gradients are rounded to 1/256, and micro-batches
+    differ with the ranks.
+    """
+    folder = a_folder(tmp_path_factory)
+    two_ranks.call(go_on, folder, "whole", 0, 6, "bfloat16")
+    two_ranks.call(go_on, folder, "thirds", 0, 2, "bfloat16")
+    go_on(ALONE, folder, "thirds", 2, 4, "bfloat16")
+    two_ranks.call(go_on, folder, "thirds", 4, 6, "bfloat16")
+    whole, thirds = (read_json(Path(folder) / f"{name}-6.json") for name in ("whole", "thirds"))
+    assert thirds["norms"] == {name: pytest.approx(norm, rel=5e-3) for name, norm in whole["norms"].items()}
+    assert thirds["norms"].keys() == whole["norms"].keys() and thirds["state"] != whole["state"]

@@ -23,7 +23,7 @@ from tasks.pipeline.ray_cluster import reaches
 from tests.pipeline import toy_training
 from tests.pipeline.prefect_api import free_port
 from tests.pipeline.project import Project
-from tests.pipeline.test_launch import copy_of, on_two, only_line, rank_process, train
+from tests.pipeline.test_nodes import copy_of, on_two, only_line, rank_process, train
 from tests.pipeline.test_supervise import start, wait_for
 from tests.pipeline.trainable import make_trainable
 

@@ -146,7 +146,9 @@ def test_a_warm_start_that_does_not_fit_is_refused_before_the_base_model_is_asse
         check_size(params)
 
 
-def test_of_several_trainers_only_what_each_loads_can_be_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_trainers_what_each_loads_or_what_rank_0_has_can_be_too_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """7.6 billion weights in float32 are 30.5 GB: rank 0 has the model, its reference and the engine's copy, 91.4 GB.
     On processors of one machine two ranks have twice the first two, 152.3 GB.
     """
@@ -157,6 +159,9 @@ def test_of_several_trainers_only_what_each_loads_can_be_too_much(monkeypatch: p
     params["launch"] |= {"launcher": "torchrun", "num_trainers": 2}
     card = GPUS["a100-80gb"]
     monkeypatch.setattr("tasks.planning.setup.this_machine", lambda compute: replace(card, memory=92e9))
+    with pytest.raises(ValueError, match=r"30 GB rank 0's whole policy .*15 GB weights .* = 131 GB while updating"):
+        check_size(params)
+    monkeypatch.setattr("tasks.planning.setup.this_machine", lambda compute: replace(card, memory=140e9))
     check_size(params)
     monkeypatch.setattr("tasks.planning.setup.this_machine", lambda compute: replace(card, memory=91e9))
     with pytest.raises(ValueError, match=r"2 trainers load 91 GB before each keeps its part\. Set compute\.weights"):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tasks.planning.seconds import DecodeCosts
 from tasks.planning.simulation.allocation import NOWHERE, TO_ENGINES, TO_TRAINERS, Search, sizes_to_plan
 from tasks.planning.simulation.cluster import Outcome, simulate
-from tasks.planning.simulation.measured import fit_engine, measured_speeds, recorded_groups
+from tasks.planning.simulation.measured import Records, fit_engine, measured_speeds, recorded_groups
 from tasks.planning.simulation.workload import (
     Allocation,
     EngineSpeed,
@@ -164,26 +164,77 @@ def test_sizes_double_from_8_to_1024_with_what_was_asked_for() -> None:
     assert sizes_to_plan(24) == [8, 16, 24, 32, 64, 128, 256, 512, 1024]
 
 
-def timed_turn(sampled: int, live: float, fed: int) -> dict[str, float]:
-    """Of an engine whose step takes 0.1 s, and 0.02 s per live turn; reading a token takes 0.003 s."""
-    seconds = sampled * (0.1 + 0.02 * live) + 0.003 * fed
+def reply(steps: int, live: float, fed: int, begun: int, reads: int) -> dict[str, float]:
+    """Of an engine whose step takes 0.1 s, and 0.02 s per live turn; to read a token takes 0.003 s, to begin a turn
+    0.05 s, and to begin at all 0.5 s. The process takes 0.25 s per turn.
+    """
+    seconds = steps * (0.1 + 0.02 * live) + 0.003 * fed + 0.05 * begun + 0.5 * reads
     return {
-        "fed": fed, "sampled": sampled, "tool_seconds": 0.0, "engine_seconds": seconds, "live_seconds": live * seconds,
-        "fed_meanwhile": fed,
+        "steps": steps, "seconds": seconds, "live_seconds": live * seconds, "fed": fed, "begun": begun, "reads": reads,
+        "host_seconds": 0.5, "host_turns": 2,
     }  # fmt: skip
 
 
-def test_an_engines_speed_is_found_again_in_the_seconds_of_its_turns() -> None:
-    turns = [timed_turn(*sizes) for sizes in ((10, 1.0, 5), (20, 3.0, 50), (5, 2.0, 10), (8, 7.0, 100))]
-    speed = fit_engine(turns)
-    assert speed.fed_token == pytest.approx(0.003)
+REPLIES = [
+    reply(*sizes) for sizes in ((10, 1.0, 5, 1, 1), (20, 3.0, 50, 2, 1), (5, 2.0, 10, 4, 3), (8, 7.0, 100, 0, 0),
+                                (7, 9.0, 0, 0, 0), (3, 3.0, 20, 3, 1))
+]  # fmt: skip
+
+
+def test_an_engines_speed_is_found_again_in_the_seconds_of_its_replies() -> None:
+    speed = fit_engine(REPLIES, in_process=False)
     assert speed.decode.step_seconds(2) == pytest.approx(0.14)
+    assert (speed.fed_token, speed.turn, speed.read) == pytest.approx((0.003, 0.05, 0.5))
+
+
+def test_replies_without_time_show_no_speed() -> None:
+    with pytest.raises(ValueError, match="no time per token"):
+        fit_engine([reply(0, 1.0, 5, 1, 1)], in_process=False)
 
 
 def test_a_trainers_speed_is_its_seconds_over_the_positions_of_the_batches() -> None:
-    episodes = [{"problem_id": "p", "draw": 1, "turns": [timed_turn(20, 1.0, 10)]}]
+    episodes = [{"problem_id": "p", "draw": 1, "turns": [{"fed": 10, "sampled": 20, "tool_seconds": 0.0}]}]
     row = {"episodes": 4, "update_seconds": 6.0, "refresh_seconds": 0.5, "save_seconds": 0.25}
     workload = replace(WORKLOAD, groups=recorded_groups(episodes))
-    speeds = measured_speeds([row | {"update_seconds": 99.0}, row, row], episodes, workload)
+    records = Records([row | {"update_seconds": 99.0}, row, row], episodes, REPLIES)
+    speeds = measured_speeds(records, workload, in_process=True)
     assert speeds.position == pytest.approx(6.0 / (4 * 30))  # the first iteration does not count
-    assert (speeds.refresh, speeds.save) == (0.5, 0.25)
+    assert (speeds.refresh, speeds.save, speeds.host_turn) == (0.5, 0.25, 0.25)
+    assert speeds.engine.in_process
+    assert speeds.slowed_beside > 0
+
+
+def test_an_engine_in_the_process_waits_while_it_plays_the_environments() -> None:
+    instant = replace(WORKLOAD, groups=[[[replace(TURN, tool_seconds=0.0)] * 2]])
+    beside, within = (
+        outcome(instant, replace(SPEEDS, host_turn=0.5, engine=replace(ENGINE, in_process=in_process)))
+        for in_process in (False, True)
+    )
+    # 2 · 10 tokens read, 20 steps of two live turns; then the process takes half a second for each of the two.
+    assert within.rollout_seconds == pytest.approx(2 * (20 * 0.01 + 20 * 0.2 + 2 * 0.5))
+    # Beside it, the first of them is written alone meanwhile.
+    assert beside.rollout_seconds < within.rollout_seconds
+
+
+def test_to_begin_turns_costs_each_of_them_and_once_for_all_that_begin_together() -> None:
+    found = outcome(speeds=replace(SPEEDS, engine=replace(ENGINE, turn=0.25, read=1.0)))
+    assert found.rollout_seconds == pytest.approx(outcome().rollout_seconds + 2 * (2 * 0.25 + 1.0))
+
+
+def test_in_one_process_an_update_and_a_collection_slow_each_other() -> None:
+    # An update takes 2.4 s. The next collection begins 0.5 s later, with a turn of 4.2 s.
+    ahead = replace(WORKLOAD, max_staleness=1)
+    found = outcome(ahead, replace(SPEEDS, slowed_beside=0.5))
+    assert found.update_seconds == pytest.approx(0.5 + 1.5 * 1.9)
+    assert found.iteration_seconds == pytest.approx(outcome(ahead).iteration_seconds + 0.5 * 1.9)
+
+
+def test_groups_that_stream_do_not_wait_for_the_slowest() -> None:
+    """Every fourth problem's tool takes 100 s, and the others' 2 s."""
+    slow = replace(TURN, tool_seconds=100.0)
+    batches = replace(WORKLOAD, groups=[[[TURN]]] * 3 + [[[slow]]], problems=4, max_staleness=1)
+    streams = replace(batches, groups_under_way=8)
+    found, whole = outcome(streams), outcome(batches)
+    assert whole.iteration_seconds > 70
+    assert found.iteration_seconds < 60
+    assert found.trainer_idle < whole.trainer_idle

@@ -126,7 +126,7 @@ def cached(
 
 
 def made(episode: Episode, call: str | None) -> ToolReply:
-    return episode.malformed_call() if call is None else block_until(episode.call(call, {}))
+    return block_until(episode.malformed_call() if call is None else episode.call(call, {}))
 
 
 def play(environment: Any, calls: Sequence[str | None] = CALLS, problem: Problem = PROBLEM) -> Any:

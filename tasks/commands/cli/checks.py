@@ -41,8 +41,8 @@ def plan(
     if gpus is not None:
         from tasks.commands.plan import cluster
 
-        cluster.check_options(dollars_per_hour, tokens)
-        simulated = cluster.plan_cluster(gpus, nodes, model, gpu, profile or [])
+        cluster.check_options(dollars_per_hour)
+        simulated = cluster.plan_cluster(gpus, nodes, model, gpu, profile or [], tokens)
         return cluster.cluster_as_json(simulated) if as_json else cluster.print_cluster(simulated)
     from tasks.commands.plan import output
     from tasks.commands.plan import plan as verb

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from tasks.commands.plan.plan import Plan, is_tight, train_seconds
 from tasks.core.progress import span, spell
 from tasks.planning.hardware import amount
-from tasks.planning.memory import Memory, share_fault
-from tasks.planning.nearest import WITHOUT_WARM_START, arithmetic, fits
+from tasks.planning.memory import share_fault
+from tasks.planning.nearest import WITHOUT_WARM_START, arithmetic, fits, longest_episode
+from tasks.planning.parts import Memory
 from tasks.planning.seconds import Seconds
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def print_plan(plan: Plan, console: SafeConsole | None = None) -> bool:
     from tasks.core.console import SafeConsole
 
     console = console or SafeConsole()
-    for line in (_verdict(plan), *_share_line(plan), *plan.head, *_warm_start_line(plan)):
+    for line in (_verdict(plan), *_share_line(plan), *plan.head, *_warm_start_line(plan), _longest_line(plan)):
         console.print(line, soft_wrap=True)
     console.print(_memory_table(plan.memory))
     if plan.seconds:
@@ -56,6 +57,11 @@ def _warm_start_line(plan: Plan) -> list[str]:
         return []
     told = f"a warm start would train all weights: {amount(plan.warm_start)} of {amount(plan.setup.machine.memory)}"
     return [f"{told}. {WITHOUT_WARM_START}" if plan.is_warm_start_too_large else told]
+
+
+def _longest_line(plan: Plan) -> str:
+    told = f"longest episode: {count(longest_episode(plan.setup))} tokens, which one trainer computes whole"
+    return f"{told}; sampling.max_tokens_per_episode is {count(plan.setup.settings.sampling.max_tokens_per_episode)}"
 
 
 def _memory_table(memory: Memory) -> Any:

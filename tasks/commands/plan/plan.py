@@ -20,8 +20,9 @@ from tasks.core.urls import local_path
 from tasks.environments.settings import EnvironmentSettings
 from tasks.models.settings import ModelSettings
 from tasks.planning.hardware import GPUS, Machine, amount, find_gpu, measured, this_machine
-from tasks.planning.memory import Memory, plan_memory, warm_start_memory
-from tasks.planning.nearest import TIGHT, describe, fits, nearest_that_fits
+from tasks.planning.memory import plan_memory, warm_start_memory
+from tasks.planning.nearest import TIGHT, describe, fits, longest_episode, nearest_that_fits
+from tasks.planning.parts import Memory
 from tasks.planning.seconds import Lengths, Seconds, assumed_lengths, plan_seconds, rollout_seconds
 from tasks.planning.setup import PlanSections, Setup
 from tasks.planning.shapes import KNOWN, Shape, find_shape, shape_of
@@ -34,7 +35,7 @@ ESTIMATE = {
     True: "An estimate: no GPU figure was measured; published peaks × assumed shares.",
     False: "An estimate: the matrix rate is this processor's, every share and overhead is the demo's.",
 }
-OF_ONE = "of one trainer: launch.num_trainers is {}, and what several take, and how long, is not planned here"
+OF_SEVERAL = "memory is that of rank 0 of {}, times are of one trainer; `plan --gpus` simulates those of several"
 WORST_CASE = "the budget of sampling, the worst case; give --tokens PROMPT SAMPLED REPLIES"
 
 
@@ -82,6 +83,7 @@ class Plan:
             "fits": self.does_fit,
             "fits_on": self.fits_on,
             "warm_start": self.warm_start,
+            "longest_episode": longest_episode(self.setup),
             "seconds": seconds and {**asdict(seconds), **_totals(seconds)},
             "evaluated_episodes": self.evaluated_episodes,
             "tokens_per_day": seconds and seconds.tokens_per_day,
@@ -190,7 +192,7 @@ def _head(setup: Setup, model: str, profiles: Sequence[str], lengths: Lengths | 
         *([f"{model}: no such folder, planned by its name"] if by_name else []),
         f"settings of {source}: {kind}, engine {setup.settings.engine.name}",
         f"lengths: {told}{f'{lengths.replies:,.0f} of replies' if lengths else ''}",
-        *([OF_ONE.format(setup.settings.launch.num_trainers)] if setup.settings.launch.num_trainers > 1 else []),
+        *([OF_SEVERAL.format(setup.settings.launch.num_trainers)] if setup.settings.launch.num_trainers > 1 else []),
         ESTIMATE[setup.machine.is_gpu],
     )
 

@@ -23,7 +23,7 @@ from tasks.engines.vllm.nccl import copies, sends_from
 from tasks.engines.vllm.server import StartedServer, TornWeights, Weights, check_whole
 from tasks.engines.vllm.server_process import MODEL_NAME, ServerDown, ServerProcess, num_gpus
 from tasks.engines.vllm.servers import Servers
-from tasks.engines.vllm.settings import WRONG_DTYPE
+from tasks.engines.vllm.settings import WRONG_DTYPE, address_of
 from tasks.engines.vllm.shared import Start, max_model_len, vocabulary_size
 from tasks.engines.vllm.turns import ask_turn, score_on_all
 from tasks.models.policy_weights import PolicyWeights
@@ -203,7 +203,7 @@ class ServerEngine:
 
     def _make_client(self, url: str) -> VLLMClient:
         return VLLMClient(
-            url,
+            address_of(url),
             model=MODEL_NAME,
             sampling=self.sampling,
             end_ids=self.end_ids,

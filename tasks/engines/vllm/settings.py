@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -21,11 +22,11 @@ MAX_SHARE_IN_PROCESS = 0.6  # of the GPU's memory
 class VLLMSettings(OwnEngineSettings):
     """vLLM, in this process or behind OpenAI-compatible servers.
 
-    `urls` are external servers; empty: `num_servers` are started on sockets that nobody else can reach. `transfer` is
-    how refreshed weights arrive: by disk through `folder` (fastest in /dev/shm), by IPC where trainer and in-process
-    engine share a GPU, or by NCCL to servers on other GPUs (start those of `urls` with --weight-transfer-config
-    '{"backend": "nccl"}'). They leave in `dtype` (`auto`: in the trainer's). A LoRA policy leaves as its adapter, by
-    disk whatever `transfer` says; servers in `urls` get it merged.
+    `urls` are external servers (`address_of`); empty: `num_servers` are started on sockets that nobody else can reach.
+    `transfer` is how refreshed weights arrive: by disk through `folder` (fastest in /dev/shm), by IPC where trainer and
+    in-process engine share a GPU, or by NCCL to servers on other GPUs (start those of `urls` with
+    --weight-transfer-config '{"backend": "nccl"}'). They leave in `dtype` (`auto`: in the trainer's). A LoRA policy
+    leaves as its adapter, by disk whatever `transfer` says; servers in `urls` get it merged.
 
     `kv_cache_gib` (per engine) is for CPU only. `gpu_memory_utilization` is for GPU only: the share of its memory for
     weights, activations and KV cache. In process the trainer is on the same GPU: vLLM starts before the trainer's
@@ -89,6 +90,19 @@ class VLLMSettings(OwnEngineSettings):
 
 
 SETTINGS = VLLMSettings
+
+
+def address_of(url: str) -> str:
+    """`http://$NODE:8000` with NODE from the environment, as a job of Slurm knows its nodes when it starts; so its
+    params, and what is cached by them, stay equal. ValueError where there is no such variable.
+    """
+    address = os.path.expandvars(url)
+    if "$" in address:
+        raise ValueError(
+            f"engine.settings.urls has {url!r}, and this process has no such variable, so no server would be found. "
+            f"Export it (infra/launch/slurm.sh does), or name the server's machine."
+        )
+    return address
 
 
 def settings_of(engine: EngineSettings) -> VLLMSettings:

@@ -44,6 +44,7 @@ CHECKER_CALLS = 10  # a checker's time limit, in calls
 
 class MCPEnvironment(Environment):
     name = "mcp"
+    has_processes = True  # servers are processes already
 
     def __init__(self, settings: MCPSettings, limits: ToolSettings):
         _require_sdk()

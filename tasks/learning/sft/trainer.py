@@ -1,6 +1,7 @@
 """Supervised fine-tuning on whole conversations: all assistant tokens of a demonstration in one pass.
 
-Prompts and tool replies are read and carry no loss: the same rows, packing and mask as in GRPO.
+Prompts and tool replies are read and carry no loss: the same rows, packing and mask as in GRPO. With several ranks,
+each computes its share of every step.
 """
 
 from __future__ import annotations
@@ -14,11 +15,21 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tasks.learning.shared.agreement import prepare_model
-from tasks.learning.shared.batching import MicroBatch, Row, micro_batches
-from tasks.learning.shared.optimizer import Optimizer
-from tasks.learning.shared.policy import prepare_for_gradients, token_logp
+from tasks.learning.shared.batching import MicroBatch, Row, Share, share_of
+from tasks.learning.shared.optimizer import Optimizer, Step
+from tasks.learning.shared.policy import LogProbs, prepare_for_gradients
+from tasks.learning.shared.ranks import ALONE, Ranks, on_all_ranks
 from tasks.learning.shared.reference import copy_tensors, unique_tensors
 from tasks.learning.shared.settings import SupervisedSettings
+from tasks.learning.shared.sharding import (
+    NamedTensors,
+    Shapes,
+    computed_dtype,
+    gather_whole,
+    shapes_of,
+    shard,
+    share_whole,
+)
 
 
 class NotFinite(ValueError):
@@ -29,7 +40,8 @@ class SupervisedTrainer:
     """Minimises the mean cross-entropy over the assistant tokens of each step; epochs are shuffled from `seed`.
 
     `tensors` and `state` are its whole state after any step; `load` restores it bitwise. `held_out` rows are measured
-    and never trained on.
+    and never trained on. With several ranks all have this trainer, with equal weights and rows; rank 0 calls its
+    methods, and the others are in `follow`.
     """
 
     def __init__(
@@ -40,24 +52,21 @@ class SupervisedTrainer:
         *,
         seed: int,
         held_out: Sequence[Row] = (),
+        ranks: Ranks = ALONE,
     ):
         self.model, self.rows, self.settings, self.seed, self.held_out = model, rows, settings, seed, held_out
+        self.ranks = ranks
         prepare_model(model, settings, max_tokens=max(len(row.token_ids) for row in (*rows, *held_out)))
-        self.optimizer = Optimizer(model, settings, num_steps=settings.num_steps)
+        self.dtypes = {name: tensor.dtype for name, tensor in unique_tensors(model).items()}
+        self.log_probs = LogProbs(model)
+        computes_in = computed_dtype("bfloat16" if model.dtype == torch.bfloat16 else "float32", ranks)
+        shard(self.log_probs, ranks, computes_in=computes_in)
+        self.optimizer = Optimizer(model, settings, num_steps=settings.num_steps, computes_in=computes_in)
         self.epoch = 0
         self.order: list[int] = []
 
     def step(self) -> dict[str, Any]:
-        batches = self._batches(self._next_rows())
-        num_tokens = sum(batch.num_tokens for batch in batches)
-        prepare_for_gradients(self.model)
-        loss = 0.0
-        for batch in batches:
-            share = -token_logp(self.model, batch, autocast=self.settings.autocast).sum() / num_tokens
-            share.backward()
-            loss += share.item()
-        self.model.eval()
-        done = self.optimizer.step(position=self.optimizer.steps_done)
+        loss, done = self._take_step()
         number = self.optimizer.steps_done
         if not done.is_finite:
             raise NotFinite(
@@ -66,33 +75,76 @@ class SupervisedTrainer:
             )
         return {"step": number, "loss": loss, "learning_rate": done.learning_rate, "grad_norm": done.grad_norm}
 
+    def follow(self) -> None:
+        """On every rank but 0: take part in each step until rank 0 ends."""
+        self.ranks.follow(self)
+
+    @on_all_ranks
+    def _take_step(self) -> tuple[float, Step]:
+        share = self._share(self._next_rows())
+        num_tokens = sum(batch.num_tokens for batch in share.batches) + sum(share.lengths_elsewhere)
+        prepare_for_gradients(self.model)
+        loss = 0.0
+        for batch in share.batches:
+            own = -self._logp(batch).sum() / num_tokens
+            own.backward()
+            loss += own.item()
+        self.model.eval()
+        return sum(self.ranks.gather(loss)), self.optimizer.step(position=self.optimizer.steps_done)
+
+    @on_all_ranks
     @torch.no_grad()
     def held_out_loss(self) -> float:
         """The mean cross-entropy over the assistant tokens of the held-out rows; draws no random number."""
-        total, num_tokens = 0.0, 0
-        for batch in self._batches(self.held_out):
-            total -= token_logp(self.model, batch, autocast=self.settings.autocast).double().sum().item()
-            num_tokens += batch.num_tokens
-        return total / num_tokens
+        share = self._share(self.held_out)
+        num_tokens = sum(batch.num_tokens for batch in share.batches) + sum(share.lengths_elsewhere)
+        total = 0.0
+        for batch in share.batches:
+            total -= self._logp(batch).double().sum().item()
+        return sum(self.ranks.gather(total)) / num_tokens
 
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        return {"policy": unique_tensors(self.model), "optimizer": self.optimizer.tensors()}
+    @on_all_ranks
+    def tensors(self) -> NamedTensors:
+        """Whole tensors; where they are cut over the ranks, copies in host memory, on rank 0."""
+        return {"policy": self._whole_policy(), "optimizer": gather_whole(self.optimizer.tensors(), self.ranks)}
+
+    @on_all_ranks
+    def policy_tensors(self) -> dict[str, Tensor]:
+        """The model's, as `tensors` gives them."""
+        return self._whole_policy()
 
     def state(self) -> dict[str, Any]:
         return {"steps_done": self.optimizer.steps_done, "epoch": self.epoch, "order": self.order}
 
-    @torch.no_grad()
-    def load(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
-        copy_tensors(tensors["policy"], unique_tensors(self.model))
-        self.optimizer.load_tensors(tensors["optimizer"])
-        self.optimizer.steps_done, self.epoch, self.order = state["steps_done"], state["epoch"], state["order"]
+    def load(self, tensors: NamedTensors, state: dict[str, Any]) -> None:
+        """`tensors` and `state` of before; other tensors beside them are not read."""
+        own = {part: tensors[part] for part in ("policy", "optimizer")}
+        self._load(shapes_of(own), state, tensors=own)
 
-    def _batches(self, rows: Sequence[Row]) -> list[MicroBatch]:
-        return micro_batches(
+    @on_all_ranks
+    @torch.no_grad()
+    def _load(self, shapes: Shapes, state: dict[str, Any], *, tensors: NamedTensors | None = None) -> None:
+        like = {"policy": unique_tensors(self.model), "optimizer": self.optimizer.owners(shapes["optimizer"])}
+        shared = share_whole(shapes, tensors, self.ranks, like=like)
+        copy_tensors(shared["policy"], like["policy"])
+        self.optimizer.load_tensors(shared["optimizer"])
+        self.optimizer.steps_done, self.epoch = state["steps_done"], state["epoch"]
+        self.order = [*state["order"]]
+
+    def _whole_policy(self) -> dict[str, Tensor]:
+        return gather_whole(unique_tensors(self.model), self.ranks, dtypes=self.dtypes)
+
+    def _logp(self, batch: MicroBatch) -> Tensor:
+        return self.log_probs(batch, temperature=1.0, autocast=self.settings.autocast)
+
+    def _share(self, rows: Sequence[Row]) -> Share:
+        return share_of(
             [[row] for row in rows],
             packing=self.settings.packing,
             max_tokens=self.settings.micro_batch_tokens,
             device=self.model.device,
+            rank=self.ranks.number,
+            num_ranks=self.ranks.size,
         )
 
     def _next_rows(self) -> list[Row]:

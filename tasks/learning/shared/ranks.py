@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
@@ -102,6 +103,16 @@ class Ranks:
     def call(self, arguments: Any) -> None:
         """On rank 0: what it waits for is there, and the others may begin."""
         self.announce(START, arguments)
+
+    @contextmanager
+    def leading(self, arguments: Any) -> Iterator[None]:
+        """On rank 0: `call` the others, and let them go at the end, so that they wait for the next call."""
+        self.call(arguments)
+        try:
+            yield
+        finally:
+            if not self.is_stepping:
+                self.announce(END)
 
     def follow(self, target: Any) -> None:
         """On the others: take every step of `target` that rank 0 announces, until it ends."""

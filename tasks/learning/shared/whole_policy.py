@@ -7,6 +7,8 @@ trainer's model itself.
 from __future__ import annotations
 
 import copy
+import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +16,7 @@ import torch
 from tasks.learning.shared.lora import POLICY, Adapter
 from tasks.learning.shared.ranks import Ranks
 from tasks.learning.shared.reference import copy_tensors, unique_tensors
+from tasks.models.folders import weights_hash
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,12 +36,27 @@ class WholePolicy:
             if in_host_memory:
                 self.model.to("cpu")
 
-    @torch.no_grad()
     def take(self, tensors: dict[str, Tensor]) -> None:
         """The weights that the trainer has now, as its `policy_tensors` gives them."""
         if self.is_copy:
-            copy_tensors(tensors, self.tensors())
+            self.put(tensors)
+
+    @torch.no_grad()
+    def put(self, tensors: dict[str, Tensor]) -> None:
+        """Weights of another time; with one rank the trainer has them too."""
+        copy_tensors(tensors, self.tensors())
 
     def tensors(self) -> dict[str, Tensor]:
         """What is trained, by name."""
         return unique_tensors(self.model) if self.adapter is None else self.adapter.tensors(POLICY)
+
+
+def refuse_other_weights(start: Path, weights: str) -> None:
+    """On a rank that rank 0 told the hash of what it starts from: ValueError for another one, as where a network's
+    folder lags.
+    """
+    if (own := weights_hash(start)) != weights:
+        raise ValueError(
+            f"{start} has the weights {own[:8]} on {socket.gethostname()} and {weights[:8]} on rank 0's machine, so "
+            f"the ranks would train different policies. Put the project's folder on storage that all nodes share."
+        )

@@ -1,3 +1,3 @@
-"""A training on N GPUs as a discrete-event simulation: `cluster` simulates, `measured` and `assumed` give it its
-numbers, `allocation` looks for the best split into trainers and engines.
+"""A training on N GPUs as a discrete-event simulation: `cluster` simulates with `engine`, `measured` and `assumed` give
+it its numbers, `allocation` looks for the best split into trainers and engines.
 """

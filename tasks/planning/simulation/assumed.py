@@ -18,6 +18,7 @@ from tasks.planning.seconds import (
     plan_seconds,
 )
 from tasks.planning.setup import Setup, num_bytes
+from tasks.planning.simulation.measured import mean_tokens
 from tasks.planning.simulation.workload import EngineSpeed, EpisodeTurns, Speeds, Workload, costs_of_group
 
 NODE_BYTES = 200e9  # per second
@@ -25,11 +26,12 @@ HOST_TURN_SECONDS = 0.005  # the one process that plays: 200 turns per second, o
 
 
 def recorded_lengths(groups: Sequence[Sequence[EpisodeTurns]]) -> Lengths:
-    episodes = [episode for group in groups for episode in group]
-    rest = [[turn.fed for turn in episode[1:]] for episode in episodes]
-    sampled = [sum(turn.sampled for turn in episode) for episode in episodes]
-    longest = max(count + sum(fed) for count, fed in zip(sampled, rest, strict=True))
-    return Lengths(mean(episode[0].fed for episode in episodes), mean(sampled), mean(map(sum, rest)), longest)
+    rest = [
+        sum(turn.sampled for turn in episode) + sum(turn.fed for turn in episode[1:])
+        for group in groups
+        for episode in group
+    ]
+    return Lengths(*mean_tokens(groups), longest=max(rest))
 
 
 def assumed_speeds(setup: Setup, workload: Workload) -> Speeds:

@@ -1,8 +1,9 @@
 """The simulation: engines that write many turns at once, tools that are waited for, trainers that share a batch.
 
 As in training: one process plays all environments, an episode stays with its engine, batch i is written by the weights
-after iteration i − 1 − max_staleness, and a batch is collected whole before it is trained on. Not simulated: replaced
-groups, faults and retries, and caches of the engines.
+after iteration i − 1 − max_staleness, and a batch is collected whole before it is trained on. Or groups stream: as many
+are under way as `groups_under_way`, the trainer takes those that finish first, and turns go on over new weights, which
+read their tokens anew. Not simulated: replaced groups, deadlines, faults and retries, and caches of the engines.
 """
 
 from __future__ import annotations
@@ -12,30 +13,31 @@ import math
 import random
 from collections.abc import Generator
 from dataclasses import dataclass
-from itertools import count
+from statistics import mean
 from typing import Any
 
 import simpy
 
 from tasks.learning.shared.dealing import deal
+from tasks.planning.simulation.engine import ROUNDING, Engine
 from tasks.planning.simulation.workload import (
     Allocation,
-    EngineSpeed,
     EpisodeTurns,
     Speeds,
     Workload,
     costs_of_group,
 )
 
-WARM_UP, COUNTED = 2, 4  # iterations
+COUNTED = 4  # iterations
 Waits = Generator[simpy.Event, Any, None]
 Batch = list[list[EpisodeTurns]]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Means over the counted iterations: seconds of one, its rollouts and its update; the share of that time in which
-    trainers, engines and the process that plays the environments had nothing to do.
+    """Means over the counted iterations: seconds of one, its rollouts (where groups stream, what the trainer waits for
+    them) and its update; the share of that time in which trainers, engines and the process that plays the environments
+    had nothing to do.
     """
 
     iteration_seconds: float
@@ -54,61 +56,15 @@ def simulate(
     *,
     gpus_per_node: int,
     seed: int,
-    warm_up: int = WARM_UP,
     counted: int = COUNTED,
 ) -> Outcome:
-    """The same seed draws the same episodes for every allocation, so that their difference is the allocation's."""
+    """The same seed draws the same episodes for every allocation, so that their difference is the allocation's.
+
+    Iterations in turn are alike from the first; those ahead, once as many batches are.
+    """
+    warm_up = 0 if workload.max_staleness == 0 else 1 + workload.max_staleness
     run = _Run(workload, speeds, allocation, gpus_per_node=gpus_per_node, seed=seed, iterations=warm_up + counted)
     return run.outcome(warm_up)
-
-
-class _Engine:
-    """Every live turn gets a token per step; a turn has ended when the steps have come to its last token."""
-
-    def __init__(self, env: simpy.Environment, speed: EngineSpeed):
-        self.env, self.speed = env, speed
-        self.episodes = 0
-        self.steps = self.reading = self.busy = self.last = 0.0
-        self.live: list[tuple[float, int, simpy.Event]] = []
-        self.numbers = count()
-        self.plan = 0  # the last that was made; older ones are void
-
-    def write(self, fed: int, sampled: int) -> simpy.Event:
-        self.advance()
-        done = self.env.event()
-        heapq.heappush(self.live, (self.steps + sampled, next(self.numbers), done))
-        self.reading += fed * self.speed.fed_token
-        self._plan_next_end()
-        return done
-
-    def advance(self) -> None:
-        elapsed, self.last = self.env.now - self.last, self.env.now
-        if not self.live:
-            return
-        self.busy += elapsed
-        read = min(elapsed, self.reading)
-        self.reading -= read
-        self.steps += (elapsed - read) / self.speed.decode.step_seconds(len(self.live))
-
-    def _plan_next_end(self) -> None:
-        self.plan += 1
-        if not self.live:
-            return
-        left = max(0.0, self.live[0][0] - self.steps)
-        timeout = self.env.timeout(
-            self.reading + left * self.speed.decode.step_seconds(len(self.live)), value=self.plan
-        )
-        assert timeout.callbacks is not None
-        timeout.callbacks.append(self._end_turns)
-
-    def _end_turns(self, timeout: simpy.Event) -> None:
-        if timeout.value != self.plan:
-            return
-        self.advance()
-        self.steps = max(self.steps, self.live[0][0])
-        while self.live and self.live[0][0] <= self.steps + 1e-9:
-            heapq.heappop(self.live)[2].succeed()
-        self._plan_next_end()
 
 
 class _Run:
@@ -125,18 +81,26 @@ class _Run:
         self.workload, self.speeds, self.allocation = workload, speeds, allocation
         self.gpus_per_node, self.iterations, self.rng = gpus_per_node, iterations, random.Random(seed)
         self.env = simpy.Environment()
-        self.engines = [_Engine(self.env, speeds.engine) for _ in range(allocation.engines)]
+        self.engines = [Engine(self.env, speeds.engine, number) for number in range(allocation.engines)]
+        self.by_episodes = [(0, engine.number) for engine in self.engines]  # a heap
         self.places = simpy.Resource(self.env, workload.max_concurrent_episodes)
         self.trained = [self.env.event() for _ in range(iterations + 1)]  # version i is there
         self.trained[0].succeed()
-        self.batches: list[simpy.Event] = [self.env.event() for _ in range(iterations + 1)]
+        last = iterations + workload.max_staleness  # those ahead of the last are begun beside it, as in a longer run
+        self.batches: list[simpy.Event] = [self.env.event() for _ in range(last + 1)]
         self.host_until = self.host_busy = self.trainer_busy = 0.0
+        self.is_collecting = self.is_updating = False
+        self.beside = self.env.event()  # updating and collecting begin or end to be side by side
         self.ends = [(0.0, 0.0, 0.0, 0.0)]  # of iterations: the time, and what was busy until then
         self.rollouts: list[float] = []
         self.updates: list[float] = []
-        self.env.process(self._collect())
-        self.env.process(self._train())
-        self.env.run()
+        self.finished = simpy.Store(self.env)  # groups that stream, each with the event that it was taken
+        if workload.groups_under_way is None:
+            self.env.process(self._collect())
+        else:
+            for _ in range(workload.groups_under_way):
+                self.env.process(self._stream())
+        self.env.run(until=self.env.process(self._train()))
 
     def outcome(self, warm_up: int) -> Outcome:
         (start, *before), (end, *after) = self.ends[warm_up], self.ends[-1]
@@ -145,7 +109,7 @@ class _Run:
         seconds = (end - start) / counted
         return Outcome(
             iteration_seconds=seconds,
-            rollout_seconds=sum(self.rollouts[warm_up:]) / counted,
+            rollout_seconds=mean(self.rollouts[warm_up:]),
             update_seconds=sum(self.updates[warm_up:]) / counted,
             trainer_idle=1 - trainer / (end - start),
             engine_idle=1 - engine / (end - start),
@@ -155,54 +119,125 @@ class _Run:
 
     def _collect(self) -> Waits:
         served = None
-        for iteration in range(1, self.iterations + 1):
-            batch = self._draw()
+        for iteration in range(1, len(self.batches)):
+            batch = self._draw(self.workload.problems)
             version = max(0, iteration - 1 - self.workload.max_staleness)
             yield self.trained[version]
             if version != served:
                 yield self.env.timeout(self.speeds.refresh)
                 served = version
             since = self.env.now
+            self._note(collecting=True)
             yield self.env.all_of([self.env.process(self._play(episode)) for group in batch for episode in group])
+            self._note(collecting=False)
             self.rollouts.append(self.env.now - since)
             self.batches[iteration].succeed(batch)
 
-    def _draw(self) -> Batch:
+    def _stream(self) -> Waits:
+        """One group after another, each once the trainer took the last."""
+        self._note(collecting=True)
+        while True:
+            (group,) = self._draw(1)
+            yield self.env.all_of([self.env.process(self._play(episode)) for episode in group])
+            taken = self.env.event()
+            yield self.finished.put((group, taken))
+            yield taken
+
+    def _take_first(self) -> Generator[simpy.Event, Any, Batch]:
+        """The groups of a batch: those that finish first."""
+        batch = []
+        since = self.env.now
+        for _ in range(self.workload.problems):
+            group, taken = yield self.finished.get()
+            taken.succeed()
+            batch.append(group)
+        self.rollouts.append(self.env.now - since)
+        return batch
+
+    def _renew_weights(self) -> None:
+        """While turns are under way: what the engines have of them is read anew."""
+        for engine in self.engines:
+            engine.stall(self.speeds.refresh + engine.held * self.speeds.engine.fed_token)
+
+    def _draw(self, problems: int) -> Batch:
         """Whole groups with replacement, and from each as many episodes as a group has."""
-        groups = self.rng.choices(self.workload.groups, k=self.workload.problems)
+        groups = self.rng.choices(self.workload.groups, k=problems)
         return [self.rng.choices(group, k=self.workload.group_size) for group in groups]
 
     def _play(self, episode: EpisodeTurns) -> Waits:
         with self.places.request() as place:
             yield place
-            engine = min(self.engines, key=lambda engine: engine.episodes)
-            engine.episodes += 1
+            engine = self._begin_episode()
             for turn in episode:
+                engine.held += turn.fed + turn.sampled
                 yield engine.write(turn.fed, turn.sampled)
                 if self.speeds.host_turn:
-                    yield self._host()
+                    yield self._host(engine)
                 if turn.tool_seconds:
                     yield self.env.timeout(turn.tool_seconds)
             engine.episodes -= 1
+            heapq.heappush(self.by_episodes, (engine.episodes, engine.number))
+            engine.held -= sum(turn.fed + turn.sampled for turn in episode)
 
-    def _host(self) -> simpy.Event:
+    def _begin_episode(self) -> Engine:
+        """In the engine with the fewest, the first of several; old entries of `by_episodes` are passed over."""
+        while True:
+            episodes, number = heapq.heappop(self.by_episodes)
+            engine = self.engines[number]
+            if engine.episodes == episodes:
+                engine.episodes += 1
+                heapq.heappush(self.by_episodes, (engine.episodes, number))
+                return engine
+
+    def _host(self, engine: Engine) -> simpy.Event:
         """Turns are read and answered one after another."""
-        self.host_until = max(self.host_until, self.env.now) + self.speeds.host_turn
-        self.host_busy += self.speeds.host_turn
+        seconds = self.speeds.host_turn * engine.slowness
+        self.host_until = max(self.host_until, self.env.now) + seconds
+        self.host_busy += seconds
+        if engine.speed.in_process:
+            engine.stall(self.speeds.host_turn)
         return self.env.timeout(self.host_until - self.env.now)
+
+    def _note(self, *, collecting: bool | None = None, updating: bool | None = None) -> None:
+        """One of the two begins or ends; in one process they slow each other while both go on."""
+        before = self._slowness
+        self.is_collecting = self.is_collecting if collecting is None else collecting
+        self.is_updating = self.is_updating if updating is None else updating
+        if self._slowness != before:
+            for engine in self.engines:
+                engine.set_slowness(self._slowness)
+            changed, self.beside = self.beside, self.env.event()
+            changed.succeed()
+
+    @property
+    def _slowness(self) -> float:
+        return 1.0 + self.speeds.slowed_beside * (self.is_collecting and self.is_updating)
+
+    def _update(self, seconds: float) -> Waits:
+        self._note(updating=True)
+        while seconds > ROUNDING:
+            since, slowness = self.env.now, self._slowness
+            yield self.env.any_of([self.env.timeout(seconds * slowness), self.beside])
+            seconds -= (self.env.now - since) / slowness
+        self._note(updating=False)
 
     def _train(self) -> Waits:
         for iteration in range(1, self.iterations + 1):
-            batch = yield self.batches[iteration]
-            longest, mean = update_seconds(batch, self.workload, self.speeds, self.allocation, self.gpus_per_node)
-            yield self.env.timeout(longest)
-            if self.workload.max_staleness:  # the next batch is begun before a checkpoint is written
+            streams = self.workload.groups_under_way is not None
+            batch = (yield from self._take_first()) if streams else (yield self.batches[iteration])
+            longest, average = update_seconds(batch, self.workload, self.speeds, self.allocation, self.gpus_per_node)
+            since = self.env.now
+            yield from self._update(longest)
+            took = self.env.now - since
+            if streams:
+                self._renew_weights()
+            elif self.workload.max_staleness:  # the next batch is begun before a checkpoint is written
                 self.trained[iteration].succeed()
             yield self.env.timeout(self.speeds.save)
-            if not self.workload.max_staleness:
+            if not streams and not self.workload.max_staleness:
                 self.trained[iteration].succeed()
-            self.updates.append(longest)
-            self.trainer_busy += mean + self.speeds.save
+            self.updates.append(took)
+            self.trainer_busy += average + (took - longest) + self.speeds.save
             for engine in self.engines:
                 engine.advance()
             engines_busy = sum(engine.busy for engine in self.engines) / len(self.engines)

@@ -24,10 +24,16 @@ EpisodeTurns = Sequence[TurnSizes]
 
 @dataclass(frozen=True, slots=True)
 class EngineSpeed:
-    """Seconds of a step, and of reading a new token, for which all turns wait."""
+    """Seconds of a step, and those for which all turns wait: of reading a new token (`fed_token`), of each turn that
+    begins (`turn`), and of each moment at which some begin (`read`). An engine `in_process` also waits while its
+    process plays the environments.
+    """
 
     decode: DecodeCosts
     fed_token: float = 0.0
+    turn: float = 0.0
+    read: float = 0.0
+    in_process: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,7 @@ class Speeds:
     """Seconds. `position` of a trainer per position, `update` of each update besides; `share_weights` of one trainer
     that gathers weights and adds up gradients with others, per pass, in a node and between nodes; `refresh` of new
     weights to the engines; `save` per iteration; `host_turn` of the one process that plays all environments.
+    `slowed_beside`: seconds that an update and a collection in one process each lose per second side by side.
     """
 
     engine: EngineSpeed
@@ -44,11 +51,14 @@ class Speeds:
     refresh: float = 0.0
     save: float = 0.0
     host_turn: float = 0.0
+    slowed_beside: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Groups of episodes of one problem, as they were played; a batch draws whole groups, and episodes from them."""
+    """Groups of episodes of one problem, as they were played; a batch draws whole groups, and episodes from them. With
+    `groups_under_way` that many stream, and a batch is those that finish first; without, it is collected whole.
+    """
 
     groups: Sequence[Sequence[EpisodeTurns]]
     problems: int
@@ -57,6 +67,7 @@ class Workload:
     max_staleness: int
     packing: Literal["tree", "none"]
     micro_batch_tokens: int
+    groups_under_way: int | None = None
 
     @property
     def episodes(self) -> int:

@@ -15,6 +15,7 @@ for stale batches is `train.importance_correction` (infra/decisions/0013).
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -187,20 +188,22 @@ class Pipeline:
             self.collected.put(error)
 
 
-def refuse_stale(collect: Collect, max_staleness: int) -> Collect:
-    """`collect` with a ValueError where the weights that wrote a turn are too old, or newer than the policy."""
+def refuse_stale(collect: Collect, max_staleness: int | None) -> Collect:
+    """`collect` with a ValueError where the weights that wrote a turn are too old, or newer than the policy. None
+    bounds no age: of groups that stream, tokens that are too old carry no loss.
+    """
+    most = sys.maxsize if max_staleness is None else max_staleness
 
     def collect_checked(iteration: int, round_number: int, num_problems: int) -> Sequence[Group]:
         groups = collect(iteration, round_number, num_problems)
         for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
             ages = [iteration - 1 - turn.policy_version for turn in trajectory.own_turns]
-            if ages and not 0 <= min(ages) <= max(ages) <= max_staleness:
+            if ages and not 0 <= min(ages) <= max(ages) <= most:
                 raise ValueError(
                     f"problem {trajectory.problem_id!r} (draw {trajectory.draw}, sample {trajectory.sample_index}) of "
                     f"iteration {iteration} was written by weights {max(ages)} to {min(ages)} versions old, and "
                     f"train.max_staleness is {max_staleness}, so its gradient would belong to another policy. This "
-                    f"is a "
-                    f"fault of the engine's refresh: please report it."
+                    f"is a fault of the engine's refresh: please report it."
                 )
         return groups
 

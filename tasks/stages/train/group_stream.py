@@ -88,7 +88,9 @@ class GroupStream:
         return taken
 
     def ask(self, iteration: int) -> None:
-        """The deadline is counted from here."""
+        """The deadline is counted from the first time."""
+        if self.asked is not None and self.asked[0] == iteration:
+            return
         self.asked = iteration, self.now()
         if self.settings.batch_deadline_seconds is not None:
             timer = Timer(self.settings.batch_deadline_seconds, self.collector.wake)

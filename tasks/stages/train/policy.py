@@ -5,7 +5,6 @@ the others follow it.
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.checkpoints import seed_generators
 from tasks.learning.shared.lora import Adapter
 from tasks.learning.shared.ranks import Ranks
+from tasks.learning.shared.whole_policy import refuse_other_weights
 from tasks.models.folders import load_model, weights_hash
 from tasks.rollouts.settings import SERVERS_ON_RAY
 
@@ -92,15 +92,9 @@ def call_followers(start: Path, ranks: Ranks) -> None:
 
 
 def follow_leader(settings: TrainSections, start: Path, ranks: Ranks) -> None:
-    """On every rank but 0: load what rank 0 has, and take part in each step until it ends. ValueError for other weights
-    than those of rank 0, as where a network's folder lags.
-    """
+    """On every rank but 0: load what rank 0 has, and take part in each step until it ends."""
     weights = ranks.await_start()
     if weights is None:
         return
-    if (own := weights_hash(start)) != weights:
-        raise ValueError(
-            f"{start} has the weights {own[:8]} on {socket.gethostname()} and {weights[:8]} on rank 0's machine, so "
-            f"the ranks would train different policies. Put the project's folder on storage that all nodes share."
-        )
+    refuse_other_weights(start, weights)
     build_trainer(settings, *load_policy(settings, start), ranks).follow()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
@@ -88,8 +87,9 @@ class TrainingRun:
         self.serving = Serving(settings, policy)
         if not settings.engine.own.has_own_memory:
             self._start_engine(resources, self.serving.served)
+        self.episodes = EngineEpisodes(self.engine, self.chat, settings.sampling)
         self.collector = Collector(
-            EngineEpisodes(self.engine, self.chat, settings.sampling),
+            self.episodes,
             self.environment,
             max_concurrent_episodes=settings.engine.max_concurrent_episodes,
             seed=settings.seed,
@@ -100,17 +100,15 @@ class TrainingRun:
         options: dict[str, Any] = {"rewards": settings.reward, "explore": self._explore}
         self.stream = GroupStream.of(self.collector, self.sampler, params, **options)
         whole = group_collector(self.collector, self.sampler, prefixes=self.prefixes, **options)
-        collect = self.stream.collect if self.stream else whole
-        most = sys.maxsize if self.stream else params.max_staleness  # of a stream, what is older carries no loss
-        self.collect = refuse_stale(self.stopwatch.timed("collect_seconds", collect), most)
+        collect = self.stopwatch.timed("collect_seconds", self.stream.collect if self.stream else whole)
+        self.collect = refuse_stale(collect, None if self.stream else params.max_staleness)
         self.trainer = build_trainer(settings, model, adapter, self.ranks)
         self.serving.connect(self.trainer, self.engine, self._probe() if self.engine.has_own_memory else [])
         self.snapshots = Snapshots(self.checkpoints, self.trainer, policy, self.chat.tokenizer, base=self.start)
         self.pipeline = self._build_pipeline() if params.max_staleness else None
-        if self.stream is not None:
-            resources.callback(self.stream.close)
-        if self.pipeline is not None:
-            resources.callback(self.pipeline.close)
+        for collecting in (self.stream, self.pipeline):
+            if collecting is not None:
+                resources.callback(collecting.close)
 
     def _start_engine(self, resources: ExitStack, model: PreTrainedModel | None = None) -> None:
         settings = self.settings
@@ -196,9 +194,10 @@ class TrainingRun:
         self._finish_iteration(is_checkpoint_due=True)
         return f"{alarm.message} Rolled back to iteration {iteration}, with the learning rate times {step_factor:g}."
 
-    def timings(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Rows of seconds of this process: per iteration, and per episode by turn."""
-        return self.stopwatch.rows(), self.collector.clock.rows()
+    def timings(self) -> dict[str, list[dict[str, Any]]]:
+        """Rows of seconds of this process: per iteration (train), per episode by turn (turns), per reply (engine)."""
+        turns, engine = self.collector.clock.rows(), self.episodes.clock.rows()
+        return {"train": self.stopwatch.rows(), "turns": turns, "engine": engine}
 
     def keep_evidence(self, alarm: Alarm, folder: Path) -> Path:
         place = folder / f"iteration-{alarm.iteration:04d}"

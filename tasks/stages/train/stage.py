@@ -201,11 +201,14 @@ def write_metrics(output: Path, rows: Sequence[Metrics]) -> None:
 
 
 def write_timings(folder: Path, training: TrainingRun) -> None:
-    """train.jsonl, a row per iteration, and turns.jsonl, a row per episode: what `plan --gpus` simulates from."""
-    iterations, episodes = training.timings()
+    """train.jsonl, a row per iteration, turns.jsonl, a row per episode, and engine.jsonl, a row per reply: what
+    `plan --gpus` simulates from.
+    """
+    timings = training.timings()
     refreshed = {row["iteration"]: row for row in iteration_seconds(training.metrics)}
-    write_jsonl(folder / "train.jsonl", ({**refreshed.get(row["iteration"], {}), **row} for row in iterations))
-    write_jsonl(folder / "turns.jsonl", episodes)
+    timings["train"] = [{**refreshed.get(row["iteration"], {}), **row} for row in timings["train"]]
+    for name, rows in timings.items():
+        write_jsonl(folder / f"{name}.jsonl", rows)
 
 
 def iteration_seconds(rows: Sequence[Metrics]) -> list[Metrics]:

@@ -6,14 +6,12 @@ All state is in the folder `resume`: checkpoints of the attempt under way, the w
 
 from __future__ import annotations
 
-import gc
 import shutil
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tasks.chat.format import load_chat
@@ -24,12 +22,12 @@ from tasks.core.seeds import stream_seed
 from tasks.core.settings import Paths
 from tasks.core.terminal import tell, warn
 from tasks.learning.sft.trainer import NotFinite, SupervisedTrainer
-from tasks.learning.shared.checkpoints import Checkpoint, Checkpoints, seed_generators
+from tasks.learning.shared.checkpoints import Checkpoint, Checkpoints
 from tasks.learning.shared.host_memory import host_copies
-from tasks.learning.shared.reference import copy_tensors, unique_tensors
-from tasks.models.folders import load_config, load_model, save_snapshot, stored_dtype
+from tasks.learning.shared.ranks import ALONE, Ranks
+from tasks.learning.shared.whole_policy import WholePolicy
+from tasks.models.folders import load_config, save_snapshot, stored_dtype, weights_hash
 from tasks.models.limits import check_trainable
-from tasks.models.torch_setup import free_unused
 from tasks.stages.warm_start.attempts import (
     Attempt,
     End,
@@ -39,6 +37,7 @@ from tasks.stages.warm_start.attempts import (
     is_good_enough,
     next_attempt,
 )
+from tasks.stages.warm_start.policy import Beginning, build_trainer, free_trainer, load_start
 from tasks.stages.warm_start.rows import demonstration_rows
 from tasks.stages.warm_start.settings import WarmStartSections
 from tasks.stages.warm_start.success import measure_success, read_played
@@ -50,8 +49,11 @@ ATTEMPTS, MODELS, PLAYED = "attempts.json", "attempts", "played"
 class WarmStartRun:
     """Fine-tunes the model in `base`; `metrics` has one row per optimizer step, `ended` the attempts."""
 
-    def __init__(self, settings: WarmStartSections, paths: Paths, *, base: Path, resume: Path):
+    def __init__(
+        self, settings: WarmStartSections, paths: Paths, *, base: Path, resume: Path, ranks: Ranks | None = None
+    ):
         self.settings, self.params, self.paths = settings, settings.warm_start, paths
+        self.ranks = ranks or ALONE
         self.base, self.resume, self.chat = base, resume, load_chat(base)
         self.rows, self.held_out = demonstration_rows(settings, paths, self.chat)
         longest = max(len(row.token_ids) for row in (*self.rows, *self.held_out))
@@ -76,48 +78,52 @@ class WarmStartRun:
         self._keep_best(output)
 
     def _run_attempt(self, attempt: Attempt, found: Checkpoint | None) -> None:
-        trainer = self._trainer(attempt)
-        patience, lowest = Patience(self._patience), None
-        if found is not None:
-            trainer.load(found.tensors, found.state["trainer"])
-            patience.lowest, patience.num_since = found.state["lowest_loss"], found.state["num_since_lowest"]
-            lowest, self.metrics = found.tensors.get("lowest"), found.state["metrics"]
-            warn(f"continuing after step {len(self.metrics)}, from {self.checkpoints.folder}")
-        end = self._take_steps(attempt, trainer, patience, lowest)
-        folder = self._model_of(attempt.number)
-        if end != "not_finite":
-            save_snapshot(folder, trainer.model, self.chat.tokenizer, dtype=stored_dtype(self.base))
-        num_steps = trainer.optimizer.steps_done
-        device = trainer.model.device
-        del trainer
-        gc.collect()
-        free_unused(device)  # it is the engine's now, which may be another process
+        folder, patience = self._model_of(attempt.number), Patience(self._patience)
+        begun = self._begin(attempt)
+        with self.ranks.leading(begun):
+            end, num_steps = self._train_attempt(attempt, begun, found, patience, folder)
+        free_trainer(self.settings.compute)  # its memory is the engine's now, which may be another process
         success = None if end == "not_finite" else self._measure(attempt, folder)
         self.ended.append(EndedAttempt(**asdict(attempt), num_steps=num_steps, end=end, success=success,
                                        held_out_loss=patience.lowest))  # fmt: skip
         ended = [asdict(item) for item in self.ended]
         write_json(self.resume / ATTEMPTS, {"ended": ended, "metrics": self.metrics})
 
-    def _trainer(self, attempt: Attempt) -> SupervisedTrainer:
+    def _train_attempt(
+        self, attempt: Attempt, begun: Beginning, found: Checkpoint | None, patience: Patience, folder: Path
+    ) -> tuple[End, int]:
+        """From the checkpoint `found`, if any, into `folder`; how it ended, and after how many optimizer steps."""
+        model = load_start(self.settings, begun)
+        policy = WholePolicy(model, None, self.ranks, in_host_memory=True)
+        trainer = build_trainer(self.settings, begun, model, self.ranks)
+        lowest = None
+        if found is not None:
+            trainer.load(found.tensors, found.state["trainer"])
+            patience.lowest, patience.num_since = found.state["lowest_loss"], found.state["num_since_lowest"]
+            lowest, self.metrics = found.tensors.get("lowest"), found.state["metrics"]
+            warn(f"continuing after step {len(self.metrics)}, from {self.checkpoints.folder}")
+        end, lowest = self._take_steps(attempt, trainer, patience, lowest)
+        if end != "not_finite":
+            if lowest is None:
+                policy.take(trainer.policy_tensors())
+            else:
+                policy.put(lowest)
+            save_snapshot(folder, policy.model, self.chat.tokenizer, dtype=stored_dtype(self.base))
+        return end, trainer.optimizer.steps_done
+
+    def _begin(self, attempt: Attempt) -> Beginning:
         """The first attempt has the run's own seed, each other one a seed of its own."""
-        seed = self.settings.seed if not attempt.number else self._seed_of(attempt)
-        seed_generators(seed)
         start = self.base if attempt.start is None else self._model_of(attempt.start)
-        return SupervisedTrainer(
-            load_model(start, compute=self.settings.compute),
-            self.rows,
-            self.params.model_copy(update={"learning_rate": attempt.learning_rate}),
-            seed=seed,
-            held_out=self.held_out,
-        )
+        seed = self.settings.seed if not attempt.number else self._seed_of(attempt)
+        return Beginning(start, weights_hash(start), seed, attempt.learning_rate, self.rows, self.held_out)
 
     def _seed_of(self, attempt: Attempt) -> int:
         return stream_seed(self.settings.seed, "warm_start", "attempt", attempt.number)
 
     def _take_steps(
         self, attempt: Attempt, trainer: SupervisedTrainer, patience: Patience, lowest: dict[str, Tensor] | None
-    ) -> End:
-        """The rest of an attempt's steps. Where there is a held-out loss, the model has the weights of the lowest."""
+    ) -> tuple[End, dict[str, Tensor] | None]:
+        """The rest of an attempt's steps; where there is a held-out loss, also the weights of the lowest."""
         params, before = self.params, len(self.metrics) - trainer.optimizer.steps_done
         bar = progress_bar("warm start", total=before + params.num_steps, done=len(self.metrics))
         with bar as advancing:
@@ -125,21 +131,18 @@ class WarmStartRun:
                 try:
                     row = trainer.step()
                 except NotFinite as error:
-                    return self._give_up(attempt, error)
+                    return self._give_up(attempt, error), None
                 step = trainer.optimizer.steps_done
                 row |= {"step": before + step, "attempt": attempt.number}
                 if self.held_out and (step % self._check_interval == 0 or step == params.num_steps):
                     row["held_out_loss"] = trainer.held_out_loss()
                     if patience.observe(row["held_out_loss"]):
-                        lowest = host_copies(unique_tensors(trainer.model), trainer.model.device)
+                        lowest = host_copies(trainer.policy_tensors(), trainer.model.device)
                 self.metrics.append(row)
                 advancing.advance(f"loss {row['loss']:.3f}")
                 if step % params.checkpoint_interval == 0 or (self._has_check and self._is_over(trainer, patience)):
                     self._save(attempt, trainer, patience, lowest)
-        if lowest is not None:
-            with torch.no_grad():
-                copy_tensors(lowest, unique_tensors(trainer.model))
-        return "held_out_loss" if patience.is_over else "num_steps"
+        return "held_out_loss" if patience.is_over else "num_steps", lowest
 
     def _is_over(self, trainer: SupervisedTrainer, patience: Patience) -> bool:
         return patience.is_over or trainer.optimizer.steps_done == self.params.num_steps

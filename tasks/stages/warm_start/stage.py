@@ -18,12 +18,14 @@ from tasks.core.splits import read_split
 from tasks.stages.warm_start.settings import WarmStartSections
 
 if TYPE_CHECKING:
+    from tasks.learning.shared.ranks import Ranks
     from tasks.stages.warm_start.run import WarmStartRun
 
 SETTINGS = WarmStartSections
 
 
-def run(settings: WarmStartSections, paths: Paths) -> None:
+def run(settings: WarmStartSections, paths: Paths, *, ranks: Ranks | None = None) -> None:
+    """`ranks`: the processes that train, of which this is rank 0; None is this one alone."""
     from tasks.models.folders import write_pointer
 
     base = paths.stage("assess") / "base_model"
@@ -32,7 +34,7 @@ def run(settings: WarmStartSections, paths: Paths) -> None:
         metrics: list[dict[str, Any]] = []
         attempts: list[dict[str, Any]] = []
         if gate == "warm_start":
-            done = fine_tune(settings, paths, base, folder / "model")
+            done = fine_tune(settings, paths, base, folder / "model", ranks=ranks)
             metrics, attempts = done.metrics, done.attempts()
             write_jsonl(folder / "trajectories.jsonl", (trajectory.to_row() for trajectory in done.played()))
             note_training_data(settings, paths, base, folder / "model")
@@ -43,11 +45,21 @@ def run(settings: WarmStartSections, paths: Paths) -> None:
     clear_resume("warm_start", paths)
 
 
-def fine_tune(settings: WarmStartSections, paths: Paths, base: Path, output: Path) -> WarmStartRun:
+def follow(settings: WarmStartSections, paths: Paths, ranks: Ranks) -> None:
+    """On every rank but 0: take part in its steps until it ends."""
+    from tasks.stages.warm_start.policy import follow_leader
+
+    follow_leader(settings, ranks)
+
+
+def fine_tune(
+    settings: WarmStartSections, paths: Paths, base: Path, output: Path, *, ranks: Ranks | None = None
+) -> WarmStartRun:
     """Train `base` into `output`, from the last checkpoint of a killed run if there is one."""
     from tasks.stages.warm_start.run import WarmStartRun
 
-    run = WarmStartRun(settings, paths, base=base, resume=resume_folder("warm_start", settings, paths))
+    resume = resume_folder("warm_start", settings, paths)
+    run = WarmStartRun(settings, paths, base=base, resume=resume, ranks=ranks)
     run.train(output)
     return run
 

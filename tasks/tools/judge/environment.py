@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 from tasks.core import background
 from tasks.core.files import json_hash
 from tasks.core.records import Problem
-from tasks.tools.base import REPLAY, Answer, Environment, Episode, ToolReply, User, Verdict, block_until
+from tasks.tools.base import REPLAY, Answer, Environment, Episode, User, Verdict, block_until
 from tasks.tools.judge.evidence import measured_agreement
 from tasks.tools.judge.judge import UNASKED, Judge, Judgement
 from tasks.tools.judge.prompt import Judged
@@ -77,7 +77,7 @@ class JudgedEpisode(EpisodeWrapper):
         self.events.append({"tool": name, "arguments": dict(arguments), "reply": answer})
         return answer
 
-    def malformed_call(self) -> ToolReply:
+    def malformed_call(self) -> Answer:
         reply = self.inner.malformed_call()
         self.events.append({"malformed_call": True, "reply": reply})
         return reply

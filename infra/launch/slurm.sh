@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# MODEL=FOLDER sbatch infra/launch/slurm.sh: the whole flow on nodes of Slurm, from the project's folder, which all nodes
+# share. The last node has a vLLM server per GPU, the others a rank per GPU. Change the numbers below; infra/scaling.md
+# has the lines of params.yaml that go with them. SERVERS=no is for an engine in the trainers' own processes.
+#SBATCH --job-name=turnwise
+#SBATCH --nodes=3
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=12
+#SBATCH --exclusive
+#SBATCH --time=48:00:00
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=turnwise-%j.log
+set -euo pipefail
+export PATH="$PWD/.venv/bin:$PATH" SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+per_node=$SLURM_NTASKS_PER_NODE
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+export MASTER_ADDR=${nodes[0]} MASTER_PORT=${MASTER_PORT:-29500}
+
+if [[ ${SERVERS:-yes} == yes ]]; then
+  model=${MODEL:?the folder of the model to start from}
+  export VLLM_HOST=${nodes[-1]} # engine.settings.urls: ["http://$VLLM_HOST:8000", "http://$VLLM_HOST:8001", …]
+  unset "nodes[-1]"
+  srun --nodes=1 --nodelist="$VLLM_HOST" --ntasks="$per_node" --gpus-per-task=1 --kill-on-bad-exit=1 \
+    env HOST="$VLLM_HOST" infra/launch/vllm_server.sh "$model" &
+fi
+
+# `python -m tasks warm_start` and `train`, whoever calls them, become this; the other stages run on the first node alone.
+trainers=$(IFS=, && echo "${nodes[*]}")
+tasks=$((${#nodes[@]} * per_node))
+export TURNWISE_LAUNCH="srun --nodes=${#nodes[@]} --nodelist=$trainers --ntasks=$tasks --gpus-per-task=1 --kill-on-bad-exit=1"
+exec python -m flows run

@@ -1,0 +1,148 @@
+"""One worker as the main process sees it: it is asked, answers by Futures, and may die, fall silent or send nonsense.
+
+All sockets are read and written on the event loop of `core/background.py`, so asking never blocks. A worker that ends
+breaks the Futures of its questions: an EnvironmentFault of the episodes it had. The next episode starts another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import tasks
+from tasks.core import background
+from tasks.core.child_processes import ChildProcess
+from tasks.tools.base import EnvironmentFault
+from tasks.tools.pool.messages import BadFrame, Frames, frame, read_answer
+
+LOOK_SECONDS = 0.5
+EXIT_SECONDS = 5.0  # between the end of its connection and its own
+START_SECONDS = 300.0  # to import the environment and make it
+
+
+class WorkerProcess(asyncio.Protocol):
+    """`end` is how it ended, None while it lives. `silent_seconds`: with a question open and no sign of life for so
+    long, it hangs and is ended. A question that waits for its tool has been heard, and has the tool's own limit.
+    """
+
+    def __init__(self, opening: dict[str, Any], *, silent_seconds: float):
+        self.silent_seconds = silent_seconds
+        self.end: str | None = None
+        self.num_asked = 0
+        self.unheard: dict[int, Future[Any]] = {}
+        self.waiting: dict[int, Future[Any]] = {}
+        self.frames, self.last_sign = Frames(), time.monotonic() + START_SECONDS
+        self.transport: asyncio.WriteTransport | None = None
+        self.unsent = bytearray()  # until it is connected
+        ours, theirs = socket.socketpair()
+        path = os.pathsep.join([str(Path(tasks.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+        with theirs:
+            self.child = ChildProcess(
+                [sys.executable, "-m", "tasks.tools.pool.worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": path},
+            )
+        background.run(self._connect(ours))
+        self.ask(opening)
+
+    async def _connect(self, ours: socket.socket) -> None:
+        await asyncio.get_running_loop().create_connection(lambda: self, sock=ours)
+        self._look()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self.transport = transport
+        transport.write(self.unsent)
+
+    def ask(self, question: dict[str, Any]) -> Future[Any]:
+        """ValueError if the question is no JSON or too long."""
+        self.num_asked += 1
+        number, answer = self.num_asked, Future[Any]()
+        message = frame({"id": number, **question})
+        background.event_loop().call_soon_threadsafe(self._send, number, answer, message)
+        return answer
+
+    def _send(self, number: int, answer: Future[Any], message: bytes) -> None:
+        if self.end is not None:
+            answer.set_exception(self._fault())
+            return
+        if not self.unheard:
+            self.last_sign = max(self.last_sign, time.monotonic())
+        self.unheard[number] = answer
+        if self.transport is None:
+            self.unsent += message
+        else:
+            self.transport.write(message)
+
+    def data_received(self, data: bytes) -> None:
+        self.last_sign = time.monotonic()
+        try:
+            for message in self.frames.take(data):
+                self._take(message)
+        except BadFrame as bad:
+            self._stop(f"sent what cannot be read: {bad}")
+
+    def _take(self, message: dict[str, Any]) -> None:
+        number = message.get("id")
+        if not isinstance(number, int):
+            raise BadFrame("its message has no number")
+        answer = self.unheard.pop(number, None) or self.waiting.pop(number, None)
+        if answer is None:
+            raise BadFrame("it answers what was not asked")
+        if "waits" in message:
+            self.waiting[number] = answer
+            return
+        try:
+            found = read_answer(message)
+        except BadFrame:
+            self.waiting[number] = answer
+            raise
+        except Exception as error:
+            answer.set_exception(error)
+            return
+        answer.set_result(found)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.end is None:
+            background.run(self._tell_end())
+
+    async def _tell_end(self) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self.child.process.wait, EXIT_SECONDS)
+        self._stop("closed its connection" if self.child.is_alive() else self.child.how_it_ended())
+
+    def _look(self) -> None:
+        if self.end is None:
+            silent = time.monotonic() - self.last_sign
+            if self.unheard and silent > self.silent_seconds:
+                self._stop(f"gave no sign of life for {silent:.0f} s")
+            else:
+                background.event_loop().call_later(LOOK_SECONDS, self._look)
+
+    def close(self) -> None:
+        background.event_loop().call_soon_threadsafe(self._stop, "was closed")
+        self.child.stop()
+
+    def _stop(self, how: str) -> None:
+        """On the event loop."""
+        if self.end is not None:
+            return
+        self.end = how
+        if self.transport is not None:
+            self.transport.abort()
+        asyncio.get_running_loop().run_in_executor(None, self.child.stop)
+        for answer in [*self.unheard.values(), *self.waiting.values()]:
+            answer.set_exception(self._fault())
+        self.unheard.clear()
+        self.waiting.clear()
+
+    def _fault(self) -> EnvironmentFault:
+        return EnvironmentFault(f"the process that played the episode {self.end}", tool="worker")

@@ -1,0 +1,75 @@
+"""infra/launch: what each file starts, with stand-ins for Slurm's programs; shellcheck reads them in `test_images.py`.
+
+That ranks which they start train to the same end is in `tests/pipeline/test_nodes.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tasks.engines.vllm.server_process import serve_command
+from tasks.engines.vllm.settings import address_of
+from tests.conftest import ROOT
+from tests.engine_benches import vllm_settings
+from tests.infra.slurm import SAYS, allocation, stand_ins
+
+LAUNCH = ROOT / "infra" / "launch"
+
+
+def words_of(text: str) -> list[list[str]]:
+    return [shlex.split(line) for line in text.splitlines()]
+
+
+def test_slurm_gives_the_last_node_to_vllm_and_each_gpu_of_the_others_a_rank(tmp_path: Path) -> None:
+    variables = allocation(tmp_path, nodes=["a1", "a2", "a7"], per_node=8)
+    stand_ins(tmp_path, srun=SAYS, python='echo "flow $*"; echo "$MASTER_ADDR $VLLM_HOST"; echo "$TURNWISE_LAUNCH"')
+    done = subprocess.run(
+        [LAUNCH / "slurm.sh"], cwd=tmp_path, env={**variables, "MODEL": "models/m"}, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    lines = words_of(done.stdout)
+    servers = next(line for line in lines if "infra/launch/vllm_server.sh" in line)
+    assert {"--nodelist=a7", "--ntasks=8", "--gpus-per-task=1"} <= set(servers)
+    assert servers[-2:] == ["infra/launch/vllm_server.sh", "models/m"]
+    assert ["flow", "-m", "flows", "run"] in lines and ["a1", "a7"] in lines
+    ranks = next(line for line in lines if line[0] == "srun" and line is not servers)
+    assert {"--nodes=2", "--nodelist=a1,a2", "--ntasks=16", "--gpus-per-task=1", "--kill-on-bad-exit=1"} < set(ranks)
+
+
+def test_a_job_without_the_servers_model_does_not_start(tmp_path: Path) -> None:
+    variables = allocation(tmp_path, nodes=["a1", "a2"], per_node=1)
+    stand_ins(tmp_path, srun=SAYS, python=SAYS)
+    done = subprocess.run(
+        [LAUNCH / "slurm.sh"], cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "MODEL" in done.stderr
+
+
+def test_a_server_for_urls_is_started_as_turnwise_starts_its_own(tmp_path: Path) -> None:
+    """But on a port: turnwise's own has a socket that nobody else can reach."""
+    stand_ins(tmp_path, python=SAYS)
+    variables = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_LOCALID": "3", "MAX_TOKENS": "900"}
+    done = subprocess.run([LAUNCH / "vllm_server.sh", "m"], env=variables, capture_output=True, text=True, check=True)
+    (started,) = words_of(done.stdout)
+    own = serve_command(
+        Path("m"), vllm_settings(tmp_path, mode="server", enforce_eager=False, dtype="bfloat16"), socket=tmp_path,
+        max_model_len=900, max_num_seqs=96, on_gpu=True,
+    )  # fmt: skip
+    assert [word for word in own if word.startswith("--") and word not in started] == ["--uds"]
+    assert started[started.index("--port") + 1] == "8003"
+    for option in ("--logprobs-mode", "--generation-config", "--load-format", "--max-model-len", "--served-model-name"):
+        assert started[started.index(option) + 1] == own[own.index(option) + 1]
+
+
+def test_an_address_has_the_node_that_the_job_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_HOST", "a7")
+    assert address_of("http://$VLLM_HOST:8000") == "http://a7:8000"
+    monkeypatch.delenv("VLLM_HOST")
+    with pytest.raises(ValueError, match=r"urls has 'http://\$VLLM_HOST:8000'.*no such variable.*Export it"):
+        address_of("http://$VLLM_HOST:8000")

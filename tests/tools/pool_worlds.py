@@ -1,0 +1,100 @@
+"""A world whose tools die, hang and leak, for the pool's workers, which import it by name."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tasks.core.records import Problem, ReferenceTurn
+from tasks.core.settings import Settings
+from tasks.tools.authoring import ToolEnvironment, ToolEpisode, tool
+from tasks.tools.base import Environment, Verdict
+from tasks.tools.pool.environment import PooledEnvironment
+from tasks.tools.settings import PoolSettings
+from tests.worlds import QUICK
+
+MAKE = f"{__name__}:make"
+ONCE = "once"  # of a problem's world: the file that says it has happened
+
+
+class Where(Settings):
+    timeout_seconds: float = 120.0
+
+
+class TroubleEpisode(ToolEpisode):
+    def __init__(self, problem: Problem):
+        super().__init__(problem)
+        self.notes: list[str] = []
+
+    @tool("Write a word down; says which words there are.")
+    def note(self, word: str) -> list[str]:
+        self.notes.append(word)
+        return self.notes
+
+    @tool("The worker's process id.")
+    def pid(self) -> int:
+        return os.getpid()
+
+    @tool("Answer a little later.")
+    async def wait(self) -> str:
+        await asyncio.sleep(0.01)
+        return "waited"
+
+    @tool("Die, the first time in this problem.")
+    def die(self) -> str:
+        if self._is_first():
+            os._exit(9)
+        return "alive"
+
+    @tool("Hang for ever, the first time.")
+    def hang(self) -> str:
+        while self._is_first(keep=True):
+            time.sleep(0.01)
+        return "back"
+
+    @tool("Take memory without end, the first time.")
+    def leak(self) -> int:
+        held: list[bytearray] = []
+        while self._is_first(keep=True):
+            held.append(bytearray(64 << 20))
+        return len(held)
+
+    def _is_first(self, *, keep: bool = False) -> bool:
+        """`keep`: all through the first play, as the file has that worker's number."""
+        file = Path(self.problem.world[ONCE])
+        if not file.exists():
+            file.write_text(str(os.getpid()), encoding="utf-8")
+            return True
+        return keep and file.read_text(encoding="utf-8") == str(os.getpid())
+
+    def verdict(self, final_message: str | None) -> Verdict:
+        return Verdict(final_message == "Done.", details={"notes": self.notes})
+
+
+class Trouble(ToolEnvironment):
+    name, episode_class = "trouble", TroubleEpisode
+
+
+def make(section: dict[str, Any]) -> Environment:
+    return Trouble(QUICK.model_copy(update=section))
+
+
+def pooled(num_workers: int, *, max_restarts: int = 0, timeout_seconds: float = 120.0) -> PooledEnvironment:
+    settings = Where(timeout_seconds=timeout_seconds)
+    pool = PoolSettings(num_workers=num_workers, max_restarts=max_restarts, memory_gib=1)
+    return PooledEnvironment(make(settings.model_dump()), settings, pool, make=MAKE)
+
+
+def problem(folder: Path, number: int = 0) -> Problem:
+    return Problem(
+        id=f"p{number}", category="c", level=1, requests=["Go."], world={ONCE: str(folder / f"once{number}")},
+        reference=[ReferenceTurn(calls=[], answer="Done.")], split_group="g",
+    )  # fmt: skip
+
+
+def problems(folder: Path, count: int) -> Iterable[Problem]:
+    return [problem(folder, number) for number in range(count)]

@@ -1,0 +1,118 @@
+"""Episodes in worker processes: what they play, and what one costs that dies, hangs, leaks or sends nonsense."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tasks.chat.format import ChatFormat
+from tasks.core.records import ToolCall, Trajectory
+from tasks.core.tool_calls import call_text
+from tasks.engines.scripted.scripts import ScriptedEngine
+from tasks.rollouts.collect import Collector
+from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
+from tasks.tools.base import Environment, EnvironmentFault, block_until
+from tasks.tools.pool.environment import PooledEnvironment
+from tasks.tools.pool.messages import LENGTH_BYTES, MAX_BYTES, BadFrame, Frames, frame
+from tests import tiny
+from tests.tools.pool_worlds import make, pooled, problem, problems
+
+pytestmark = pytest.mark.slow  # they start processes
+END = {"die": "ended with status 9", "leak": "ended with status 3", "hang": "gave no sign of life for"}
+
+
+@pytest.fixture(scope="module")
+def chat() -> ChatFormat:
+    return ChatFormat(tiny.tokenizer(), source="test")
+
+
+@pytest.fixture
+def world() -> Iterator[PooledEnvironment]:
+    made = pooled(2, max_restarts=1)
+    yield made
+    made.close()
+
+
+def collect(world: Environment, chat: ChatFormat, folder: Path, calls: tuple[str, ...]) -> list[Trajectory]:
+    """Six episodes of each of two problems, which make these calls and then say that they are done."""
+    texts = [call_text(ToolCall(name=name, arguments={"word": name} if name == "note" else {})) for name in calls]
+    script = [chat.encode(text) for text in (*texts, "Done.")]
+    roomy = {"max_turns": 9, "max_tokens_per_turn": 200, "max_tokens_per_episode": 4000}
+    sampling = tiny.ROOMY.model_copy(update=roomy)
+    episodes = EngineEpisodes(ScriptedEngine([script], end_of_turn=chat.end_of_turn), chat, sampling)
+    collector = Collector(episodes, world, max_concurrent_episodes=5, seed=0, stage="test")
+    played = collector.collect([EpisodeKey(one, 0, sample) for one in problems(folder, 2) for sample in range(6)])
+    assert [one.fault for one in played] == [None] * 12
+    return played
+
+
+@pytest.mark.parametrize("trouble", ["die", "hang", "leak"])
+def test_a_worker_that_ends_costs_its_episodes_a_restart_and_the_trajectories_are_those_of_one_process(
+    trouble: str, chat: ChatFormat, tmp_path: Path
+):
+    """Each of two problems makes the worker of one of its episodes end."""
+    calls = ("note", "wait", trouble, "note")
+    for number in range(2):  # in this process nothing happens
+        (tmp_path / f"once{number}").write_text("0", encoding="utf-8")
+    alone = collect(make({}), chat, tmp_path, calls)
+    for number in range(2):
+        (tmp_path / f"once{number}").unlink()
+    world = pooled(2, max_restarts=9, timeout_seconds=8.0 if trouble == "hang" else 120.0)
+    world.inner.limits = world.inner.limits.model_copy(update={"max_attempts": 9})
+    try:
+        assert collect(world, chat, tmp_path, calls) == alone
+        assert world.ended
+        assert all(END[trouble] in how for how in world.ended)
+    finally:
+        world.close()
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_the_number_of_workers_changes_no_trajectory(num_workers: int, chat: ChatFormat, tmp_path: Path):
+    alone = collect(make({}), chat, tmp_path, ("note", "wait", "note"))
+    world = pooled(num_workers)
+    try:
+        assert collect(world, chat, tmp_path, ("note", "wait", "note")) == alone
+        assert len(world.workers) == num_workers
+    finally:
+        world.close()
+
+
+def test_an_episode_stays_in_its_worker_and_its_state_is_its_own(world: PooledEnvironment, tmp_path: Path):
+    episodes = [world.start(problem(tmp_path), stream=str(number)) for number in range(8)]
+    pids = {block_until(episode.call("pid", {})).text for episode in episodes}
+    assert pids == {str(worker.child.pid) for worker in world.workers.values()}
+    assert len(pids) == 2
+    for word, said in (("a", '["a"]'), ("b", '["a", "b"]')):
+        assert {block_until(episode.call("note", {"word": word})).text for episode in episodes} == {said}
+
+
+def test_beyond_the_limit_of_restarts_the_run_ends_with_the_cause_and_close_leaves_no_process(tmp_path: Path):
+    world = pooled(1, max_restarts=0)
+    child = psutil.Process(world.start(problem(tmp_path)).worker.child.pid)  # type: ignore[attr-defined]
+    with pytest.raises(EnvironmentFault, match=r"worker: unavailable: .* ended with status 9"):
+        block_until(world.start(problem(tmp_path)).call("die", {}))
+    with pytest.raises(ValueError, match=r"ended, more than environment\.pool\.max_restarts \(0\) .* status 9"):
+        world.start(problem(tmp_path))
+    world.close()
+    assert not child.is_running()
+
+
+def test_a_problem_that_does_not_fit_is_refused_in_the_words_of_the_environment(world: PooledEnvironment):
+    world.opening["make"] = "tests.tools.pool_worlds:missing"
+    with pytest.raises(RuntimeError, match="has no attribute 'missing'"):
+        block_until(world.start(problem(Path())).call("pid", {}))
+
+
+def test_what_is_too_long_or_no_json_is_no_message():
+    assert list(Frames().take(frame({"a": 1}) + frame({"b": "\ud800"}))) == [{"a": 1}, {"b": "\ud800"}]
+    with pytest.raises(BadFrame, match="beyond the limit"):
+        list(Frames().take((MAX_BYTES + 1).to_bytes(LENGTH_BYTES, "big")))
+    for text in (b"[1]", b"{", b"[" * 100_000):
+        with pytest.raises(BadFrame):
+            list(Frames().take(len(text).to_bytes(LENGTH_BYTES, "big") + text))
+    with pytest.raises(ValueError, match="no JSON"):
+        frame({"a": object()})
