@@ -88,13 +88,6 @@ class Project:
         """`dvc repro`, which must succeed; gives what it wrote."""
         return self._succeed("dvc", "repro", *arguments)
 
-    def forget(self, *stages: str) -> Project:
-        """Undo these stages, and all that DVC keeps, so that the next flow has to run them."""
-        shutil.rmtree(self.folder / ".dvc" / "cache")
-        for name in stages:
-            shutil.rmtree(self.artifacts / name, ignore_errors=True)
-        return self
-
     def changed(self) -> dict[str, Any]:
         """What `dvc status` says has changed, by stage."""
         return dict(yaml.safe_load(self._succeed("dvc", "status", "--json").strip().splitlines()[-1]))

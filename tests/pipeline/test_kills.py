@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -48,14 +49,22 @@ def kill_in_the_middle(project: Project, stage: str, *command: str, is_whole: bo
         time.sleep(0.1)
 
 
+def forget_everything(project: Project) -> None:
+    """Undo every stage, DVC's cache included, so that the next flow has to run them."""
+    shutil.rmtree(project.folder / ".dvc" / "cache")
+    for name in STAGES:
+        shutil.rmtree(project.artifacts / name, ignore_errors=True)
+
+
 def test_killed_once_in_each_stage_the_flow_ends_with_the_same_result(
     finished: Project, databases: Path, prefect: dict[str, str], tmp_path: Path
 ) -> None:
     """Each start gets one stage further. One kill takes the whole flow, one the stage's process alone under a flow, and
     four the stage's process under DVC without a flow, which starts sooner.
     """
-    project = copy_project(finished, tmp_path / "project").lay(databases).forget(*STAGES)
+    project = copy_project(finished, tmp_path / "project").lay(databases)
     project.server = prefect
+    forget_everything(project)
     flow, dvc = ("flows", "run"), ("dvc", "repro")
     kill_in_the_middle(project, "curate", *dvc, "curate", is_whole=False)
     kill_in_the_middle(project, "assess", *dvc, "assess", is_whole=False)
