@@ -79,8 +79,13 @@ def nodes_of(*projects: Project, port: int, size: int = 2) -> list[tuple[int, st
 
 @pytest.fixture(scope="module")
 def node(untrained: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """Whose ranks were started by someone else."""
-    return copy_of(untrained, tmp_path_factory.mktemp("nodes") / "node", launcher="external", num_trainers=2)
+    """Whose ranks were started by someone else. They wait a second, and not thirty, for a folder that is not shared."""
+    project = copy_of(untrained, tmp_path_factory.mktemp("nodes") / "node", launcher="external", num_trainers=2)
+    code = project.folder / "tasks" / "core" / "files.py"
+    text = code.read_text(encoding="utf-8")
+    assert "SHARED_SECONDS = 30.0" in text
+    code.write_text(text.replace("SHARED_SECONDS = 30.0", "SHARED_SECONDS = 1.0"), encoding="utf-8")
+    return project
 
 
 def only_line(told: str) -> str:
