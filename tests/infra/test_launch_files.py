@@ -54,7 +54,7 @@ def test_a_job_without_the_servers_model_does_not_start(tmp_path: Path) -> None:
 def test_torchrun_waits_for_the_other_nodes_as_long_as_it_says(tmp_path: Path) -> None:
     stand_ins(tmp_path, python=SAYS)
     variables = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "JOIN_SECONDS": "40"}
-    command = [LAUNCH / "torchrun.sh", "2", "8", "a1"]
+    command = [str(LAUNCH / "torchrun.sh"), "2", "8", "a1"]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
     (started,) = words_of(done.stdout)
     assert {"--nnodes=2", "--nproc-per-node=8", "--rdzv-endpoint=a1:29400", "--rdzv-conf=join_timeout=40"} < set(
