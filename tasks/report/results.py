@@ -26,7 +26,7 @@ class StoredResults:
     decision: dict[str, Any] | None
     run: dict[str, Any]
     timings: dict[str, Any]
-    idle: dict[str, float]  # shares of training's seconds: trainer, engine; empty where they are of another training
+    idle: dict[str, float]  # trainer, engine: shares of the seconds of the process that ended this training; else empty
     untrained: str | None  # why the best snapshot is no trained model, where it is not
 
     @property
@@ -149,6 +149,8 @@ def _read_timings(paths: Paths) -> dict[str, Any]:
 def _read_idle(paths: Paths) -> dict[str, float]:
     metrics, idle = paths.stage("train") / "metrics.jsonl", _read_if_there(paths, "timings/idle.json")
     if idle is None or not metrics.exists() or idle["metrics"] != content_hash(metrics):
+        return {}
+    if not idle["iteration_seconds"]:
         return {}
     return {name: idle[f"{name}_idle_seconds"] / idle["iteration_seconds"] for name in ("trainer", "engine")}
 

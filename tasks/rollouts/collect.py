@@ -8,7 +8,6 @@ never rewarded or scored. `fault_log.py` stops the run when too many are lost.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
@@ -48,7 +47,6 @@ class Collector:
         self.fingerprint = environment.fingerprint()
         self.faults = FaultLog(environment.limits)
         self.clock = RolloutClock()
-        self.engine_seconds = 0.0  # in which turns were written
         self.is_abandoned = False
         self.answered: SimpleQueue[Conversation | None] = SimpleQueue()  # episodes that waited; None ends a wait
 
@@ -130,9 +128,7 @@ class Collector:
         return opened
 
     def _advance(self) -> list[Conversation]:
-        since, is_writing = time.perf_counter(), self.kind.num_turns > 0
         runs: list[Conversation] = self.kind.poll(self._has_answer)
-        self.engine_seconds += (time.perf_counter() - since) * is_writing
         for replied in runs:
             self.clock.end_turn(replied)
         while self.num_waits or self._has_answer():
@@ -165,7 +161,8 @@ class Collector:
         if run.waiting_for is not None:
             self.num_waits += 1
             self.clock.begin_wait(run)
-            run.waiting_for.add_done_callback(lambda _: self.answered.put(run))
+            answered = self.answered  # of these episodes: one that is discarded answers to nobody
+            run.waiting_for.add_done_callback(lambda _: answered.put(run))
         elif run.outcome is not None:
             number = self.running.pop(run)
             self.kind.release(run)

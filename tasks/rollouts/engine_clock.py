@@ -37,12 +37,12 @@ class EngineTime:
 
 
 class EngineClock:
-    """Around the polls of an engine; `now` gives seconds."""
+    """Around the polls of an engine; `now` gives seconds. `seconds` are those of all rows that ever were."""
 
     def __init__(self, *, is_beside: bool, now: Callable[[], float] = time.perf_counter):
         self.is_beside, self.now = is_beside, now
         self.ended: deque[EngineTime] = deque(maxlen=MOST_ROWS)
-        self.row = EngineTime()
+        self.row, self.seconds = EngineTime(), 0.0
         self.steps = self.last = 0.0  # the engine's, and when it was looked at last
         self.began_at: dict[EpisodeHandle, float] = {}  # the steps before each turn
         self.num_live = self.num_new = 0
@@ -79,6 +79,7 @@ class EngineClock:
         return [asdict(row) for row in self.ended]
 
     def _advance(self, now: float) -> None:
+        self.seconds += now - self.last
         self.row.seconds += now - self.last
         self.row.live_seconds += self.num_live * (now - self.last)
         self.last = now

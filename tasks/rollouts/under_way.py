@@ -1,24 +1,28 @@
 """Episodes under way as rows of a checkpoint, and back.
 
 No environment can be written to a file, so a row has what the policy wrote, and the environment answers it afresh. That
-gives the same state where tools do; an episode that a tool or a user now answers otherwise is played again, with the
-same random numbers. Turns are whole: those under way are completed first, since no engine says what it has of one.
+gives the same state where tools do; judges and simulated users are asked again. An episode that is now answered
+otherwise is played again, with the same random numbers. Turns are whole: those under way are completed first, since no
+engine says what it has of one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from concurrent.futures import wait
+from collections.abc import Generator, Mapping
+from concurrent.futures import Future
 from dataclasses import asdict
+from functools import partial
+from queue import SimpleQueue
 from typing import Any, cast
 
 from tasks.core.records import Problem
-from tasks.core.terminal import warn
+from tasks.core.terminal import tell, warn
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.conversation import EpisodeKey
 from tasks.rollouts.engine import TurnReply
 from tasks.rollouts.episode import EngineEpisodes, EpisodeRun
 
+Replay = Generator[Future[Any], None, bool]
 Rows = dict[str, list[dict[str, Any]]]
 
 
@@ -41,31 +45,34 @@ def suspend(collector: Collector) -> Rows:
 
 
 def restore(collector: Collector, rows: Rows, problems: Mapping[str, Problem]) -> None:
-    """Into a collector that has begun and has none."""
-    num_changed = 0
+    """Into a collector that has begun and has none; whoever closes that closes the episodes, also after an error."""
+    if rows["running"]:
+        tell(f"{collector.stage}: going on with {len(rows['running'])} episodes under way, whose tools answer again")
+    opened: dict[EpisodeRun, dict[str, Any]] = {}
     for row in rows["running"]:
-        key, attempt = _read_key(row, problems), row["attempt"]
-        run = cast(
-            EpisodeRun,
-            collector.kind.open(
-                key, collector.environment, seed=collector.seed, stage=collector.stage, attempt=attempt
-            ),
-        )
-        if _take_again(run, row):
+        key, options = _read_key(row, problems), {"seed": collector.seed, "stage": collector.stage}
+        run = collector.kind.open(key, collector.environment, **options, attempt=row["attempt"])
+        collector.running[run] = row["number"]
+        opened[cast(EpisodeRun, run)] = row
+    fits = _answer_again({run: _take_again(run, row) for run, row in opened.items()})
+    num_changed = 0
+    for run, row in opened.items():
+        if fits[run]:
             run.begin_anew()
-            collector.running[run] = row["number"]
             collector.ready.append(run)
-        else:
-            collector.kind.release(run)
-            run.close()
-            collector.waiting.append((row["number"], key, attempt))
+            continue
+        del collector.running[run]
+        collector.kind.release(run)
+        run.close()
+        collector.waiting.append((row["number"], run.key, run.attempt))
+        if run.fault is None:
             num_changed += 1
+        else:
+            collector.faults.restart(run.fault)
     collector.waiting.extend((row["number"], _read_key(row, problems), row["attempt"]) for row in rows["waiting"])
-    if num_changed:
-        warn(
-            f"warning: {num_changed} of {len(rows['running'])} episodes that were under way got other answers from "
-            f"their tools than before the stop, so they are played again from their start."
-        )
+    _warn_of(num_changed, "got other answers from their tools than before the stop", len(opened))
+    num_faults = len(opened) - sum(fits.values()) - num_changed
+    _warn_of(num_faults, "met a fault of the environment when their tools answered again", len(opened))
 
 
 def discard(collector: Collector) -> None:
@@ -77,10 +84,27 @@ def discard(collector: Collector) -> None:
     collector.begin()
 
 
-def _take_again(run: EpisodeRun, row: dict[str, Any]) -> bool:
-    """Whether what the policy wrote before fits what the environment says now."""
+def _answer_again(replays: Mapping[EpisodeRun, Replay]) -> dict[EpisodeRun, bool]:
+    """What each replay returns. They wait for their tools side by side."""
+    found: dict[EpisodeRun, bool] = {}
+    answered: SimpleQueue[EpisodeRun] = SimpleQueue()
+    for run in replays:
+        answered.put(run)
+    while len(found) < len(replays):
+        run = answered.get()
+        try:
+            next(replays[run]).add_done_callback(partial(lambda run, _: answered.put(run), run))
+        except StopIteration as end:
+            found[run] = end.value
+    return found
+
+
+def _take_again(run: EpisodeRun, row: dict[str, Any]) -> Replay:
+    """Whether what the policy wrote before fits what the environment says now; yields what it waits for."""
     for reply in row["replies"]:
-        _await_tools(run)
+        while run.waiting_for is not None:
+            yield run.waiting_for
+            run.resume()
         if run.outcome is not None:
             return False
         run.next_request()
@@ -89,10 +113,9 @@ def _take_again(run: EpisodeRun, row: dict[str, Any]) -> bool:
     return run.token_ids[: len(written)] == written
 
 
-def _await_tools(run: EpisodeRun) -> None:
-    while run.waiting_for is not None:
-        wait([run.waiting_for])
-        run.resume()
+def _warn_of(count: int, what: str, total: int) -> None:
+    if count:
+        warn(f"warning: {count} of {total} episodes that were under way {what}, so they are played from their start.")
 
 
 def _running_row(run: EpisodeRun, number: int) -> dict[str, Any]:

@@ -64,10 +64,10 @@ def test_a_run_that_streams_is_planned_with_its_groups_under_way(records: Path) 
 
     params = cluster.read_params()
     streaming = {"groups_under_way": 11, "batch_deadline_seconds": None, "least_batch_share": 0.5}
-    params["train"] |= {"max_staleness": 2, "importance_correction": "token_truncate", "streaming": streaming}
+    params["train"] |= {"max_staleness": 3, "importance_correction": "token_truncate", "streaming": streaming}
     told = printed(plan_cluster(4, 2))
     assert "streaming, 11 groups under way" in told
-    assert "2 ahead (train.max_staleness 2)" in told
+    assert "3 ahead (train.max_staleness 3)" in told
 
 
 def test_lengths_that_are_given_take_the_place_of_the_recorded_ones(records: Path) -> None:

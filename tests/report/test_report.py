@@ -229,6 +229,8 @@ def test_seconds_of_an_episode_and_idle_shares_are_shown_where_they_are_of_this_
     write_json(finished_run.artifacts / "timings" / "idle.json", {**idle, "metrics": metrics})
     words = page_of(finished_run).text
     assert "the trainer waited for episodes 25.0% of the time" in words and "wrote nothing 80.0%" in words
+    write_json(finished_run.artifacts / "timings" / "idle.json", {**dict.fromkeys(idle, 0.0), "metrics": metrics})
+    assert read_results(finished_run).idle == {}
     write_json(finished_run.artifacts / "timings" / "idle.json", {**idle, "metrics": "another"})
     assert "wrote nothing" not in page_of(finished_run).text
 

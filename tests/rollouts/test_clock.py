@@ -70,17 +70,19 @@ def play_two_turns(clock: EngineClock, hand: Hand) -> list[dict[str, Any]]:
 
 
 def test_between_replies_the_engines_steps_and_seconds_are_counted_and_the_process_apart() -> None:
-    first, second = play_two_turns(EngineClock(is_beside=False, now=(hand := Hand())), hand)
+    first, second = play_two_turns(clock := EngineClock(is_beside=False, now=(hand := Hand())), hand)
     assert first == {
         "seconds": 1.0, "steps": 3.0, "live_seconds": 2.0, "fed": 30, "begun": 2, "reads": 1, "host_seconds": 0.0,
         "host_turns": 1,
     }  # fmt: skip
     assert (second["seconds"], second["steps"], second["host_seconds"], second["reads"]) == (2.0, 4.0, 0.5, 0)
+    assert clock.seconds == 3.0
 
 
 def test_an_engine_beside_the_process_goes_on_between_polls() -> None:
-    _, second = play_two_turns(EngineClock(is_beside=True, now=(hand := Hand())), hand)
+    _, second = play_two_turns(clock := EngineClock(is_beside=True, now=(hand := Hand())), hand)
     assert (second["seconds"], second["live_seconds"], second["host_seconds"]) == (2.5, 2.5, 0.5)
+    assert clock.seconds == 3.5
 
 
 def test_an_episode_that_a_fault_ended_is_not_kept() -> None:

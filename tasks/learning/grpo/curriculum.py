@@ -41,12 +41,17 @@ class ProblemSampler:
         self.baseline = baseline
         self.band = Band(problems, settings, baseline) if settings.problem_sampler == "band" else None
 
-    def draw(self, iteration: int, round_number: int, num_problems: int) -> list[Problem]:
-        """Up to `num_problems` that this iteration has not drawn; later rounds replace groups without signal."""
+    def draw(
+        self, iteration: int, round_number: int, num_problems: int, *, draw_number: int | None = None
+    ) -> list[Problem]:
+        """Up to `num_problems` that this iteration has not drawn; later rounds replace groups without signal. A draw's
+        own number seeds it where an iteration may have several first ones.
+        """
         if round_number == 0:
             self.drawn_now.clear()
         count = min(num_problems, len(self.problems) - len(self.drawn_now))
-        key = (self.seed, iteration, round_number) if round_number else (self.seed, iteration)
+        number = iteration if draw_number is None else draw_number
+        key = (self.seed, number, round_number) if round_number else (self.seed, number)
         rng = random.Random("/".join(map(str, ("problems", *key))))
         if self.settings.problem_sampler == "uniform":
             drawn = [self._next_of_epoch() for _ in range(count)]

@@ -18,13 +18,16 @@ Metrics = dict[str, Any]
 NGRAM = 4  # tokens; ordinary tool calls seldom repeat this many
 
 
-def rollout_metrics(groups: Sequence[Group]) -> Metrics:
+def rollout_metrics(groups: Sequence[Group], oldest: int | None = None) -> Metrics:
     """Shares are of trajectories, `informative_group_share` of groups; entropy is in nats per token. Groups that began
-    with a prefix count as episodes and as groups; the rest is of those that were played from their start.
+    with a prefix count as episodes and as groups; the rest is of those that were played from their start. A group is
+    informative where rewards differ and some token is of the `oldest` version that carries loss, or a later one.
     """
     from_start = [group for group in groups if not group.is_prefixed]
     trajectories = [trajectory for group in from_start for trajectory in group.trajectories]
-    is_informative = [len({score.reward for score in group.scores}) > 1 for group in groups]
+    is_informative = [
+        len({score.reward for score in group.scores}) > 1 and _is_fresh(group, oldest) for group in groups
+    ]
     count = max(1, len(trajectories))
     num_sampled = sum(trajectory.num_sampled_tokens for trajectory in trajectories)
     return {
@@ -43,6 +46,11 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         **part_metrics([score for group in from_start for score in group.scores]),
         **prefix_metrics([group for group in groups if group.is_prefixed]),
     }
+
+
+def _is_fresh(group: Group, oldest: int | None) -> bool:
+    versions = (version for trajectory in group.trajectories for version in trajectory.sampled_versions)
+    return oldest is None or any(version >= oldest for version in versions)
 
 
 def prefix_metrics(groups: Sequence[Group]) -> Metrics:

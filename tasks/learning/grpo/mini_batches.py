@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class MiniBatch:
-    """The rows of each group that carries loss, and the sampled tokens of each trajectory in its dropped groups."""
+    """The rows of each group that carries loss, and what was dropped: the sampled tokens of each trajectory."""
 
     rows: Sequence[list[Row]]
     dropped_lengths: list[int]
@@ -37,7 +37,8 @@ def divide(
 
     Dropped groups count in the denominator: else the gradient would grow as groups become equal. Replaced groups are no
     part of the batch (DAPO). With `zero_variance_groups: keep` equal groups carry their KL. Tokens too old for
-    the `iteration` carry none, nor does a trajectory that has no others; their rewards are compared all the same.
+    the `iteration` carry none, nor does a trajectory that has no others; their rewards are compared all the same, and
+    they count in the denominator as what is dropped does.
     """
     oldest = oldest_version(settings, iteration)
     last_round = max((group.round_number for group in groups), default=0)
@@ -46,12 +47,15 @@ def divide(
     for group in groups:
         advantages = group_credit(group, settings)
         triples = zip(group.trajectories, advantages, carries_loss(group, settings), strict=True)
-        counted = [_row(item, advantage, oldest) for item, advantage, is_counted in triples if is_counted]
-        counted = [row for row in counted if any(row.sampled_mask)]
-        if counted and (any(map(np.any, advantages)) or settings.zero_variance_groups == "keep"):
-            rows.append(counted)
-        elif group.round_number == last_round:
-            dropped_lengths.append([sum(row.sampled_mask) for row in counted])
+        counted = [(item, _row(item, advantage, oldest)) for item, advantage, is_counted in triples if is_counted]
+        kept = [row for _, row in counted if any(row.sampled_mask)]
+        has_credit = any(map(np.any, advantages)) or settings.zero_variance_groups == "keep"
+        if has_credit and kept:
+            rows.append(kept)
+            if too_old := [length for length in (_num_too_old(*pair, settings) for pair in counted) if length]:
+                dropped_lengths.append(too_old)
+        elif has_credit or group.round_number == last_round:
+            dropped_lengths.append([sum(item.sampled_mask) for item, _ in counted])
     return rows, dropped_lengths
 
 
@@ -82,6 +86,14 @@ def _row(trajectory: Trajectory, advantage: float | list[float], oldest: int | N
     mask = [is_sampled and next(left) for is_sampled in trajectory.sampled_mask]
     credit = list(compress(advantage, is_fresh)) if isinstance(advantage, list) else advantage
     return replace(row, sampled_mask=mask, advantage=credit)
+
+
+def _num_too_old(trajectory: Trajectory, row: Row, settings: GRPOSettings) -> int:
+    """Tokens that the denominator counts beside those of the row. By `sequence` and `constant` it counts trajectories,
+    so one that carries loss is there already.
+    """
+    num_fresh = sum(row.sampled_mask)
+    return 0 if num_fresh and settings.aggregation != "token" else sum(trajectory.sampled_mask) - num_fresh
 
 
 def _split(items: Sequence[Item], cuts: Sequence[int]) -> list[Sequence[Item]]:

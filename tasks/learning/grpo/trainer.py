@@ -28,7 +28,7 @@ from tasks.learning.grpo.metrics import (
     pass_metrics,
     rollout_metrics,
 )
-from tasks.learning.grpo.mini_batches import MiniBatch, divide, mini_batches
+from tasks.learning.grpo.mini_batches import MiniBatch, divide, mini_batches, oldest_version
 from tasks.learning.grpo.step_loss import LossBatch, batch_loss, loss_batches
 from tasks.learning.shared.agreement import check_engine, prepare_model, trainer_logp
 from tasks.learning.shared.batching import check_tokens, share_of
@@ -107,10 +107,11 @@ class GRPOTrainer:
         self.last_groups = groups
         before_update()
         step_metrics = self.update(self.iteration, groups)
+        first = [group for group in groups if group.round_number == 0]
         return {
             "iteration": self.iteration,
             "optimizer_steps": self.optimizer.steps_done,
-            **rollout_metrics([group for group in groups if group.round_number == 0]),
+            **rollout_metrics(first, oldest_version(self.settings, self.iteration)),
             "num_replaced_groups": num_replaced,
             **exploration_metrics(self.settings, self.iteration, self.temperature, self.top_p),
             **step_metrics,

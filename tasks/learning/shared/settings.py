@@ -171,7 +171,6 @@ class BandSettings(Settings):
 
 class StreamingSettings(Settings):
     """Groups stream to the trainer as they finish (infra/decisions/0070): `groups_under_way` are played all the time.
-
     A batch that the trainer has waited for since `batch_deadline_seconds` (null: no deadline) is trained on as it is,
     if it has at least `least_batch_share` of its groups; the others go on, for the next batch.
     """
@@ -272,13 +271,16 @@ class GRPOSettings(OptimizerSettings):
         streaming, exploration = self.streaming, self.exploration
         if streaming is None:
             return self
+        per_batch, under_way = self.problems_per_iteration, streaming.groups_under_way
+        least, fewer = -(-under_way // per_batch) + 1, (self.max_staleness - 1) * per_batch
+        or_fewer = f", or train.streaming.groups_under_way to at most {fewer}" if fewer >= per_batch else ""
         for is_wrong, message in (
-            (self.max_staleness == 0, "train.max_staleness is 0, but groups stream while the trainer works, so every "
-             "token is at least one version old. Set train.max_staleness to 1 or more, such as 4"),
-            (streaming.groups_under_way < self.problems_per_iteration,
-             f"groups_under_way is {streaming.groups_under_way} and train.problems_per_iteration "
-             f"{self.problems_per_iteration}, so every batch would wait for groups that begin after all others. Set "
-             f"train.streaming.groups_under_way to {self.problems_per_iteration} or more, such as twice that"),
+            (self.max_staleness < least, f"train.max_staleness is {self.max_staleness}, but with {under_way} groups "
+             f"under way for {per_batch} in a batch many tokens are trained on {least} versions later, too old for "
+             f"loss. Set train.max_staleness to {least} or more{or_fewer}"),
+            (under_way < per_batch, f"groups_under_way is {under_way} and train.problems_per_iteration {per_batch}, so "
+             "every batch would wait for groups that begin after all others. Set train.streaming.groups_under_way to "
+             f"{per_batch} or more, such as {2 * per_batch} with train.max_staleness 3"),
             (exploration is not None and exploration.temperature is not None,
              "train.exploration.temperature is a schedule, and an episode that goes on under the next weights would be "
              "of two temperatures. Set train.exploration.temperature to null, or train.streaming to null"),

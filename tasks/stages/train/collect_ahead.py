@@ -199,10 +199,13 @@ def refuse_stale(collect: Collect, max_staleness: int | None) -> Collect:
         for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
             ages = [iteration - 1 - turn.policy_version for turn in trajectory.own_turns]
             if ages and not 0 <= min(ages) <= max(ages) <= most:
+                refused = (
+                    "no policy has such weights yet" if min(ages) < 0 else f"train.max_staleness is {max_staleness}"
+                )
                 raise ValueError(
                     f"problem {trajectory.problem_id!r} (draw {trajectory.draw}, sample {trajectory.sample_index}) of "
                     f"iteration {iteration} was written by weights {max(ages)} to {min(ages)} versions old, and "
-                    f"train.max_staleness is {max_staleness}, so its gradient would belong to another policy. This "
+                    f"{refused}, so its gradient would belong to another policy. This "
                     f"is a fault of the engine's refresh: please report it."
                 )
         return groups

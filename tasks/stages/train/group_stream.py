@@ -59,6 +59,7 @@ class GroupStream:
         self.collector, self.sampler, self.rewards = collector, sampler, rewards
         self.explore, self.params, self.settings, self.now = explore, params, params.streaming, now
         self.num_draws = 0
+        self.stored: int | None = None  # the iteration whose batch a roll back's checkpoint has
         self.asked: tuple[int, float] | None = None  # the iteration whose batch the trainer waits for, since when
         self._forget()
         collector.begin()
@@ -100,7 +101,7 @@ class GroupStream:
     def suspend_if_stored(self, iteration: int) -> State | None:
         """With the batch of `iteration`, where the checkpoint after the iteration before it is due."""
         is_due = iteration > 1 and (iteration - 1) % self.params.checkpoint_interval == 0
-        return self.suspend() if is_due else None
+        return self.suspend() if is_due or iteration == self.stored else None
 
     def suspend(self) -> State:
         """What `restore` goes on with, as JSON; this one goes on in the same way."""
@@ -125,10 +126,13 @@ class GroupStream:
         self.collector.num_added = state["num_added"]
         restore(self.collector, state["episodes"], problems)
 
-    def discard(self) -> None:
-        """Every group under way or finished. No other thread may be in `collect`."""
+    def discard(self, *, stored: int) -> None:
+        """Every group under way or finished. No other thread may be in `collect`. A checkpoint with the batch of the
+        iteration `stored` follows, whatever the interval.
+        """
         discard(self.collector)
         self._forget()
+        self.stored = stored
 
     def close(self) -> None:
         """After the collector was abandoned, or is done."""
@@ -152,15 +156,16 @@ class GroupStream:
         rest = (self.params.num_iterations - iteration) * self.params.problems_per_iteration + num_missing
         group_size = self.explore(iteration)
         while len(self.open) < min(self.settings.groups_under_way, rest):
-            problem, draw = self._next_problem()
+            problem, draw = self._next_problem(iteration)
             keys = [EpisodeKey(problem, draw, sample) for sample in range(group_size)]
             self.open.append(OpenGroup(problem, list(self.collector.add(keys))))
 
-    def _next_problem(self) -> tuple[Problem, int]:
+    def _next_problem(self, iteration: int) -> tuple[Problem, int]:
         """Problems are drawn as many at a time as a batch has; the number of the draw seeds their episodes."""
         if not self.queue:
             self.num_draws += 1
-            drawn = self.sampler.draw(self.num_draws, 0, self.params.problems_per_iteration)
+            count = self.params.problems_per_iteration
+            drawn = self.sampler.draw(iteration, 0, count, draw_number=self.num_draws)
             self.queue.extend((problem, self.num_draws) for problem in drawn)
         return self.queue.popleft()
 

@@ -162,9 +162,9 @@ class TrainingRun:
             self.metrics.append(row)
             alarm = name_unearned(self.sentinel.observe(row), self.trainer.last_groups)
             if alarm is None:
-                with self.stopwatch.time(iteration, "save_seconds"):
+                with self.stopwatch.time(iteration, "save_seconds", without="wait_seconds"):
                     self._finish_iteration()
-        self.stopwatch.note_batch(iteration, self.trainer.last_groups, engine_seconds=self.collector.engine_seconds)
+        self.stopwatch.note_batch(iteration, self.trainer.last_groups, engine_seconds=self.episodes.clock.seconds)
         return self.metrics[-1], alarm
 
     def close(self) -> None:
@@ -185,13 +185,14 @@ class TrainingRun:
         if self.pipeline is not None:
             self.pipeline.discard(self.iteration)
             if self.stream:
-                self.stream.discard()
+                self.stream.discard(stored=self.iteration + 1)
             self._load_draws(self._curriculum([]))
         self.snapshots.give_up_after(iteration)
         self.sentinel.forget()
         self.num_rollbacks += 1
         self.metrics[-1] |= {"alarm": alarm.signal, "rolled_back_to": iteration}
-        self._finish_iteration(is_checkpoint_due=True)
+        with self.stopwatch.time(self.iteration, "iteration_seconds"):
+            self._finish_iteration(is_checkpoint_due=True)
         return f"{alarm.message} Rolled back to iteration {iteration}, with the learning rate times {step_factor:g}."
 
     def timings(self) -> dict[str, list[dict[str, Any]]]:
@@ -210,9 +211,8 @@ class TrainingRun:
     def _train_on_policy(self) -> Metrics:
         with self.stopwatch.time(self.iteration + 1, "refresh_seconds"):
             self.serving.refresh(self.iteration)
-        row = self.trainer.iterate(self.collect, before_update=self._before_update)
         return {
-            **row,
+            **self.trainer.iterate(self.collect, before_update=self._before_update),
             **self._new_counts(),
             "success_by_category": dict(self.sampler.success),
             **success_by_environment(self.trainer.last_groups, self.environment),
@@ -220,8 +220,7 @@ class TrainingRun:
 
     def _train_pipelined(self, pipeline: Pipeline) -> Metrics:
         """Train on the batch that is ready, while the thread collects the next."""
-        collect = self.stopwatch.timed("wait_seconds", pipeline)
-        row = self.trainer.iterate(collect, before_update=self._compare_engine)
+        row = self.trainer.iterate(self.stopwatch.timed("wait_seconds", pipeline), before_update=self._compare_engine)
         batch = pipeline.batch
         assert batch is not None
         return {
@@ -280,7 +279,9 @@ class TrainingRun:
         if self.iteration % self.params.snapshot_interval == 0 or self.is_done:
             self.snapshots.save()
         if is_checkpoint_due or self.iteration % self.params.checkpoint_interval == 0 or self.is_done:
-            ahead = [] if self.pipeline is None else self.pipeline.batches_ahead(self.iteration)
+            ahead: list[Batch] = []
+            if self.pipeline is not None:
+                ahead = self.stopwatch.timed("wait_seconds", self.pipeline.batches_ahead)(self.iteration)
             state = {
                 "trainer": self.trainer.state(),
                 "sampler": self._curriculum(ahead),

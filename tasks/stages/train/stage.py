@@ -2,7 +2,8 @@
 
 Writes a snapshot every `train.snapshot_interval` iterations, metrics.jsonl, curve.csv and learnt.json, which names the
 snapshots that learnt nothing. Where the gate said `skip_rl`, the only snapshot is the warm-started model
-(infra/decisions/0014). A killed run continues from its last checkpoint and ends bitwise the same.
+(infra/decisions/0014). A killed run continues from its last checkpoint and ends bitwise the same,
+unless it streams with slow tools, `batch_deadline_seconds` or `environment.pool` (infra/decisions/0070).
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 Metrics = dict[str, Any]
 SETTINGS = TrainSections
+MOST_STALE = 0.5  # of the tokens of a batch, before a warning
 CURVE = (
     "iteration", "optimizer_steps", "success_rate", "mean_reward", "informative_group_share", "kl", "entropy",
     "clip_share", "mean_sampled_tokens", "mean_turns", "learning_rate",
@@ -141,6 +143,7 @@ def train_policy(
     from tasks.core.progress import progress_bar
     from tasks.stages.train.run import TrainingRun
 
+    has_warned = False
     training = TrainingRun(settings, start=start, problems=problems, resume=resume, baseline=baseline, ranks=ranks)
     try:
         for sentence in training.refused:
@@ -155,6 +158,7 @@ def train_policy(
                 row, alarm = training.iterate()
                 if alarm is not None:
                     answer_alarm(alarm, training, alarms)
+                has_warned = has_warned or warn_where_stale(row)
                 bar.advance(_progress(row))
                 if log is not None:
                     log({**row, **training.stopwatch.idle(row["iteration"])})
@@ -167,9 +171,22 @@ def train_policy(
             write_metrics(output, training.metrics)
         finally:
             _close(training)
-    if timings is not None:
+    if timings is not None and idle["iteration_seconds"]:  # else this process had nothing left to train
         write_json(timings / "idle.json", {**idle, "metrics": content_hash(output / "metrics.jsonl")})
     return training.metrics
+
+
+def warn_where_stale(row: Metrics) -> bool:
+    """Whether most tokens of a batch that streamed carry no loss; the metrics say it of each."""
+    share: float = row.get("stale_token_share", 0.0)
+    if share <= MOST_STALE:
+        return False
+    warn(
+        f"warning: {share:.0%} of the tokens of iteration {row['iteration']} are older than train.max_staleness and "
+        f"carry no loss, so little is learnt from them (stale_token_share in the metrics, for each iteration). Raise "
+        f"train.max_staleness, or lower train.streaming.groups_under_way."
+    )
+    return True
 
 
 def answer_alarm(alarm: Alarm, training: TrainingRun, alarms: Path) -> None:

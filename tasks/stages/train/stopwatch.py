@@ -9,12 +9,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar, cast
 
 from tasks.core.records import Group
 
-if TYPE_CHECKING:
-    from tasks.learning.grpo.trainer import Collect
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Stopwatch:
@@ -29,19 +28,21 @@ class Stopwatch:
         self.engine_seconds = 0.0
 
     @contextmanager
-    def time(self, iteration: int, part: str) -> Iterator[None]:
-        """Add to what the part took so far."""
-        since = self.now()
+    def time(self, iteration: int, part: str, *, without: str = "") -> Iterator[None]:
+        """Add to what the part took so far, less what the part `without` took in it."""
+        row, since = self.by_iteration[iteration], self.now()
+        other = row.get(without, 0.0)
         yield
-        row = self.by_iteration[iteration]
-        row[part] = row.get(part, 0.0) + self.now() - since
+        row[part] = row.get(part, 0.0) + self.now() - since - (row.get(without, 0.0) - other)
 
-    def timed(self, part: str, collect: Collect) -> Collect:
-        def collect_timed(iteration: int, round_number: int, num_problems: int) -> Sequence[Group]:
+    def timed(self, part: str, function: Function) -> Function:
+        """A function of the iteration, and of more; its seconds are the part's."""
+
+        def call(iteration: int, *arguments: Any) -> Any:
             with self.time(iteration, part):
-                return collect(iteration, round_number, num_problems)
+                return function(iteration, *arguments)
 
-        return collect_timed
+        return cast(Function, call)
 
     def note_batch(self, iteration: int, groups: Sequence[Group], *, engine_seconds: float) -> None:
         """`engine_seconds`: in which turns were written, since the run began."""

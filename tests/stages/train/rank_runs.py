@@ -30,7 +30,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "full": {},
     "adapter, ahead": {"lora": LORA, "max_staleness": 1, "importance_correction": "token_truncate"},
     "streaming": {
-        "max_staleness": 1,
+        "max_staleness": 3,
         "importance_correction": "token_truncate",
         "streaming": {"groups_under_way": 6, "batch_deadline_seconds": None, "least_batch_share": 0.5},
     },

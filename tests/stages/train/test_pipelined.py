@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,15 @@ import torch
 from tasks.core.files import content_hash
 from tasks.core.records import Group
 from tasks.learning.grpo.trainer import GRPOTrainer
+from tasks.rollouts import episode
 from tasks.rollouts.collect import Collector
+from tasks.rollouts.engine_clock import EngineClock
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.stages.train import groups as grouping
 from tasks.stages.train import run as training
+from tasks.stages.train.collect_ahead import Batch
 from tests import tiny
-from tests.stages.train.test_training import LORA, Killed, alarm_at, run, settings
+from tests.stages.train.test_training import LORA, PROBLEMS, Killed, alarm_at, run, settings
 
 pytestmark = pytest.mark.slow
 
@@ -211,6 +216,31 @@ def test_with_a_learning_rate_of_zero_a_pipelined_run_trains_on_the_episodes_of_
     rows = run(pipelined(2, **common), start, tmp_path / "ahead")
     expected = run(pipelined(0, **common), start, tmp_path / "on_policy")
     assert [{key: row[key] for key in row.keys() - added} for row in rows] == expected
+
+
+@pytest.mark.slow
+def test_what_a_checkpoint_waits_for_is_idle_time_of_the_trainer_and_polls_alone_are_work_of_the_engine(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By clocks that stand: a batch takes 5 s to come, the engine's polls take none."""
+    moment = 0.0
+    monkeypatch.setattr(episode, "EngineClock", partial(EngineClock, now=lambda: 0.0))
+    options = pipelined(1, num_iterations=2, checkpoint_interval=1)
+    with closing(training.TrainingRun(options, start=start, problems=PROBLEMS, resume=tmp_path / "resume")) as one:
+        assert one.pipeline is not None
+        batches_ahead = one.pipeline.batches_ahead
+
+        def slow(version: int) -> list[Batch]:
+            nonlocal moment
+            moment += 5.0
+            return batches_ahead(version)
+
+        one.pipeline.batches_ahead = slow  # type: ignore[method-assign]
+        one.stopwatch.now = lambda: moment
+        one.iterate()
+        (row,) = one.stopwatch.rows()
+    assert (row["iteration_seconds"], row["save_seconds"], row["update_seconds"]) == (5.0, 0.0, 0.0)
+    assert (row["trainer_idle_seconds"], row["engine_idle_seconds"]) == (5.0, 5.0)
 
 
 @pytest.mark.slow

@@ -175,11 +175,13 @@ def test_replacements_of_dynamic_sampling_are_handed_out_round_by_round() -> Non
     fake.pipeline.close()
 
 
-@pytest.mark.parametrize("version", [1, 5])
-def test_a_turn_of_weights_too_old_or_not_there_yet_is_refused(version: int) -> None:
+@pytest.mark.parametrize(
+    ("version", "most", "why"), [(1, 2, "max_staleness is 2"), (5, 2, "no policy has"), (5, None, "no policy has")]
+)
+def test_a_turn_of_weights_too_old_or_not_there_yet_is_refused(version: int, most: int | None, why: str) -> None:
     """Iteration 5 may be written by versions 2, 3 and 4 with n = 2."""
-    collect = refuse_stale(lambda iteration, round_number, count: [group(5, version)], 2)
-    with pytest.raises(ValueError, match=r"written by weights -?\d to -?\d versions old.*max_staleness is 2") as error:
+    collect = refuse_stale(lambda iteration, round_number, count: [group(5, version)], most)
+    with pytest.raises(ValueError, match=rf"written by weights -?\d to -?\d versions old, and .*{why}") as error:
         collect(5, 0, 1)
     assert "\n" not in str(error.value)
     for good in (2, 3, 4):

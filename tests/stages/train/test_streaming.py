@@ -13,12 +13,14 @@ from tasks.chat.format import ChatFormat
 from tasks.core.records import Group, Problem, Score, Trajectory, Turn
 from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.travel_desk.environment import TravelDesk, TravelDeskEpisode
+from tasks.learning.grpo.metrics import rollout_metrics
 from tasks.learning.grpo.mini_batches import divide
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EngineEpisodes
 from tasks.stages.train import groups as grouping
 from tasks.stages.train import run as training
 from tasks.stages.train.group_stream import GroupStream
+from tasks.stages.train.stage import warn_where_stale
 from tests import tiny
 from tests.stages.train.test_pipelined import collector_threads, result
 from tests.stages.train.test_training import PROBLEMS, alarm_at, run, run_killed_after, settings
@@ -102,10 +104,14 @@ def test_a_streaming_run_that_is_killed_goes_on_and_ends_bitwise_the_same(
 def test_a_roll_back_discards_the_groups_under_way(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At iteration 4: batch 5 and all that is under way are of the abandoned policy, so batch 5 is of version 4."""
+    """At iteration 4: batch 5 and all that is under way are of the abandoned policy, so batch 5 is of version 4. Its
+    checkpoint has what is under way then: a run killed after iteration 5 goes on as if it never was.
+    """
     alarm_at({4}, monkeypatch)
-    options = streamed(action="roll_back", max_rollbacks=1, checkpoint_interval=5)
-    rows = run(options, start, tmp_path)
+    options = streamed(action="roll_back", max_rollbacks=1, checkpoint_interval=100)
+    rows = run(options, start, tmp_path / "whole")
+    run_killed_after(5, options, start, tmp_path / "killed", monkeypatch)
+    assert run(options, start, tmp_path / "killed") == rows
     assert rows[3]["rolled_back_to"] == 2
     assert rows[4]["staleness_max"] == 0
     assert rows[5]["staleness_max"] == 1
@@ -122,11 +128,23 @@ def test_tokens_too_old_carry_no_loss_and_their_rewards_are_compared() -> None:
     (row,) = kept
     assert row.sampled_mask == [False, False, False, True, True]
     assert row.advantage == 0.5  # 1 less the mean of 1 and 0
-    assert dropped == []
-    (all_kept,), _ = divide([group], params)
+    assert dropped == [[2, 2]]  # the two tokens too old of each: the denominator is of all six
+    alone = Group("p", "c", [old, written([2])], [Score(1.0, {}), Score(0.0, {})])
+    assert divide([alone], params, iteration=8) == ([], [[2, 1]])
+    constant = params.model_copy(update={"aggregation": "constant", "constant_length": 9})
+    assert divide([group, alone], constant, iteration=8)[1] == [[2], [2, 1]]  # trajectories without loss, beside one
+    assert [rollout_metrics([group, alone], oldest)["informative_group_share"] for oldest in (None, 4)] == [1.0, 0.5]
+    (all_kept,), none_dropped = divide([group], params)
     assert [sum(row.sampled_mask) for row in all_kept] == [4, 2]
+    assert none_dropped == []
     by_turn = divide([group], params.model_copy(update={"advantage": "turn_leave_one_out"}), iteration=8)[0][0][0]
     assert by_turn.advantage == [1.0, 1.0]
+
+
+def test_a_batch_most_of_whose_tokens_are_too_old_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not warn_where_stale({"iteration": 2}) and not warn_where_stale({"iteration": 3, "stale_token_share": 0.5})
+    assert warn_where_stale({"iteration": 4, "stale_token_share": 0.87})
+    assert "87% of the tokens of iteration 4 are older" in " ".join("".join(capsys.readouterr()).split())
 
 
 def written(versions: list[int]) -> Trajectory:
@@ -143,7 +161,7 @@ def written(versions: list[int]) -> Trajectory:
 @pytest.mark.parametrize(
     ("changed", "found"),
     [
-        ({"max_staleness": 0}, r"Set train.max_staleness to 1 or more"),
+        ({"max_staleness": 0}, r"Set train.max_staleness to 3 or more.$"),
         ({"streaming": STREAMING | {"groups_under_way": 3}}, r"Set train.streaming.groups_under_way to 4 or more"),
     ],
     ids=["on_policy", "too_few"],
@@ -184,7 +202,7 @@ class InOrder:
         self.rest = list(self.problems.values())
         self.learnt: list[str] = []
 
-    def draw(self, iteration: int, round_number: int, count: int) -> list[Problem]:
+    def draw(self, iteration: int, round_number: int, count: int, *, draw_number: int) -> list[Problem]:
         drawn, self.rest = self.rest[:count], self.rest[count:]
         return drawn
 
@@ -192,11 +210,10 @@ class InOrder:
         self.learnt += [group.problem_id for group in groups]
 
 
-def test_at_the_deadline_a_batch_has_what_finished_and_the_stragglers_are_in_the_next() -> None:
-    """Of four groups two finish; half a batch is enough. The others, held up until then, are the next batch's first."""
+def held_stream() -> tuple[GroupStream, Collector, list[str]]:
+    """With four groups under way, and a deadline after 0.1 seconds."""
     chat, world, sampler = ChatFormat(tiny.tokenizer(), source="test"), TravelDesk(), InOrder()
     world.episode_class = HeldEpisode  # type: ignore[misc]
-    names = list(sampler.problems)
     engine = ScriptedEngine([[chat.encode("Done.")]], end_of_turn=chat.end_of_turn)
     collector = Collector(
         EngineEpisodes(engine, chat, tiny.SAMPLING), world, max_concurrent_episodes=99, seed=0, stage="test"
@@ -204,6 +221,12 @@ def test_at_the_deadline_a_batch_has_what_finished_and_the_stragglers_are_in_the
     options = streamed(num_iterations=2, streaming=STREAMING | {"groups_under_way": 4, "batch_deadline_seconds": 0.1})
     drawn: Any = sampler
     stream = GroupStream(collector, drawn, rewards=options.reward, explore=lambda iteration: 2, params=options.train)
+    return stream, collector, list(sampler.problems)
+
+
+def test_at_the_deadline_a_batch_has_what_finished_and_the_stragglers_are_in_the_next() -> None:
+    """Of four groups two finish; half a batch is enough. The others, held up until then, are the next batch's first."""
+    stream, collector, names = held_stream()
     HeldEpisode.free = set(names[:2])
     stream.ask(1)
     assert [group.problem_id for group in stream.collect(1, 0, 4)] == names[:2]
@@ -213,6 +236,20 @@ def test_at_the_deadline_a_batch_has_what_finished_and_the_stragglers_are_in_the
     second = stream.collect(2, 0, 4)
     assert {group.problem_id for group in second} >= set(names[2:4])
     assert len(second) == 4
+    sampler: Any = stream.sampler
     assert sampler.learnt == names[:2] + [group.problem_id for group in second]
-    stream.discard()
+    stream.discard(stored=3)
     assert not collector.running
+
+
+def test_what_a_tool_answers_to_a_discarded_episode_concerns_no_other() -> None:
+    """A roll back comes while two groups wait for a tool; its answers come while the next groups are played."""
+    stream, collector, names = held_stream()
+    HeldEpisode.free = set(names[:2])
+    stream.ask(1)
+    assert len(stream.collect(1, 0, 4)) == 2
+    stream.discard(stored=2)
+    HeldEpisode.free = set(names)
+    HeldEpisode.let_go()
+    assert [group.problem_id for group in stream.collect(2, 0, 4)] == names[8:]
+    assert collector.num_waits == 0
