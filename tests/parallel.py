@@ -20,6 +20,8 @@ TOGETHER = {
     "tests/stages/train/test_ranks_of_a_run.py": "ranks",
     "tests/pipeline/test_caching.py": "the finished flow",
     "tests/pipeline/test_drift_check.py": "the finished flow",
+    "tests/pipeline/test_flow.py": "toy flows",
+    "tests/pipeline/test_schedule.py": "toy flows",
     "tests/services/test_same_recipe.py": "the finished flow",
     "tests/services/test_approval.py": "servers",
     "tests/services/test_second_machine.py": "servers",
@@ -31,7 +33,6 @@ TOGETHER = {
 LONGEST = (
     "tests/services",
     "tests/pipeline/test_flow.py",
-    "tests/pipeline/test_schedule.py",
     "tests/contracts/test_engines.py",
     "tests/pipeline/test_own_model_and_data.py",
     "tests/stages/train/test_training.py",

@@ -27,7 +27,8 @@ if [[ ${SERVERS:-yes} == yes ]]; then
 fi
 
 # `python -m tasks warm_start` and `train`, whoever calls them, become this; the other stages run on the first node alone.
+# Where a rank dies the others notice, say so and end themselves; srun killing them would hide which one it was.
 trainers=$(IFS=, && echo "${nodes[*]}")
 tasks=$((${#nodes[@]} * per_node))
-export TURNWISE_LAUNCH="srun --nodes=${#nodes[@]} --nodelist=$trainers --ntasks=$tasks --gpus-per-task=1 --kill-on-bad-exit=1"
+export TURNWISE_LAUNCH="srun --nodes=${#nodes[@]} --nodelist=$trainers --ntasks=$tasks --gpus-per-task=1 --kill-on-bad-exit=0"
 exec python -m flows run

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 RecordT = TypeVar("RecordT", bound="BaseModel")
 # A file changed more recently could change again with the same time: file systems have ticks of up to 2 s.
 SETTLED_NANOSECONDS = 2_000_000_000
+SHARED_SECONDS = 30.0  # in which a file that one machine wrote is seen by all: a network's folder may lag
 
 
 class _Version(NamedTuple):

@@ -13,6 +13,7 @@ from typing import Any
 
 from tasks.core.files import read_records, require
 from tasks.core.records import Problem
+from tasks.core.terminal import warn
 from tasks.environments.settings import ROOM, EnvironmentSettings, OtherEnvironmentSettings
 from tasks.tools.base import Environment
 
@@ -101,9 +102,11 @@ def _make_playable(environment_class: type[Any], settings: EnvironmentSettings) 
     environment = _make_reliable(environment_class, settings)
     if settings.pool is None:
         return environment
-    from tasks.tools.pool.environment import PooledEnvironment, may_leave
+    from tasks.tools.pool.environment import PooledEnvironment, why_it_stays
 
-    if not may_leave(environment_class):
+    reason = why_it_stays(environment_class)
+    if reason is not None:  # no refusal: other members of a mixture may be played in workers
+        warn(f"environment.pool has no effect on {settings.name}: {reason}. Set it to null to be rid of this line.")
         return environment
     make = f"{load_in_worker.__module__}:{load_in_worker.__name__}"
     return PooledEnvironment(environment, settings, settings.pool, make=make)

@@ -33,8 +33,8 @@ class RaySettings(Settings):
 
     `address` null: one of this machine's, for as long as the command runs, whose processors ranks and servers share.
     `auto`: the one that this machine is part of; or HOST:PORT of its head. A placement that takes longer than
-    `place_seconds` is refused. `variables` are those of the command's environment that ranks and servers on other nodes
-    get, as names with `*`.
+    `place_seconds` is refused. `variables` are those of the command's environment that ranks on other nodes get, as
+    names with `*`; a server has its node's.
     """
 
     address: str | None = Field(pattern=r"^(auto|[^/:]+:\d+)$")

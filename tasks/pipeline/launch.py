@@ -1,5 +1,6 @@
 """Several processes that train one policy: each finds its place in the environment, meets the others, and refuses
-them where they are not alike. Who starts them here is `supervise.py`.
+them where they are not alike. Who starts them is `supervise.py`, or on many nodes a launcher of somebody else's
+(`outer_launcher.py`).
 
 Every rank runs the same command. Rank 0 takes the locks, runs the stage and writes; the others follow it. One that dies
 ends all, since none can go on alone.
@@ -9,10 +10,7 @@ from __future__ import annotations
 
 import os
 import platform
-import shlex
 import socket
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,17 +18,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tasks.core.child_processes import own_guardian
-from tasks.core.files import content_hash, json_hash
-from tasks.core.passing_faults import PassingFault
+from tasks.core.files import SHARED_SECONDS, content_hash, json_hash
+from tasks.core.passing_faults import PassingFault, is_passing
 from tasks.core.settings import read_params
 from tasks.core.text import one_line
 from tasks.core.workspace import folder_of_code
 from tasks.models.settings import ComputeSettings, LaunchSettings
 from tasks.models.torch_setup import find_device
 from tasks.pipeline.cli_errors import status_of
+from tasks.pipeline.outer_launcher import LAUNCH
 from tasks.pipeline.supervise import LostRank
 
 if TYPE_CHECKING:
@@ -42,11 +40,9 @@ LAUNCHED = ("warm_start", "train")  # the stages that several processes compute
 MEETING = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
 SUPERVISED = "TORCHELASTIC_RUN_ID"  # torch's: who started this process tells why one has ended
-LAUNCH = "TURNWISE_LAUNCH"
 CODE = "tasks"
 OF_TORCH = "TORCHELASTIC_"  # what torch's launcher leaves in the environment
 LOST = ("connection closed", "connection reset", "broken pipe", "timed out", "timeout", "remote process exited")
-SHARED_SECONDS = 30.0  # in which a file of rank 0 is seen by all: a network's folder may lag
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,62 +68,45 @@ def place_of(launch: LaunchSettings, environment: Mapping[str, str]) -> Place | 
             f"it cannot find the others. Start it by torchrun, or by srun with MASTER_ADDR and MASTER_PORT exported; "
             f"or set launch.launcher to torchrun."
         )
-    if int(noted["WORLD_SIZE"]) != launch.num_trainers:
+    if _number(noted, "WORLD_SIZE") != launch.num_trainers:
         raise ValueError(
             f"launch.num_trainers is {launch.num_trainers}, and {noted['WORLD_SIZE']} processes were started, so it is "
             f"not clear who should train. Set launch.num_trainers to {noted['WORLD_SIZE']}, or start as many."
         )
-    return Place(int(noted["RANK"]), int(noted["WORLD_SIZE"]), local_number(environment))
-
-
-def launch_command(
-    stage: str, launch: LaunchSettings, options: Sequence[str], environment: Mapping[str, str]
-) -> list[str] | None:
-    """What starts the ranks of a stage, where the environment names a launcher of many nodes, such as `srun --ntasks
-    16`: so that DVC and a flow, which know one command per stage, can train on all of them.
-    """
-    if launch.launcher != "external" or not environment.get(LAUNCH):
-        return None
-    return [*shlex.split(environment[LAUNCH]), sys.executable, "-m", "tasks", stage, *options]
-
-
-def run_launched(command: Sequence[str]) -> None:
-    """Until its ranks have ended; they say themselves how. This process ends with its status."""
-    own_guardian().watch_descendants()
-    kept = {name: value for name, value in os.environ.items() if name != LAUNCH}
-    try:
-        status = subprocess.run(command, env=kept, check=False).returncode
-    except FileNotFoundError:
-        raise ValueError(
-            f"{LAUNCH} begins with {command[0]}, and there is no such program on {socket.gethostname()}, so no rank "
-            f"was started. Correct it, or unset it and start the ranks yourself."
-        ) from None
-    if status:
-        raise SystemExit(status if status > 0 else 128 - status)
+    return Place(_number(noted, "RANK"), launch.num_trainers, local_number(environment))
 
 
 def local_number(environment: Mapping[str, str]) -> int:
-    """Of this process among those of its machine; 0 where nobody noted one."""
-    return int(environment.get("LOCAL_RANK") or environment.get(SLURM["LOCAL_RANK"]) or 0)
+    """Of this process among those of its machine; 0 where nobody noted one. ValueError where that is no number."""
+    name = next((name for name in ("LOCAL_RANK", SLURM["LOCAL_RANK"]) if environment.get(name)), None)
+    return 0 if name is None else _number(environment, name)
+
+
+def number_to_tell(stage: str, params: Mapping[str, Any], environment: Mapping[str, str]) -> int:
+    """`told_once_per_node`'s, before `params` are checked: 0 for every process that nobody else started as a rank."""
+    launch = params.get("launch")
+    is_external = isinstance(launch, Mapping) and launch.get("launcher") == "external"
+    is_rank = stage in LAUNCHED and is_external and not environment.get(LAUNCH)
+    return local_number(environment) if is_rank else 0
 
 
 @contextmanager
 def told_once_per_node(local: int) -> Iterator[None]:
     """Around a mistake that all ranks of a node find alike: the first, of number 0, tells it, and the others end with
-    its status and without a word.
+    its status and without a word. What may pass is told by each: the first may be the one that was lost.
     """
     try:
         yield
     except ValueError as error:
-        if local == 0:
+        if local == 0 or is_passing(error):
             raise
         raise SystemExit(status_of(error)) from None
 
 
 @contextmanager
 def joined(place: Place, launch: LaunchSettings, compute: ComputeSettings, artifacts: Path) -> Iterator[Ranks]:
-    """The ranks, once all have met and are alike. Where another rank is lost, that is the error. Those that were
-    started here all have it, since who started them tells one.
+    """The ranks, once all have met and are alike. Where another rank is lost, that is the error of each that is left.
+    Those that were started here have all errors, since who started them tells one.
     """
     local = place.local if launch.launcher == "external" else 0
     device = _take_device(place, compute)
@@ -142,12 +121,11 @@ def joined(place: Place, launch: LaunchSettings, compute: ComputeSettings, artif
     except Exception as error:
         if not is_lost(error):
             raise
-        with told_once_per_node(local):
-            raise LostRank(
-                f"rank {ranks.number} of {ranks.size} on {socket.gethostname()} lost another one "
-                f"({one_line(error, limit=120)}), and none can train alone. See that one's last lines, then run the "
-                f"same command on every node again; it goes on from the last checkpoint."
-            ) from error
+        raise LostRank(
+            f"rank {ranks.number} of {ranks.size} on {socket.gethostname()} lost another one "
+            f"({one_line(error, limit=120)}), and none can train alone. See that one's last lines, then run the "
+            f"same command on every node again; it goes on from the last checkpoint."
+        ) from error
     finally:
         with suppress(RuntimeError):
             ranks.end()
@@ -165,6 +143,17 @@ def own_gpu(place: Place, num_gpus: int) -> int:
         f"rank {place.rank} is number {place.local + 1} on {socket.gethostname()}, where it sees {num_gpus} GPUs, so "
         f"it has none of its own. Start one rank per GPU there (launch.num_trainers counts those of all machines)."
     )
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    """ValueError with the variable's name."""
+    found = environment[name]
+    if not (found.isascii() and found.isdecimal()):
+        raise ValueError(
+            f"{name} is {found!r} in the environment of this process, and a whole number is expected, so it does not "
+            f"know its place among the ranks. Correct it, or unset it where this process is no rank."
+        )
+    return int(found)
 
 
 def _take_device(place: Place, compute: ComputeSettings) -> torch.device:

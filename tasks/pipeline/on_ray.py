@@ -10,9 +10,10 @@ from __future__ import annotations
 import fnmatch
 import os
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,19 +45,20 @@ def run_on_ray(
         bundles = asked(launch, compute, engine, gpus=gpus)
         with placed(stage, cluster, launch.ray, bundles, launch.num_trainers) as group:
             placement = Placement(stage, cluster, launch, bundles, group)
-            servers = placement.start_servers(engine)
 
             def run() -> list[Ending]:
-                ranks = placement.start_ranks([stage, *options], has_servers=bool(servers))
                 try:
-                    return watch(ranks, servers, cluster)
+                    placement.start_ranks([stage, *options])
+                    return watch(placement.ranks, cluster)
                 finally:
-                    end_all(ranks, cluster)
+                    placement.end_ranks()
 
-            try:
-                run_again(stage, launch, run)
-            finally:
-                end_all(servers, cluster)
+            with placement.renewed():
+                try:
+                    placement.start_servers(engine)
+                    run_again(stage, launch, run)
+                finally:
+                    end_all(placement.servers, cluster)
 
 
 def asked(launch: LaunchSettings, compute: ComputeSettings, engine: OwnEngineSettings, *, gpus: bool) -> list[Bundle]:
@@ -89,30 +91,50 @@ def variables_for(launch: LaunchSettings, environment: Mapping[str, str]) -> dic
 
 
 class Placement:
-    """Where the ranks are, and after them the servers."""
+    """Where the ranks are, and after them the servers; `ranks` and `servers` are the hosts that live."""
 
     def __init__(self, stage: str, cluster: Cluster, launch: LaunchSettings, bundles: list[Bundle], group: Any):
         self.stage, self.cluster, self.launch, self.bundles, self.group = stage, cluster, launch, bundles, group
+        self.ranks: list[Any] = []
+        self.servers: list[Any] = []
 
-    def start_servers(self, engine: OwnEngineSettings) -> list[Any]:
-        """Their hosts, by names that rank 0 knows. Ray starts one again that dies."""
+    @contextmanager
+    def renewed(self) -> Iterator[None]:
+        """All hosts know that this process lives, also while it waits for a place or for ranks to start."""
+        ended = threading.Event()
+        thread = threading.Thread(target=self._renew, args=(ended,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(RENEW_SECONDS)
+
+    def _renew(self, ended: threading.Event) -> None:
+        while not ended.wait(RENEW_SECONDS):
+            for host in [*self.ranks, *self.servers]:
+                with suppress(Exception):
+                    host.renew.remote()
+
+    def start_servers(self, engine: OwnEngineSettings) -> None:
+        """Hosts, by names that rank 0 knows. Ray starts one again that dies."""
         if not engine.num_own_servers:
-            return []
+            return
         from tasks.engines.vllm.on_ray import ServerHost
 
         again = {"max_restarts": getattr(engine, "max_restarts", 0), "max_concurrency": 10_000}
-        return [
+        self.servers = [
             self._actor(ServerHost, self.launch.num_trainers + number, name=f"server-{number + 1}", **again)
             for number in range(engine.num_own_servers)
         ]
 
-    def start_ranks(self, arguments: Sequence[str], *, has_servers: bool) -> list[Any]:
+    def start_ranks(self, arguments: Sequence[str]) -> None:
         """Each with the command as its child; rank 0's node is where they meet."""
         import ray
 
         launch, cluster = self.launch, self.cluster
         wait_for_place(self.stage, cluster, launch.ray, self.bundles, launch.num_trainers, self.group)
-        hosts = [self._actor(RankHost, rank, max_concurrency=4) for rank in range(launch.num_trainers)]
+        self.ranks = hosts = [self._actor(RankHost, rank, max_concurrency=4) for rank in range(launch.num_trainers)]
         try:
             places = ray.get([host.meeting_place.remote() for host in hosts], timeout=launch.ray.place_seconds)
             meeting = {
@@ -123,20 +145,22 @@ class Placement:
                 "LOCAL_RANK": "0",  # Ray shows each its own GPU
                 "LOCAL_WORLD_SIZE": "1",
             }
-            if has_servers:
+            if self.servers:
                 meeting[SERVERS_ON_RAY] = f"{cluster.address} {cluster.namespace}"
             given = variables_for(launch, os.environ) | meeting
             starts = [host.start.remote(n, arguments, {**given, "RANK": str(n)}) for n, host in enumerate(hosts)]
             ray.get(starts, timeout=launch.ray.place_seconds)
         except Exception as error:
-            end_all(hosts, cluster)
             cluster.refuse_lost_head()
             raise PassingFault(
                 f"{self.stage}: Ray placed {len(hosts)} ranks and did not start them ({told_of_ray(error)}), so "
                 f"nothing was trained. Every node needs {Path.cwd()} on storage that all share, and the same "
                 f"lock; Ray's own logs are in its session's folder on the node."
             ) from None
-        return hosts
+
+    def end_ranks(self) -> None:
+        hosts, self.ranks = self.ranks, []
+        end_all(hosts, self.cluster)
 
     def _actor(self, host: type, bundle: int, **options: Any) -> Any:
         import ray
@@ -156,7 +180,7 @@ class Placement:
         )
 
 
-def watch(ranks: Sequence[Any], servers: Sequence[Any], cluster: Cluster) -> list[Ending]:
+def watch(ranks: Sequence[Any], cluster: Cluster) -> list[Ending]:
     """Show what ranks print until all have ended well, or one has not: how those ended that did not, after a last look
     at all. PassingFault where the head is gone.
     """
@@ -164,7 +188,7 @@ def watch(ranks: Sequence[Any], servers: Sequence[Any], cluster: Cluster) -> lis
 
     looks: dict[Any, int] = {host.look.remote(): rank for rank, host in enumerate(ranks)}
     ended: dict[int, Ending] = {}
-    renewed, last_look = time.monotonic(), float("inf")
+    last_look = float("inf")
     while looks and time.monotonic() < last_look:
         ready, _ = ray.wait(list(looks), num_returns=1, timeout=LOOK_SECONDS)
         for look in ready:
@@ -177,10 +201,6 @@ def watch(ranks: Sequence[Any], servers: Sequence[Any], cluster: Cluster) -> lis
             ended[rank] = news.ending
             if news.ending.status:
                 last_look = min(last_look, time.monotonic() + LOOK_SECONDS)
-        if time.monotonic() - renewed > RENEW_SECONDS:
-            renewed = time.monotonic()
-            for server in servers:
-                server.renew.remote()
         cluster.refuse_lost_head()
     return [ending for ending in ended.values() if ending.status]
 
@@ -202,7 +222,8 @@ def told_of_ray(error: Exception) -> str:
 def _show(news: News) -> None:
     for stream, written in ((sys.stdout, news.output), (sys.stderr, news.errors)):
         if written:
-            stream.write(written.decode("utf-8", "replace"))
+            stream.flush()
+            stream.buffer.write(written)  # a piece may end within a character
             stream.flush()
 
 

@@ -24,12 +24,11 @@ from tasks.pipeline.cli_errors import DEBUG
 from tasks.pipeline.launch import (
     LAUNCHED,
     joined,
-    launch_command,
-    local_number,
+    number_to_tell,
     place_of,
-    run_launched,
     told_once_per_node,
 )
+from tasks.pipeline.outer_launcher import launch_command, run_launched
 from tasks.pipeline.ray_cluster import refuse_without_ray
 from tasks.pipeline.run_lock import only_run
 from tasks.pipeline.settings import PipelineSettings
@@ -131,8 +130,8 @@ def run_stage(name: str, *, options: Sequence[str] = (), **asked: Any) -> Path |
     """Run one stage with `params.yaml`; returns the folder with its results, or None where another process tells of
     them. `options`: of the command line, for ranks that it starts. `asked` goes to the stage, beyond params.yaml.
     """
-    with told_once_per_node(local_number(os.environ) if name in LAUNCHED else 0):
-        params = read_params()
+    params = read_params()
+    with told_once_per_node(number_to_tell(name, params, os.environ)):
         check_params(params)
         paths, common = load_paths(params), load(CommonSections, params)
         prepare_process(params)

@@ -70,10 +70,13 @@ class RankHost:
             self.readers.append(threading.Thread(target=_read, args=(end, written), daemon=True))
             self.readers[-1].start()
 
+    def renew(self) -> None:
+        """The launcher is there."""
+        self.lease.renew()
+
     def look(self) -> News:
         """At once where there is news, else after a moment."""
         assert self.child is not None
-        self.lease.renew()
         deadline = time.monotonic() + NEWS_SECONDS
         while self.child.is_alive() and not any(self.written) and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)

@@ -15,6 +15,8 @@ import secrets
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,14 +26,23 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from tasks.core import guardian
 from tasks.core.child_processes import own_guardian
 from tasks.core.passing_faults import PassingFault
+from tasks.core.terminal import warn
 from tasks.core.text import one_line
 from tasks.models.settings import RaySettings
 
 REACH_SECONDS = 5.0
 LOOK_AT_HEAD_SECONDS = 2.0
 LOOKS = 3  # that the head does not answer, one after another, before it counts as gone
+CONNECT_SECONDS = 60.0  # in which a cluster takes a driver, on a busy machine too
+END_SECONDS = 10.0
+LONGEST_BASE = 30  # bytes of a socket's 107, of which Ray's own part takes 77: /ray-…/session_…/sockets/plasma_store
+CONNECT = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False)"
+TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 USED = ("CPU", "GPU")
 Bundle = dict[str, float]
 
@@ -132,7 +143,7 @@ def connected(settings: RaySettings, bundles: Sequence[Bundle]) -> Iterator[Clus
     namespace, folder = f"turnwise-{secrets.token_hex(8)}", None
     if settings.address is None:
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))  # else one is left in the home
-        folder = tempfile.mkdtemp(prefix="ray-")  # sockets that nobody else can reach
+        folder = make_session_folder()
     refuse_without_ray()
     import ray
 
@@ -143,15 +154,40 @@ def connected(settings: RaySettings, bundles: Sequence[Bundle]) -> Iterator[Clus
             _connect(settings, quiet)
         else:
             own_guardian().watch_descendants()
-            own_guardian().remove(Path(folder))
+            own_guardian().remove(folder)
             cpus = max(os.cpu_count() or 1, math.ceil(sum(bundle["CPU"] for bundle in bundles)))
-            ray.init(num_cpus=cpus, include_dashboard=False, _temp_dir=folder, **quiet)
+            ray.init("local", num_cpus=cpus, include_dashboard=False, _temp_dir=str(folder), **quiet)
         signal.signal(signal.SIGTERM, on_terminate)  # Ray's handler ends with status 15
         yield Cluster(ray.get_runtime_context().gcs_address, namespace, is_own=folder is not None)
     finally:
+        family = psutil.Process().children(recursive=True)
         ray.shutdown()
         if folder is not None:
+            _end(family)
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def make_session_folder() -> Path:
+    """An empty folder for a session of Ray, with sockets that nobody else can reach: in TMPDIR, or in /tmp where that
+    is too long a path for sockets.
+    """
+    base = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp" if len(os.fsencode(base)) > LONGEST_BASE else base))
+
+
+def _end(family: Sequence[psutil.Process]) -> None:
+    """What is left of a cluster, such as daemons that wait for a head that is gone. Guardians end by themselves."""
+    left = [process for process in family if not _is_guardian(process)]
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, timeout=END_SECONDS)
+
+
+def _is_guardian(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return guardian.__file__ in process.cmdline()
+    return False
 
 
 def refuse_without_ray() -> None:
@@ -173,14 +209,47 @@ def _connect(settings: RaySettings, quiet: Mapping[str, Any]) -> None:
             f"launch.ray.address is {address}, where nothing answers, so nothing could be placed. Start the cluster "
             f"(`ray start --head`), correct the address, or set it to null for a cluster of this machine."
         )
+    _try_connection(address)
+    ray.init(address, **quiet)
+    if not _has_token():
+        warn(
+            f"warning: Ray's cluster at {address} asks for no token, so whoever reaches its ports can run programs on "
+            f"its nodes. Start it with RAY_AUTH_MODE=token and one token on every node (`ray get-auth-token`)."
+        )
+
+
+def _try_connection(address: str) -> None:
+    """ValueError where a driver does not connect, first of all in a process of its own: where no head of Ray answers,
+    and where its token is another, `ray.init` tries again for minutes or ends the process.
+    """
     try:
-        ray.init(address, **quiet)
-    except Exception as error:
-        raise ValueError(
-            f"launch.ray.address is {address}, and there is no connecting to a cluster of Ray there "
-            f"({type(error).__name__}: {one_line(error, limit=200)}), so nothing could be placed. Run the command on a "
-            f"node of the cluster, with its token and the same lock."
-        ) from None
+        tried = subprocess.run(
+            [sys.executable, "-c", CONNECT, address],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=CONNECT_SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        told, why = error.stderr or b"", f"no answer of Ray's within {CONNECT_SECONDS:g} s"
+    else:
+        if tried.returncode == 0:
+            return
+        told = tried.stderr
+        why = one_line(told.decode("utf-8", "replace").strip().rpartition("\n")[2], limit=200)
+    if b"InvalidAuthToken" in told:
+        why = "its token is another than this process has (RAY_AUTH_TOKEN, or ~/.ray/auth_token)"
+    raise ValueError(
+        f"launch.ray.address is {address}, and there is no connecting to a cluster of Ray there ({why}), so nothing "
+        f"could be placed. Run the command on a node of the cluster, with its token and the same lock."
+    )
+
+
+def _has_token() -> bool:
+    """As Ray finds one; without, it connects to open clusters only."""
+    if os.environ.get("RAY_AUTH_MODE") == "disabled":
+        return False
+    return any(os.environ.get(name) for name in TOKENS) or (Path.home() / ".ray" / "auth_token").exists()
 
 
 @contextmanager

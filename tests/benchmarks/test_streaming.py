@@ -1,6 +1,7 @@
 """With slow tools, groups that stream make the trainer wait less than batches collected in turn or ahead do.
 
-Writes artifacts/bench/streaming.json. Success is compared by `python -m tests.benchmarks.streaming` over seeds.
+Wants two cores to itself. Writes artifacts/bench/streaming.json. Success is compared by
+`python -m tests.benchmarks.streaming` over seeds.
 """
 
 from __future__ import annotations

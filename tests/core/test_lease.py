@@ -12,20 +12,22 @@ from tests.conftest import ROOT
 PROGRAM = """
 import sys, time
 from tasks.core.child_processes import ChildProcess
-from tasks.core.lease import Lease
+from tasks.core.lease import LOOK_SECONDS, Lease
 child = ChildProcess([sys.executable, "-c", "import time; time.sleep(600)"])
 print(child.pid, flush=True)
-lease = Lease(1.0)
-for _ in range(3):
-    time.sleep(0.7)
-    lease.renew()
+lease = Lease(600.0)
+lease.renewed -= 400
+lease.renew()
+lease.renewed -= 400
+time.sleep(2 * LOOK_SECONDS)
 print("renewed", flush=True)
+lease.renewed -= 400
 time.sleep(600)
 """
 
 
 def test_a_process_outlives_its_lease_only_while_it_is_renewed() -> None:
-    """Renewed for 2.1 s with a lease of 1 s, then no more."""
+    """A lease of 600 s, 400 s old when it is renewed, 400 s old when it still lives, then 800 s."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=120)
     child, renewed = done.stdout.split()
     assert (done.returncode, renewed) == (70, "renewed")

@@ -170,6 +170,34 @@ def test_an_overlay_is_valid_and_keeps_every_rule(overlay: str, tmp_path: Path):
     assert faults(manifests(overlay)) == []
 
 
+def _admitted(rule: Manifest) -> set[str]:
+    """The apps that a rule lets in."""
+    selectors = [peer["podSelector"] for peer in rule["from"]]
+    stated = {selector["matchLabels"]["app"] for selector in selectors if "app" in selector.get("matchLabels", {})}
+    return stated.union(*(listed["values"] for each in selectors for listed in each.get("matchExpressions", [])))
+
+
+def test_whoever_may_send_to_a_store_is_let_in_there_and_nobody_else():
+    files = ("base/network.yaml", "components/in-cluster/stores.yaml", "training/network.yaml")
+    items = [item for file in files for item in yaml.safe_load_all((FOLDER / file).read_text(encoding="utf-8"))]
+    rules = [item["spec"] for item in items if item["kind"] == "NetworkPolicy" and item["spec"]["podSelector"]]
+    for store, port in {"prefect": 4200, "mlflow": 5000, "postgres": 5432, "s3": 8333}.items():
+        sends = {
+            rule["podSelector"]["matchLabels"]["app"]
+            for rule in rules
+            for way in rule.get("egress", [])
+            if {"port": port} in way.get("ports", [])
+        }
+        lets_in = [
+            _admitted(way)
+            for rule in rules
+            if rule["podSelector"]["matchLabels"]["app"] == store
+            for way in rule["ingress"]
+            if {"port": port} in way["ports"]
+        ]
+        assert sends == set().union(*lets_in), store
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_job_of_a_run_is_valid_and_keeps_every_rule(overlay: str, tmp_path: Path):

@@ -1,4 +1,5 @@
-"""What the whole flows share: one finished flow on the test profile, empty databases, and one Prefect server.
+"""What the whole flows share: one finished flow on the test profile, empty databases, one Prefect server, and a
+schedule that waits for its minute while others work.
 
 A flow that starts a server of its own costs 7 s of a processor more than one that is told of another. Whether ours
 starts, is closed to others and ends is what test_flow.py and test_serve.py look at.
@@ -10,11 +11,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from tests.pipeline.project import Project, make_project
+from tests.pipeline.toy_project import make_toy_project
 from tests.tracking.project import backup, make_database
 
 KEEP_PREFECT = """
@@ -69,3 +72,22 @@ def databases(served: tuple[Project, dict[str, str]], tmp_path_factory: pytest.T
     (artifacts / "mlflow").mkdir()
     make_database(artifacts / "mlflow").rename(artifacts / "mlflow" / "mlflow.db")
     return artifacts
+
+
+@pytest.fixture(scope="session")
+def scheduled_toy(
+    tmp_path_factory: pytest.TempPathFactory, databases: Path
+) -> Iterator[tuple[Project, subprocess.Popen[str]]]:
+    """A toy project in which `flows serve` has been started. The test that names it first (test_flow.py) works until
+    the minute comes; test_schedule.py looks at what came of it.
+    """
+    project = make_toy_project(tmp_path_factory.mktemp("schedule") / "project").lay(databases)
+    yield project, project.start("flows", "serve", "--cron", cron_soon())
+    for process in project.processes():
+        process.kill()
+
+
+def cron_soon() -> str:
+    """Due in 20 to 80 s, and 8 minutes after that."""
+    due = datetime.now(UTC).astimezone() + timedelta(seconds=80)
+    return f"{due.minute},{(due.minute + 8) % 60} * * * *"

@@ -88,11 +88,15 @@ def child_seconds() -> float:
 
 def start_until(project: Project, stage: str) -> subprocess.Popen[str]:
     """A flow in the background, as far as the moment `stage` is at work."""
-    pid_file = project.artifacts / f".{stage}.pid"
-    pid_file.unlink(missing_ok=True)
+    (project.artifacts / f".{stage}.pid").unlink(missing_ok=True)
     flow = project.start("flows", "run")
-    wait_for(lambda: pid_file.exists() and bool(pid_file.read_text()))
+    wait_for(lambda: is_at_work(project, stage))
     return flow
+
+
+def is_at_work(project: Project, stage: str) -> bool:
+    pid_file = project.artifacts / f".{stage}.pid"
+    return pid_file.exists() and bool(pid_file.read_text())
 
 
 def prefect_states(project: Project) -> list[str]:
@@ -100,6 +104,7 @@ def prefect_states(project: Project) -> list[str]:
         return [state for (state,) in database.execute("SELECT state_type FROM flow_run ORDER BY created DESC")]
 
 
+@pytest.mark.usefixtures("scheduled_toy")  # whose first run comes meanwhile (test_schedule.py)
 def test_the_first_run_ends_with_a_champion_and_says_so(finished: tuple[Project, str]):
     project, output = finished
     record = read_json(project.artifacts / "run.json")
@@ -251,9 +256,10 @@ def test_a_typo_in_any_section_stops_the_flow_before_any_work(project: Project):
     assert not (project.artifacts / ".prefect" / "server.log").exists()
 
 
-def test_a_second_flow_in_the_folder_and_strangers_are_refused_and_the_first_goes_on(project: Project):
+def test_a_second_flow_in_the_folder_and_strangers_are_refused_and_the_first_goes_on_until_ctrl_c(project: Project):
     """Whoever may speak to the first one's server could start what they like."""
     turn_knob(project, "hold_assess")
+    turn_knob(project, "hold_warm_start")
     first = start_until(project, "assess")
     second = project.run("flows", "run")
     assert second.returncode == 1
@@ -265,8 +271,28 @@ def test_a_second_flow_in_the_folder_and_strangers_are_refused_and_the_first_goe
     assert api.num_runs() == num_runs
     assert api.leaks(project.folder) == []
     assert not (project.artifacts / ".prefect" / PASSWORD_FILE).exists()  # there is no page to log in to
-    release_knobs(project)
-    assert first.communicate(timeout=WAIT_SECONDS)[0].count("is the champion") == 1
+    (project.folder / "knobs" / "hold_assess").unlink()
+    wait_for(lambda: is_at_work(project, "warm_start"))
+    expect_closed_books(project, first, "warm_start", signal.SIGINT, status=130)
+
+
+def test_a_flow_that_is_told_to_end_does_so_too(project: Project):
+    turn_knob(project, "hold_curate")
+    expect_closed_books(project, start_until(project, "curate"), "curate", signal.SIGTERM, status=143)
+
+
+def expect_closed_books(
+    project: Project, flow: subprocess.Popen[str], stage: str, number: signal.Signals, *, status: int
+) -> None:
+    """A flow that a signal interrupts ends its stage and leaves its runs closed."""
+    child = int((project.artifacts / f".{stage}.pid").read_text())
+    flow.send_signal(number)
+    _, errors = flow.communicate(timeout=WAIT_SECONDS)
+    assert flow.returncode == status
+    assert "Traceback" not in errors
+    assert not psutil.pid_exists(child)
+    assert project.processes() == []
+    assert parent(project).info.status == "KILLED"
 
 
 def test_after_kill_9_of_dvc_and_of_the_flow_nothing_is_left_and_the_next_one_finishes_the_work(project: Project):
@@ -293,20 +319,6 @@ def test_after_kill_9_of_dvc_and_of_the_flow_nothing_is_left_and_the_next_one_fi
     assert [stage for stage in STAGES if cached[stage]] == ["curate", "assess", "warm_start"]
     assert [run.info.status for run in runs(project, "tags.kind = 'flow'")] == ["FINISHED", "KILLED", "FAILED"]
     assert prefect_states(project) == ["COMPLETED", "CRASHED", "FAILED"]
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_flow_ends_its_stage_and_leaves_its_runs_closed(project: Project, number: int, status: int):
-    turn_knob(project, "hold_curate")
-    flow = start_until(project, "curate")
-    stage = int((project.artifacts / ".curate.pid").read_text())
-    flow.send_signal(number)
-    _, errors = flow.communicate(timeout=WAIT_SECONDS)
-    assert flow.returncode == status
-    assert "Traceback" not in errors
-    assert not psutil.pid_exists(stage)
-    assert project.processes() == []
-    assert parent(project).info.status == "KILLED"
 
 
 def test_in_a_terminal_a_bar_moves_while_its_stage_is_at_work(project: Project, prefect: dict[str, str]):

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
+import yaml
 
 from tasks.core.passing_faults import PassingFault
 from tasks.core.settings import load
 from tasks.models.settings import LaunchSettings
-from tasks.pipeline.launch import Place, is_lost, own_gpu, place_of, refuse_equal_gpus, told_once_per_node
-from tasks.pipeline.order import CommonSections
+from tasks.pipeline.launch import (
+    Place,
+    is_lost,
+    own_gpu,
+    place_of,
+    refuse_equal_gpus,
+    told_once_per_node,
+)
+from tasks.pipeline.order import CommonSections, run_stage
+from tasks.pipeline.outer_launcher import LAUNCH
 from tests.profiles import profile_params
 
 MEETING = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
@@ -93,12 +103,55 @@ def test_other_errors_of_the_ranks_libraries_are_mistakes() -> None:
     assert not is_lost(RuntimeError("the tool's connection timed out"))
 
 
-@pytest.mark.parametrize(("error", "status"), [(ValueError("params"), 1), (PassingFault("ranks"), 75)])
-def test_what_all_ranks_of_a_node_find_ends_each_with_its_status_and_the_first_tells_it(
-    error: ValueError, status: int
-) -> None:
+def test_a_mistake_that_all_ranks_of_a_node_find_ends_each_with_1_and_the_first_tells_it() -> None:
     with pytest.raises(SystemExit) as ended, told_once_per_node(3):
-        raise error
-    assert ended.value.code == status
-    with pytest.raises(type(error), match=str(error)), told_once_per_node(0):
-        raise error
+        raise ValueError("params")
+    assert ended.value.code == 1
+    with pytest.raises(ValueError, match="params"), told_once_per_node(0):
+        raise ValueError("params")
+
+
+def test_what_may_pass_is_told_by_each_since_the_first_may_be_the_one_that_was_lost() -> None:
+    with pytest.raises(PassingFault, match="did not meet"), told_once_per_node(3):
+        raise PassingFault("did not meet")
+
+
+def stage_with(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "params.yaml").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("SLURM_LOCALID", "1")
+    run_stage("train")
+
+
+def test_only_ranks_that_somebody_else_started_leave_a_mistake_to_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single trainer in a task of Slurm's is number 1 of its node too, and nobody is there to tell it."""
+    params = profile_params("test") | {"seed": "eleven"}
+    with pytest.raises(ValueError, match="seed"):
+        stage_with(yaml.safe_dump(params), tmp_path, monkeypatch)
+    params["launch"] |= {"launcher": "external", "num_trainers": 2}
+    with pytest.raises(SystemExit):
+        stage_with(yaml.safe_dump(params), tmp_path, monkeypatch)
+    monkeypatch.setenv(LAUNCH, "srun")  # this process will start the ranks
+    with pytest.raises(ValueError, match="seed"):
+        stage_with(yaml.safe_dump(params), tmp_path, monkeypatch)
+
+
+def test_params_that_nobody_can_read_are_told_by_every_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"params\.yaml"):
+        stage_with("launch: {launcher: external", tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({"LOCAL_RANK": "x"}, "LOCAL_RANK is 'x' in the environment.*whole number"),
+        ({"LOCAL_RANK": "", "SLURM_LOCALID": "1.5"}, "SLURM_LOCALID is '1.5'"),
+        ({"RANK": "-1"}, "RANK is '-1'"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two'"),
+    ],
+)
+def test_a_place_that_is_no_number_is_refused_with_the_variables_name(variables: dict[str, str], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        place_of(launch(), {**MEETING, **variables})

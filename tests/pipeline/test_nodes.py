@@ -23,6 +23,21 @@ from tests.pipeline.project import Project
 from tests.pipeline.trainable import make_trainable
 
 HOST, PYTHON = socket.gethostname(), sys.executable
+KILLED_FIRST = """
+import os
+from pathlib import Path
+from tasks.core.settings import load, read_params
+from tasks.pipeline.cli_errors import one_line_errors
+from tasks.pipeline.launch import joined, place_of
+from tasks.pipeline.order import CommonSections
+
+common = load(CommonSections, read_params())
+place = place_of(common.launch, os.environ)
+with one_line_errors(debug=False), joined(place, common.launch, common.compute, Path("artifacts")) as ranks:
+    if ranks.leads:
+        os.kill(os.getpid(), 9)
+    ranks.await_start()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +79,13 @@ def nodes_of(*projects: Project, port: int, size: int = 2) -> list[tuple[int, st
 
 @pytest.fixture(scope="module")
 def node(untrained: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """Whose ranks were started by someone else."""
-    return copy_of(untrained, tmp_path_factory.mktemp("nodes") / "node", launcher="external", num_trainers=2)
+    """Whose ranks were started by someone else. They wait a second, and not thirty, for a folder that is not shared."""
+    project = copy_of(untrained, tmp_path_factory.mktemp("nodes") / "node", launcher="external", num_trainers=2)
+    code = project.folder / "tasks" / "core" / "files.py"
+    text = code.read_text(encoding="utf-8")
+    assert "SHARED_SECONDS = 30.0" in text
+    code.write_text(text.replace("SHARED_SECONDS = 30.0", "SHARED_SECONDS = 1.0"), encoding="utf-8")
+    return project
 
 
 def only_line(told: str) -> str:
@@ -132,12 +152,24 @@ def test_a_node_with_another_version_is_one_line_on_each_node(node: Project, tmp
 
 @pytest.mark.slow
 def test_a_folder_that_is_not_shared_is_one_line_on_each_node(node: Project, tmp_path: Path) -> None:
-    node.set_params({"launch.meet_seconds": 10.0})
+    node.set_params({"launch.meet_seconds": 60.0})
     other = copy_of(node, tmp_path / "other")
     for status, told in nodes_of(node, other, port=free_port()):
         assert status == 1
         assert f"{HOST} does not see {node.artifacts} of {HOST}" in only_line(told)
         assert "storage that all nodes share" in told
+
+
+@pytest.mark.slow
+def test_a_rank_whose_nodes_first_was_killed_tells_that_it_lost_it(node: Project) -> None:
+    node.set_params({"launch.meet_seconds": 60.0})
+    (node.folder / "killed_first.py").write_text(KILLED_FIRST, encoding="utf-8")
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    places = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+    ranks = [node.start("killed_first", variables={**meeting, **place}) for place in places]
+    told = [rank.communicate(timeout=300)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [-9, 75]
+    assert f"rank 1 of 2 on {HOST} lost another one" in only_line(told[1])
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import secrets
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ import psutil
 import pytest
 
 from tasks.core.files import content_hash
-from tasks.pipeline.ray_cluster import reaches
+from tasks.pipeline.ray_cluster import make_session_folder, reaches
 from tests.pipeline import toy_training
 from tests.pipeline.prefect_api import free_port
 from tests.pipeline.project import Project
@@ -42,7 +41,7 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> Project:
 @pytest.fixture(scope="module")
 def address(untrained: Project) -> Iterator[str]:
     """Of the head."""
-    port, folder = free_port(), tempfile.mkdtemp(prefix="ray-")
+    port, folder = free_port(), make_session_folder()
     command = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", f"--port={port}"]
     command += [f"--num-cpus={NUM_CPUS}", "--include-dashboard=false", f"--temp-dir={folder}"]
     head = subprocess.Popen(
@@ -118,6 +117,7 @@ def toy(untrained: Project, tmp_path_factory: pytest.TempPathFactory) -> Project
     return project
 
 
+@pytest.mark.demo
 def test_a_mistake_that_all_ranks_find_is_told_once(toy: Project) -> None:
     process = start(toy, "mistake of all")
     _, errors = process.communicate(timeout=LONGEST_SECONDS)
@@ -126,6 +126,7 @@ def test_a_mistake_that_all_ranks_find_is_told_once(toy: Project) -> None:
     assert not toy.processes()
 
 
+@pytest.mark.demo
 def test_a_command_that_is_stopped_ends_as_one_without_ranks(toy: Project) -> None:
     process = start(toy, "long")
     wait_for([toy.folder / f"started-{rank}" for rank in range(2)], process)
@@ -135,7 +136,13 @@ def test_a_command_that_is_stopped_ends_as_one_without_ranks(toy: Project) -> No
     assert not toy.processes()
 
 
-def test_when_the_head_is_killed_the_command_ends_in_one_line_and_leaves_no_process(toy: Project) -> None:
+def test_when_the_head_is_killed_the_command_ends_in_one_line_and_leaves_no_process(
+    toy: Project, tmp_path: Path
+) -> None:
+    """Where TMPDIR is too long for Ray's sockets, and RAY_ADDRESS names no cluster."""
+    long = tmp_path / ("deep" * 10)
+    long.mkdir()
+    toy.server = TOKEN | {"TMPDIR": str(long), "RAY_ADDRESS": "127.0.0.1:1"}
     process = start(toy, "long")
     wait_for([toy.folder / f"started-{rank}" for rank in range(2)], process)
     family = psutil.Process(process.pid).children(recursive=True)

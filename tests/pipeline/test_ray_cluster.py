@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import stat
 import sys
+import tempfile
+import time
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from tasks.core.settings import load
 from tasks.models.settings import LaunchSettings, RaySettings
+from tasks.pipeline import on_ray, ray_cluster
 from tasks.pipeline.launch import place_of
 from tasks.pipeline.on_ray import refuse_transfer, variables_for
 from tasks.pipeline.order import CommonSections, check_sources
-from tasks.pipeline.ray_cluster import bundles_of, fits, reaches, told_bundles
+from tasks.pipeline.rank_host import News
+from tasks.pipeline.ray_cluster import (
+    LONGEST_BASE,
+    Cluster,
+    bundles_of,
+    connected,
+    fits,
+    make_session_folder,
+    reaches,
+    told_bundles,
+)
 from tests.engine_benches import vllm_settings
 from tests.pipeline.test_launch import MEETING
 from tests.profiles import profile_params
@@ -78,3 +95,51 @@ def test_a_head_that_does_not_listen_is_not_reached() -> None:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         assert reaches(address)
     assert not reaches(address)
+
+
+@pytest.mark.parametrize(("length", "is_used"), [(LONGEST_BASE, True), (LONGEST_BASE + 1, False)])
+def test_a_session_of_ray_has_a_short_folder(length: int, is_used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the longest of its sockets has a path of at most 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="b", dir="/tmp") as parent:
+        base = Path(parent) / ("d" * (length - len(parent) - 1))
+        base.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(base))
+        folder = make_session_folder()
+        socket_of_ray = folder / "session_2026-01-01_00-00-00_000000_4194304" / "sockets" / "plasma_store"
+        assert len(os.fsencode(socket_of_ray)) <= 107
+        assert (folder.parent == base) == is_used
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        folder.rmdir()
+
+
+def test_a_port_of_something_else_is_one_line_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster, "CONNECT_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        settings = RaySettings(address=f"127.0.0.1:{server.getsockname()[1]}", place_seconds=60.0, variables=[])
+        with pytest.raises(ValueError, match="no answer of Ray"), connected(settings, []):
+            pass
+
+
+def test_another_token_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    ending = "import sys; sys.exit('rpc_client.cc: InvalidAuthToken: Authentication token is invalid')"
+    monkeypatch.setattr(ray_cluster, "CONNECT", ending)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        settings = RaySettings(address=f"127.0.0.1:{server.getsockname()[1]}", place_seconds=60.0, variables=[])
+        with pytest.raises(ValueError, match="its token is another"), connected(settings, []):
+            pass
+
+
+def test_hosts_are_renewed_while_ranks_are_placed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_ray, "RENEW_SECONDS", 0.01)
+    placement = on_ray.Placement("train", Cluster("127.0.0.1:1", "names", is_own=True), launch(), [], None)
+    placement.servers = [Mock()]
+    renew = placement.servers[0].renew.remote
+    with placement.renewed():
+        while renew.call_count < 3:
+            time.sleep(0.01)
+
+
+def test_a_character_in_two_pieces_is_shown_whole(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    for piece in ("█".encode()[:1], "█".encode()[1:]):
+        on_ray._show(News(piece, b"", None))
+    assert capfdbinary.readouterr().out == "█".encode()

@@ -56,6 +56,18 @@ class TroubleEpisode(ToolEpisode):
             time.sleep(0.01)
         return "back"
 
+    @tool("Wait a little, then hang where others wait.")
+    async def choke(self) -> str:
+        await asyncio.sleep(0.01)
+        time.sleep(3600)
+        return "back"
+
+    @tool("Start a process that keeps the connection open, then die.", blocking=True)
+    def die_with_a_child(self) -> str:
+        if os.fork() == 0:
+            time.sleep(3600)
+        os._exit(9)
+
     @tool("Take memory without end, the first time.")
     def leak(self) -> int:
         held: list[bytearray] = []

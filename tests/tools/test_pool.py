@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,9 +15,9 @@ from tasks.core.tool_calls import call_text
 from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
-from tasks.tools.base import Environment, EnvironmentFault, block_until
+from tasks.tools.base import Environment, EnvironmentFault, ToolReply, Verdict, block_until
 from tasks.tools.pool.environment import PooledEnvironment
-from tasks.tools.pool.messages import LENGTH_BYTES, MAX_BYTES, BadFrame, Frames, frame
+from tasks.tools.pool.messages import LENGTH_BYTES, MAX_BYTES, BadFrame, Frames, answer_row, frame, read_answer
 from tests import tiny
 from tests.tools.pool_worlds import make, pooled, problem, problems
 
@@ -105,6 +106,56 @@ def test_a_problem_that_does_not_fit_is_refused_in_the_words_of_the_environment(
     world.opening["make"] = "tests.tools.pool_worlds:missing"
     with pytest.raises(RuntimeError, match="has no attribute 'missing'"):
         block_until(world.start(problem(Path())).call("pid", {}))
+
+
+@pytest.mark.parametrize(
+    ("call", "how"), [("die_with_a_child", "ended with status 9"), ("choke", "gave no sign of life for")]
+)
+def test_a_tool_that_waits_ends_its_worker_where_no_answer_can_come(call: str, how: str, tmp_path: Path):
+    """A forked child holds the connection open; or the event loop that would time the tool is blocked by it."""
+    world = pooled(1, timeout_seconds=1.0 if call == "choke" else 120.0)
+    try:
+        with pytest.raises(EnvironmentFault, match=how):
+            world.start(problem(tmp_path)).call(call, {}).result(timeout=300)  # type: ignore[union-attr]
+    finally:
+        world.close()
+
+
+GOOD_VERDICT: list[Any] = [True, {"a": False}, {"seen": [1, None]}]
+
+
+def test_an_answer_is_of_its_question_and_has_the_types_that_it_declares():
+    assert read_answer({"reply": ["x", True, None, 0]}, "call") == ToolReply("x")
+    assert read_answer({"verdict": GOOD_VERDICT}, "verdict") == Verdict(*GOOD_VERDICT)
+    assert read_answer({"done": True}, "end_turn") is None
+    with pytest.raises(EnvironmentFault, match="down: timeout: late"):
+        read_answer({"fault": ["late", "down", "timeout", 1]}, "verdict")
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ("call", {"reply": [5, "x", None, "a"]}),
+        ("call", {"reply": ["x", True, "sunshine", 0]}),
+        ("call", {"reply": "four"}),
+        ("call", {"verdict": GOOD_VERDICT}),
+        ("call", {"done": True}),
+        ("verdict", {"verdict": ["no", {}, {}]}),
+        ("verdict", {"verdict": [True, {"a": 1}, {}]}),
+        ("verdict", {"verdict": ["no", 3, []]}),
+        ("verdict", {"fault": ["late", "down", "sunshine", 0]}),
+        ("close", {}),
+        ("start", {"reply": ["x", True, None, 0]}),
+    ],
+)
+def test_an_answer_of_another_shape_or_to_another_question_is_no_message(step: str, message: dict):
+    with pytest.raises(BadFrame):
+        read_answer(message, step)
+
+
+def test_what_a_worker_would_send_with_other_types_is_refused_there():
+    with pytest.raises(BadFrame, match=r"verdict is of another shape: .* boolean"):
+        answer_row(Verdict("no"))  # type: ignore[arg-type]
 
 
 def test_what_is_too_long_or_no_json_is_no_message():

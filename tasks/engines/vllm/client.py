@@ -127,7 +127,15 @@ class VLLMClient:
         await self.post("/resume", {})
 
     async def load_weights(self, folder: Path) -> None:
-        await self.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+        response = await self._ask("POST", "/collective_rpc", body)
+        if (status := response.status_code) >= 500:
+            raise ServerDown(
+                f"status {status} at /collective_rpc: {one_line(response.text)}; it does not load {folder}, "
+                f"perhaps as it serves another model than the one that is trained, or does not see that folder: start "
+                f"it on that model, where the folder is"
+            )
+        self._read(response)
         self.adapter = None
 
     async def load_adapter(self, folder: Path) -> None:

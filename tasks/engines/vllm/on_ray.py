@@ -26,7 +26,7 @@ from tasks.engines.vllm.server_process import ServerDown, ServerProcess
 from tasks.engines.vllm.settings import VLLMSettings
 
 LOOK_AGAIN_SECONDS = 0.5
-ANSWER_SECONDS = 30.0  # in which a host says what it knows at once, on a busy machine too
+ANSWER_SECONDS, STOP_SECONDS = 5.0, 30.0  # in which a host says what it knows, and ends its server
 Answer = tuple[int, list[tuple[bytes, bytes]], bytes]  # status, headers and body
 
 
@@ -97,8 +97,8 @@ class HostedServer:
                     is_started = True
                 ended = await self.host.is_ready.remote()
             except Exception as error:
-                _raise_mistake(error)
-                is_started, seen = False, told(error)  # its host may be on its way back
+                _raise_unless_on_its_way_back(error)
+                is_started, seen = False, told(error)
             else:
                 if ended is None:
                     return time.monotonic() - begin
@@ -110,38 +110,38 @@ class HostedServer:
             f"({self.settings.start_timeout_seconds:g} s): {seen}"
         )
 
-    def is_alive(self) -> bool:
-        return not self._how_it_is()
-
-    def last_words(self) -> str:
-        return self._how_it_is() or f"see {self.log_folder} on its node"
+    async def ending(self) -> str:
+        """As the host tells it, or that the host does not; "" while it runs."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await self.host.is_ready.remote() or ""
+        except TimeoutError:
+            return f"its host did not answer within {ANSWER_SECONDS:g} s; see {self.log_folder} on its node"
+        except Exception as error:
+            _raise_unless_of_ray(error)
+            return told(error)
 
     def stop(self) -> None:
         import ray
 
         try:
-            ray.get(self.host.stop.remote(), timeout=ANSWER_SECONDS)
+            ray.get(self.host.stop.remote(), timeout=STOP_SECONDS)
         except Exception as error:
-            _raise_unless_gone(error)
-
-    def _how_it_is(self) -> str:
-        import ray
-
-        try:
-            return ray.get(self.host.is_ready.remote(), timeout=ANSWER_SECONDS) or ""
-        except Exception as error:
-            _raise_unless_gone(error)
-            return told(error)
+            _raise_unless_of_ray(error)
 
 
-def _raise_mistake(error: Exception) -> None:
-    from ray.exceptions import RayTaskError
+def _raise_unless_on_its_way_back(error: Exception) -> None:
+    """The host's ValueError, as it is; ServerDown where the host died or its server cannot be started."""
+    from ray.exceptions import ActorUnavailableError, RayTaskError
 
+    _raise_unless_of_ray(error)
     if isinstance(error, RayTaskError) and isinstance(error.cause, ValueError):
         raise error.cause from None
+    if not isinstance(error, ActorUnavailableError):
+        raise ServerDown(told(error)) from None
 
 
-def _raise_unless_gone(error: Exception) -> None:
+def _raise_unless_of_ray(error: Exception) -> None:
     from ray.exceptions import RayError
 
     if not isinstance(error, RayError):

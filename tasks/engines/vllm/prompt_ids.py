@@ -18,7 +18,7 @@ def encode_body(body: dict[str, Any] | None) -> dict[str, Any]:
     """What a request is made with."""
     if body is None:
         return {}
-    import msgspec  # comes with vllm
+    import msgspec  # of the extra vllm
 
     return {"content": msgspec.json.encode(body), "headers": {"Content-Type": "application/json"}}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from functools import cache
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import httpx2
 
 from tasks.core.text import one_line
+from tasks.engines.vllm.server_process import ServerDown
 from tasks.rollouts.settings import SERVERS_ON_RAY
 
 
@@ -24,8 +24,6 @@ class HostTransport(httpx2.AsyncBaseTransport):
         kept = [(name, value) for name, value in request.headers.raw if name.lower() in (b"content-type", b"accept")]
         try:
             answer = await self.host.ask.remote(request.method, request.url.raw_path.decode(), kept, body)
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             raise httpx2.ConnectError(told(error), request=request) from None
         status, headers, content = answer
@@ -33,11 +31,14 @@ class HostTransport(httpx2.AsyncBaseTransport):
 
 
 def host_of(name: str) -> Any:
-    """The actor that the launcher placed."""
+    """The actor that the launcher placed. ServerDown where it is gone for good."""
     _connect_once()
     import ray
 
-    return ray.get_actor(name)
+    try:
+        return ray.get_actor(name)
+    except ValueError:  # Ray's lines guess at causes that are not so here
+        raise ServerDown(f"Ray has no host {name} left, which died too often") from None
 
 
 @cache
@@ -55,4 +56,5 @@ def _connect_once() -> None:
 def told(error: Exception) -> str:
     """The first line: Ray's messages have one for each thing that may be so."""
     cause = getattr(error, "cause", None)
-    return one_line(cause or f"{type(error).__name__} of Ray: {str(error).splitlines()[0]}", limit=200)
+    first, _, _ = str(error).strip().partition("\n")
+    return one_line(cause or f"{type(error).__name__} of Ray: {first}", limit=200)

@@ -64,14 +64,12 @@ class StartedServer(Protocol):
         """ServerDown where it ends first or takes too long."""
         ...
 
-    def is_alive(self) -> bool: ...
+    async def ending(self) -> str:
+        """The end of its log, for a message; "" while it runs."""
+        ...
 
     def stop(self) -> None:
         """End all its processes; blocks until they are gone."""
-        ...
-
-    def last_words(self) -> str:
-        """The end of its log, for a message."""
         ...
 
 
@@ -110,9 +108,10 @@ class Server:
         if weights.are_in_the_folder:
             if weights.label is not None:
                 await self.client.set_label(weights.label)
-                if (found := await self._compare(weights)) is not None:
-                    raise self._other_weights(found, weights)
-            self.weights = weights
+            if await self._compare(weights) is None:
+                self.weights = weights
+            else:
+                self.num_redone_loads += 1  # by `update`
         await self.update(newest)
 
     async def meet(self, newest: Callable[[], Weights]) -> None:
@@ -226,7 +225,7 @@ class Server:
         return quiet and self.num_in_flight == 0 and self.weights is not None and self.weights.label is not None
 
     async def is_up(self) -> bool:
-        return (self.process is None or self.process.is_alive()) and await self.client.is_healthy()
+        return (self.process is None or not await self.process.ending()) and await self.client.is_healthy()
 
 
 class TornWeights(ValueError):

@@ -86,6 +86,10 @@ class ServerProcess(ChildProcess):
     async def is_healthy(self) -> bool:
         return await _is_healthy(self.socket)
 
+    async def ending(self) -> str:
+        """Its last words; "" while it runs."""
+        return "" if self.is_alive() else self.last_words()
+
     def last_words(self) -> str:
         quoted = " | ".join(self.last_lines(LAST_LINES, preferred="Error"))
         return f"{self.log} ends: {quoted}" if quoted else f"{self.log} is empty"

@@ -114,11 +114,13 @@ class Servers:
 
     async def fail(self, server: Server, incarnation: int, down: ServerDown) -> None:
         """Take a failed server out of rotation and recover it; a failure that is already handled counts once."""
-        if server.incarnation != incarnation or self.stopped is not None:
+        if server.incarnation != incarnation:
             return
         server.incarnation += 1
         server.state = "down"
         self._tell_of_change()
+        if self.stopped is not None:
+            return
         task = asyncio.get_running_loop().create_task(self._recover(server, down))
         self.background.add(task)
         task.add_done_callback(self.background.discard)
@@ -185,6 +187,7 @@ class Servers:
                 await server.update(self._newest)  # new ones may have come meanwhile
             except ServerDown as down:
                 await self.fail(server, incarnation, down)
+                return False
             if server.incarnation != incarnation:
                 return False
             self._put_into_rotation(server)
@@ -196,7 +199,7 @@ class Servers:
         try:
             while True:
                 if server.process is not None or not pause:
-                    self._count(server, down)
+                    await self._count(server, down)
                 try:
                     if server.process is not None:
                         await asyncio.to_thread(server.process.stop)
@@ -216,11 +219,11 @@ class Servers:
         )
         server.num_lost_turns = 0
 
-    def _count(self, server: Server, down: ServerDown) -> None:
+    async def _count(self, server: Server, down: ServerDown) -> None:
         limit, process = self.settings.max_restarts, server.process
         self.record("server_failed", server=server.number, reason=str(down))
         if self.num_restarts >= limit:
-            words = f" {process.last_words()}." if process is not None and not process.is_alive() else ""
+            words = f" {ended}." if process is not None and (ended := await process.ending()) else ""
             raise ValueError(
                 f"vLLM server {server.number} failed ({down}), and engine.settings.max_restarts ({limit}) are used up, "
                 f"so no more can be generated.{words} Finished episodes are kept. See {self.log_folder}, fix the "

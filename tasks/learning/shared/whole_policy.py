@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 import socket
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from tasks.core.files import SHARED_SECONDS
 from tasks.learning.shared.lora import POLICY, Adapter
 from tasks.learning.shared.ranks import Ranks
 from tasks.learning.shared.reference import copy_tensors, unique_tensors
@@ -52,11 +54,23 @@ class WholePolicy:
 
 
 def refuse_other_weights(start: Path, weights: str) -> None:
-    """On a rank that rank 0 told the hash of what it starts from: ValueError for another one, as where a network's
-    folder lags.
+    """On a rank that rank 0 told the hash of what it starts from, maybe a moment after it was written: ValueError where
+    another one is still seen here after the time in which a network's folder may lag.
     """
-    if (own := weights_hash(start)) != weights:
+    deadline = time.monotonic() + SHARED_SECONDS
+    while (own := _seen_weights(start)) != weights and time.monotonic() < deadline:
+        time.sleep(0.2)
+    if own != weights:
+        seen = "(none that can be read)" if own is None else own[:8]
         raise ValueError(
-            f"{start} has the weights {own[:8]} on {socket.gethostname()} and {weights[:8]} on rank 0's machine, so "
+            f"{start} has the weights {seen} on {socket.gethostname()} and {weights[:8]} on rank 0's machine, so "
             f"the ranks would train different policies. Put the project's folder on storage that all nodes share."
         )
+
+
+def _seen_weights(start: Path) -> str | None:
+    """None where they are not all there."""
+    try:
+        return weights_hash(start)
+    except (ValueError, OSError):
+        return None

@@ -25,12 +25,13 @@ from tasks.tools.wrappers import EnvironmentWrapper
 GIB = 1 << 30
 
 
-def may_leave(environment_class: type[Any]) -> bool:
-    """Whether its episodes may be played elsewhere: not where its servers are processes already, nor where its user
-    may share what an episode holds.
-    """
-    has_own_user = getattr(environment_class, "start_user", Environment.start_user) is not Environment.start_user
-    return not has_own_user and not getattr(environment_class, "has_processes", False)
+def why_it_stays(environment_class: type[Any]) -> str | None:
+    """Why its episodes are played in this process all the same; None: they may be played elsewhere."""
+    if getattr(environment_class, "has_processes", False):
+        return "its servers are processes already"
+    if getattr(environment_class, "start_user", Environment.start_user) is not Environment.start_user:
+        return "its own start_user may share what an episode holds"
+    return None
 
 
 class PooledEnvironment(EnvironmentWrapper):

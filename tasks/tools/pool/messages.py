@@ -10,14 +10,22 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tasks.tools.base import EnvironmentFault, ToolReply, Verdict
+from pydantic import NonNegativeInt, TypeAdapter, ValidationError
+
+from tasks.tools.base import EnvironmentFault, ErrorType, FaultType, ToolReply, Verdict
 
 MAX_BYTES = 64 << 20  # of one frame; a problem, or a verdict with its details
 LENGTH_BYTES = 4
+ANSWERED_BY = {"call": "reply", "malformed_call": "reply", "verdict": "verdict"}  # other steps: done
+SHAPES: dict[str, TypeAdapter[Any]] = {
+    "reply": TypeAdapter(tuple[str, bool, ErrorType | None, NonNegativeInt]),
+    "verdict": TypeAdapter(tuple[bool, dict[str, bool], dict[str, Any]]),
+    "fault": TypeAdapter(tuple[str, str, FaultType, NonNegativeInt]),
+}
 
 
-class BadFrame(Exception):
-    """What came is no message."""
+class BadFrame(ValueError):
+    """What came is no message, or no answer to what was asked."""
 
 
 def frame(message: dict[str, Any]) -> bytes:
@@ -57,10 +65,11 @@ class Frames:
 
 
 def answer_row(answer: ToolReply | Verdict | None) -> dict[str, Any]:
+    """BadFrame where it has other types than it declares."""
     if isinstance(answer, ToolReply):
-        return {"reply": [answer.text, answer.valid, answer.error, answer.num_retries]}
+        return {"reply": _checked("reply", [answer.text, answer.valid, answer.error, answer.num_retries])}
     if isinstance(answer, Verdict):
-        return {"verdict": [answer.success, answer.checks, answer.details]}
+        return {"verdict": _checked("verdict", [answer.success, answer.checks, answer.details])}
     return {"done": True}
 
 
@@ -70,23 +79,28 @@ def error_row(error: BaseException) -> dict[str, Any]:
     return {"refused" if isinstance(error, ValueError) else "crashed": f"{type(error).__name__}: {error}"}
 
 
-def read_answer(message: dict[str, Any]) -> ToolReply | Verdict | None:
-    """The answer, or its error raised. BadFrame for anything else."""
-    try:
-        if "reply" in message:
-            text, valid, error, num_retries = message["reply"]
-            return ToolReply(text, valid, error, num_retries)
-        if "verdict" in message:
-            return Verdict(*message["verdict"])
-        if "fault" in message:
-            text, tool, type, num_retries = message["fault"]
-            fault = EnvironmentFault(text, tool=tool, type=type)
-            fault.num_retries = num_retries
-            raise fault
-    except (TypeError, ValueError):
-        raise BadFrame("its answer is of another shape") from None
+def read_answer(message: dict[str, Any], step: str) -> ToolReply | Verdict | None:
+    """The answer to a question that asked for `step`, or its error raised. BadFrame for anything else."""
+    expected = ANSWERED_BY.get(step, "done")
+    if expected in message:
+        if expected == "done":
+            return None
+        row = _checked(expected, message[expected])
+        return ToolReply(*row) if expected == "reply" else Verdict(*row)
+    if "fault" in message:
+        text, tool, type, num_retries = _checked("fault", message["fault"])
+        fault = EnvironmentFault(text, tool=tool, type=type)
+        fault.num_retries = num_retries
+        raise fault
     if "refused" in message:
         raise ValueError(str(message["refused"]).removeprefix("ValueError: "))
     if "crashed" in message:
         raise RuntimeError(f"an episode failed in its worker: {message['crashed']}")
-    return None
+    raise BadFrame(f"it has no answer to {step}")
+
+
+def _checked(kind: str, row: Any) -> tuple[Any, ...]:
+    try:
+        return SHAPES[kind].validate_python(tuple(row) if isinstance(row, list) else row, strict=True)
+    except ValidationError as error:
+        raise BadFrame(f"its {kind} is of another shape: {error.errors()[0]['msg']}") from None

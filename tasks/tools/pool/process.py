@@ -14,6 +14,7 @@ import sys
 import time
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +25,32 @@ from tasks.tools.base import EnvironmentFault
 from tasks.tools.pool.messages import BadFrame, Frames, frame, read_answer
 
 LOOK_SECONDS = 0.5
+BEATS_PER_LIMIT, MAX_BEAT_SECONDS = 4, 0.5
 EXIT_SECONDS = 5.0  # between the end of its connection and its own
 START_SECONDS = 300.0  # to import the environment and make it
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    step: str
+    answer: Future[Any] = field(default_factory=Future)
+
+
 class WorkerProcess(asyncio.Protocol):
     """`end` is how it ended, None while it lives. `silent_seconds`: with a question open and no sign of life for so
-    long, it hangs and is ended. A question that waits for its tool has been heard, and has the tool's own limit.
+    long, it hangs and is ended. A question that waits for its tool has been heard; then the event loop on which tools
+    wait, and which times them, has to give signs of its own: late answers and, a few times per limit, a beat.
     """
 
     def __init__(self, opening: dict[str, Any], *, silent_seconds: float):
         self.silent_seconds = silent_seconds
         self.end: str | None = None
         self.num_asked = 0
-        self.unheard: dict[int, Future[Any]] = {}
-        self.waiting: dict[int, Future[Any]] = {}
-        self.frames, self.last_sign = Frames(), time.monotonic() + START_SECONDS
+        self.unheard: dict[int, Question] = {}
+        self.waiting: dict[int, Question] = {}
+        self.frames = Frames()
+        self.last_heard = time.monotonic() + START_SECONDS
+        self.last_beat = 0.0
         self.transport: asyncio.WriteTransport | None = None
         self.unsent = bytearray()  # until it is connected
         ours, theirs = socket.socketpair()
@@ -51,7 +62,7 @@ class WorkerProcess(asyncio.Protocol):
                 env={**os.environ, "PYTHONPATH": path},
             )
         background.run(self._connect(ours))
-        self.ask(opening)
+        self.ask({**opening, "beat_seconds": min(silent_seconds / BEATS_PER_LIMIT, MAX_BEAT_SECONDS)})
 
     async def _connect(self, ours: socket.socket) -> None:
         await asyncio.get_running_loop().create_connection(lambda: self, sock=ours)
@@ -65,25 +76,24 @@ class WorkerProcess(asyncio.Protocol):
     def ask(self, question: dict[str, Any]) -> Future[Any]:
         """ValueError if the question is no JSON or too long."""
         self.num_asked += 1
-        number, answer = self.num_asked, Future[Any]()
+        number, asked = self.num_asked, Question(question.get("do", "open"))
         message = frame({"id": number, **question})
-        background.event_loop().call_soon_threadsafe(self._send, number, answer, message)
-        return answer
+        background.event_loop().call_soon_threadsafe(self._send, number, asked, message)
+        return asked.answer
 
-    def _send(self, number: int, answer: Future[Any], message: bytes) -> None:
+    def _send(self, number: int, asked: Question, message: bytes) -> None:
         if self.end is not None:
-            answer.set_exception(self._fault())
+            asked.answer.set_exception(self._fault())
             return
         if not self.unheard:
-            self.last_sign = max(self.last_sign, time.monotonic())
-        self.unheard[number] = answer
+            self.last_heard = max(self.last_heard, time.monotonic())
+        self.unheard[number] = asked
         if self.transport is None:
             self.unsent += message
         else:
             self.transport.write(message)
 
     def data_received(self, data: bytes) -> None:
-        self.last_sign = time.monotonic()
         try:
             for message in self.frames.take(data):
                 self._take(message)
@@ -91,24 +101,33 @@ class WorkerProcess(asyncio.Protocol):
             self._stop(f"sent what cannot be read: {bad}")
 
     def _take(self, message: dict[str, Any]) -> None:
-        number = message.get("id")
-        if not isinstance(number, int):
-            raise BadFrame("its message has no number")
-        answer = self.unheard.pop(number, None) or self.waiting.pop(number, None)
-        if answer is None:
-            raise BadFrame("it answers what was not asked")
-        if "waits" in message:
-            self.waiting[number] = answer
+        if "beats" in message:
+            self.last_beat = time.monotonic()
             return
+        number = message.get("id")
+        if type(number) is not int:
+            raise BadFrame("its message has no number")
+        if number in self.unheard:
+            asked = self.unheard.pop(number)
+            self.last_heard = time.monotonic()
+            if "waits" in message:
+                self.last_beat = self.last_beat if self.waiting else self.last_heard
+                self.waiting[number] = asked
+                return
+        elif number in self.waiting:
+            asked = self.waiting.pop(number)
+            self.last_beat = time.monotonic()
+        else:
+            raise BadFrame("it answers what was not asked")
         try:
-            found = read_answer(message)
+            found = read_answer(message, asked.step)
         except BadFrame:
-            self.waiting[number] = answer
+            self.waiting[number] = asked
             raise
         except Exception as error:
-            answer.set_exception(error)
+            asked.answer.set_exception(error)
             return
-        answer.set_result(found)
+        asked.answer.set_result(found)
 
     def connection_lost(self, error: Exception | None) -> None:
         if self.end is None:
@@ -120,12 +139,21 @@ class WorkerProcess(asyncio.Protocol):
         self._stop("closed its connection" if self.child.is_alive() else self.child.how_it_ended())
 
     def _look(self) -> None:
-        if self.end is None:
-            silent = time.monotonic() - self.last_sign
-            if self.unheard and silent > self.silent_seconds:
-                self._stop(f"gave no sign of life for {silent:.0f} s")
-            else:
-                background.event_loop().call_later(LOOK_SECONDS, self._look)
+        if self.end is not None:
+            return
+        if not self.child.is_alive():  # what it started may hold its end of the connection open
+            self._stop(self.child.how_it_ended())
+            return
+        silent = self._silent_seconds()
+        if silent > self.silent_seconds:
+            self._stop(f"gave no sign of life for {silent:.0f} s")
+            return
+        background.event_loop().call_later(LOOK_SECONDS, self._look)
+
+    def _silent_seconds(self) -> float:
+        """0 where nothing was asked."""
+        signs = [self.last_heard] * bool(self.unheard) + [self.last_beat] * bool(self.waiting)
+        return time.monotonic() - min(signs, default=time.monotonic())
 
     def close(self) -> None:
         background.event_loop().call_soon_threadsafe(self._stop, "was closed")
@@ -139,8 +167,8 @@ class WorkerProcess(asyncio.Protocol):
         if self.transport is not None:
             self.transport.abort()
         asyncio.get_running_loop().run_in_executor(None, self.child.stop)
-        for answer in [*self.unheard.values(), *self.waiting.values()]:
-            answer.set_exception(self._fault())
+        for asked in [*self.unheard.values(), *self.waiting.values()]:
+            asked.answer.set_exception(self._fault())
         self.unheard.clear()
         self.waiting.clear()
 

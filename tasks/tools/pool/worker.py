@@ -5,11 +5,13 @@
 The first message has the environment's settings and the function that makes it, `module:function`; after it come
 `start`, `call`, `malformed_call`, `end_turn`, `verdict` and `close`, each with the number of its episode. Each is
 answered under its own number: at once, or, where a tool waits, first with `waits` and later with the answer. Tools that
-wait run beside each other as in one process. MemoryError ends the worker: whatever holds the memory goes with it.
+wait run beside each other as in one process; while one waits, the event loop that times them sends `beats`, which stop
+where a tool blocks it. MemoryError ends the worker: whatever holds the memory goes with it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 import resource
@@ -22,6 +24,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from tasks.core import background
 from tasks.core.records import Problem
 from tasks.tools.base import Environment, Episode, ToolReply, Verdict
 from tasks.tools.pool.messages import Frames, answer_row, error_row, frame
@@ -36,6 +39,7 @@ class Worker:
         self.connection = connection
         self.environment: Environment | Exception = RuntimeError("it was not told what to play")
         self.episodes: dict[int, Episode | Exception] = {}  # or why it has none
+        self.waiting: set[int] = set()
         self.answers = bytearray()
         self.lock = threading.Lock()  # answers that were waited for come from other threads
 
@@ -59,12 +63,14 @@ class Worker:
             self._answer(message["id"], error_row(error))
             return
         if isinstance(answer, Future):
+            self.waiting.add(message["id"])
             self._answer(message["id"], {"waits": True})
             answer.add_done_callback(partial(self._answer_later, message["id"]))
         else:
-            self._answer(message["id"], answer_row(answer))
+            self._answer(message["id"], answer)
 
     def _open(self, message: dict[str, Any]) -> Any:
+        background.run(self._beat(message["beat_seconds"]))
         resource.setrlimit(resource.RLIMIT_DATA, (message["memory_bytes"], message["memory_bytes"]))
         module, _, function = message["make"].partition(":")
         try:
@@ -102,14 +108,25 @@ class Worker:
             end_if_out_of_memory(error)
             self.episodes[number] = error
 
+    async def _beat(self, seconds: float) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            if self.waiting:
+                with self.lock:
+                    self.answers += frame({"beats": True})
+                self._flush()
+
     def _answer_later(self, number: int, done: Future[ToolReply | Verdict]) -> None:
+        self.waiting.discard(number)
         error = done.exception()
         end_if_out_of_memory(error)
-        self._answer(number, error_row(error) if error is not None else answer_row(done.result()))
+        self._answer(number, error_row(error) if error is not None else done.result())
         self._flush()
 
-    def _answer(self, number: int, row: dict[str, Any]) -> None:
+    def _answer(self, number: int, found: ToolReply | Verdict | dict[str, Any] | None) -> None:
+        """`found` is an answer, or a row of something else."""
         try:
+            row = found if isinstance(found, dict) else answer_row(found)
             message = frame({"id": number, **row})
         except ValueError as error:
             message = frame(

@@ -81,6 +81,12 @@ class Fake:
         self.called("load")
         self.version = self.loads(float(folder.name))
 
+    async def move(self, url: str) -> None:
+        self.url = url
+
+    async def set_label(self, label: str) -> None:
+        self.named = label
+
     async def serve_loaded(self, label: str) -> None:
         self.called("label")
         self.named = label
@@ -275,6 +281,58 @@ def test_a_server_that_a_killed_run_left_paused_goes_on(tmp_path: Path) -> None:
         assert not fakes[1].is_paused and states(servers)[1] == ("ready", 1)
 
     play(scene, tmp_path, is_paused=True)
+
+
+def test_two_servers_that_fail_in_one_refresh_with_no_restart_left_end_in_the_line(tmp_path: Path) -> None:
+    """The second fails when the first has used up the restarts."""
+
+    async def scene(servers: Servers, fakes: list[Fake]) -> None:
+        async def pause_later() -> None:
+            await until(lambda: servers.stopped)
+            raise ServerDown("it is gone too")
+
+        servers.settings = servers.settings.model_copy(update={"max_restarts": 0})
+        fakes[0].breaks.append("pause")
+        cast(Any, fakes[1]).pause = pause_later
+        await servers.serve(weights(2))
+        assert [state for state, _ in states(servers)] == ["down", "down"]
+        with pytest.raises(
+            ValueError, match=r"^vLLM server 1 failed \(it is gone at pause\), and .*max_restarts \(0\)"
+        ):
+            await servers.serve(weights(3))
+
+    play(scene, tmp_path)
+
+
+class Started:
+    """In the place of a server of ours."""
+
+    url = "unix:/nowhere"
+
+    async def wait_ready(self) -> float:
+        return 0.0
+
+    async def ending(self) -> str:
+        return ""
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+
+@pytest.mark.parametrize("loads", ["right", "wrong"])
+def test_a_server_that_starts_with_other_log_probs_loads_as_in_a_refresh_before_the_run_ends(loads: str) -> None:
+    fake = Fake("", version=2.5)
+    if loads == "wrong":
+        fake.loads = lambda version: version + 0.5
+    server, given = Server(1, cast(VLLMClient, fake), lambda _: nullcontext()), weights(2)
+    start = server.start(lambda: given, lambda folder, number: Started())
+    if loads == "right":
+        run(start).result(PATIENCE)
+        assert server.weights is given and (fake.calls.count("load"), server.num_redone_loads) == (1, 1)
+        return
+    with pytest.raises(ValueError, match=r"^vLLM server 1 loaded the weights of policy version 2 and computes with"):
+        run(start).result(PATIENCE)
+    assert server.weights is None and fake.calls.count("load") == 2
 
 
 def test_a_server_names_itself() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,3 +114,19 @@ def test_a_prompt_that_is_repeated_as_it_was_sent_is_not_parsed_and_any_other_is
     assert (found["prompt_token_ids"] is sent) == (repeated == "[4,5]")
     with pytest.raises(ValueError, match="nested deeper"):
         parse_answer(text.replace("{}", "[" * 99 + "]" * 99).encode(), sent)
+
+
+def test_a_server_that_does_not_load_a_folder_may_serve_another_model() -> None:
+    """vLLM answers with a general error where tensors have other names or shapes."""
+    import httpx2
+
+    class Answering(VLLMClient):
+        async def _ask(self, *_: Any, **__: Any) -> httpx2.Response:
+            request = httpx2.Request("POST", "http://a/collective_rpc")
+            return httpx2.Response(500, text="EngineCore encountered an issue", request=request)
+
+    client = Answering(
+        "http://a", model="m", sampling=tiny.SAMPLING, end_ids=(3,), vocabulary_size=9, timeout_seconds=1.0
+    )
+    with pytest.raises(ServerDown, match=r"status 500 .*an issue; .*another model than the one that is trained.*start"):
+        run(client.load_weights(Path("weights"))).result()

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tasks.learning.shared import whole_policy
 from tasks.learning.shared.ranks import Ranks
+from tasks.models.folders import weights_hash
 from tasks.stages.train.policy import follow_leader
 from tests import tiny
 from tests.stages.train.rank_runs import settings
@@ -28,7 +30,28 @@ def test_a_rank_that_is_not_called_loads_nothing(tmp_path: Path) -> None:
     follow_leader(settings("full"), tmp_path / "not copied yet", Called(None))
 
 
-def test_a_rank_that_sees_other_weights_than_rank_0_refuses_them(tmp_path: Path) -> None:
+def test_a_rank_that_sees_other_weights_than_rank_0_refuses_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole_policy, "SHARED_SECONDS", 0.0)
     tiny.model_folder(tmp_path)
     with pytest.raises(ValueError, match=r"has the weights \w{8} on \S+ and 12345678 on rank 0's machine.*share"):
         follow_leader(settings("full"), tmp_path, Called("1234567890"))
+
+
+def test_a_rank_waits_for_weights_that_rank_0_wrote_a_moment_ago(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network's folder lags: first it is not there, then its weights are not, then they are."""
+    start, written = tmp_path / "seen", tmp_path / "written"
+    tiny.model_folder(written)
+    weights, left = weights_hash(written), sorted(written.iterdir(), key=lambda file: file.suffix == ".safetensors")
+
+    def appear(seconds: float) -> None:
+        start.mkdir(exist_ok=True)
+        file = left.pop(0)
+        (start / file.name).write_bytes(file.read_bytes())
+
+    monkeypatch.setattr(whole_policy.time, "sleep", appear)
+    whole_policy.refuse_other_weights(start, weights)
+    assert not left
