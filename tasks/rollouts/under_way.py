@@ -50,8 +50,10 @@ def restore(collector: Collector, rows: Rows, problems: Mapping[str, Problem]) -
         tell(f"{collector.stage}: going on with {len(rows['running'])} episodes under way, whose tools answer again")
     opened: dict[EpisodeRun, dict[str, Any]] = {}
     for row in rows["running"]:
-        key, options = _read_key(row, problems), {"seed": collector.seed, "stage": collector.stage}
-        run = collector.kind.open(key, collector.environment, **options, attempt=row["attempt"])
+        key, attempt = _read_key(row, problems), row["attempt"]
+        run = collector.kind.open(
+            key, collector.environment, seed=collector.seed, stage=collector.stage, attempt=attempt
+        )
         collector.running[run] = row["number"]
         opened[cast(EpisodeRun, run)] = row
     fits = _answer_again({run: _take_again(run, row) for run, row in opened.items()})
