@@ -224,6 +224,7 @@ class VLLMEngine:
         token_ids = list(completion.token_ids)
         versions = {span.version for span in completion.weight_versions or []}
         if token_ids and versions != {str(self.policy_version)}:
+            del self.under_way[output.request_id]
             raise ValueError(
                 f"vLLM wrote a turn with weights it calls {sorted(versions)} where policy version "
                 f"{self.policy_version} was asked for, so a refresh was interrupted and no single policy wrote it. "

@@ -91,6 +91,8 @@ def test_attempts_are_as_many_as_rls_episodes_allow_per_problem(tmp_path: Path):
 class Echo:
     """An engine that answers each turn with the same words."""
 
+    has_own_memory = False
+
     def __init__(self, answer: Sequence[int]):
         self.answer, self.released = list(answer), list[int]()
         self.asked, self.waiting = list[TurnRequest](), list[TurnRequest]()

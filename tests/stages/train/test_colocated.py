@@ -80,6 +80,10 @@ class Core:
             num_cached_tokens=0,
         )  # fmt: skip
 
+    def resume(self) -> None:
+        """No turn was under way."""
+        assert not self.asked
+
     def stop(self) -> None:
         """It is no process."""
 
@@ -98,7 +102,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(in_process, "start_core", noting("start", lambda *given, **named: Core(noted)))
     monkeypatch.setattr(in_process, "core_death", lambda: ConnectionError)
-    monkeypatch.setattr(in_process.VLLMEngine, "_params", lambda self, **named: named)
+    monkeypatch.setattr(in_process, "turn_params", lambda turn, sampling, end_ids: {"seed": turn.request.seed})
+    monkeypatch.setattr(in_process, "score_params", lambda: {"prompt_logprobs": 0})
     monkeypatch.setattr(policy, "load_model", noting("load the trainer's model", policy.load_model))
     monkeypatch.setattr(serving, "free_unused", noting("empty_cache", lambda device: None))
     monkeypatch.setattr(Optimizer, "load_to_device", noting("offload in", lambda self: None))
