@@ -224,6 +224,8 @@ def test_a_turn_under_way_survives_a_refresh_and_each_token_is_of_its_version(be
         engine.refresh(PolicyWeights.of(model), version)
         weights[version] = copy.deepcopy(model)
     (last,) = ask_only(engine, TurnRequest(99, prompt[:5], max_new_tokens=4, seed=7))
+    for episode in (*range(8), 99):
+        engine.release(episode)
     asked = {reply.episode: [*prompt, *reply.token_ids] for reply in replies}
     asked[99] = [*prompt, *begun.token_ids, *prompt[:5], *last.token_ids]
     assert sorted(asked) == [*range(8), 99]
