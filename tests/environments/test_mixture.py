@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tasks.chat.format import load_chat
 from tasks.core.records import Problem, ReferenceTurn
 from tasks.core.settings import load
+from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.catalog import load_environment
 from tasks.environments.mixture.environment import Mixture, in_mixture, member_of, own_problem
 from tasks.environments.settings import EnvironmentSettings
@@ -134,7 +135,7 @@ def test_a_mistake_in_a_member_is_one_line_that_names_it(members: list[Any], say
 def test_a_members_budget_bounds_its_episodes_and_one_above_samplings_is_refused(tmp_path: Path):
     chat = load_chat(tiny.model_folder(tmp_path))
     world = mixture(budgets={**NO_BUDGETS, "max_turns": 2, "max_tokens_per_episode": 90})
-    kind = EngineEpisodes(None, chat, tiny.SAMPLING)  # type: ignore[arg-type]
+    kind = EngineEpisodes(ScriptedEngine([], end_of_turn=0), chat, tiny.SAMPLING)
 
     def opened(problem: Problem, world: Mixture = world) -> Any:
         return kind.open(EpisodeKey(problem, 0, 0), world, seed=1, stage="test", attempt=0)
