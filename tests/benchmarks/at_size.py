@@ -176,7 +176,7 @@ def iterate(folder: Path, variant: Variant) -> dict[str, Any]:
         peaks.mark("update")
         save()
 
-    run.collect = collect
+    run.collect = run.stopwatch.timed("collect_seconds", collect)
     run.snapshots.save = save_after_update  # type: ignore[method-assign]
     row, alarm = run.iterate()
     assert alarm is None, alarm
