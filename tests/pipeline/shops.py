@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.pipeline.project import Project
 from tests.readme import page_block
-from tests.worlds import NO_BUDGETS
+from tests.worlds import NO_BUDGETS, member
 
 KIOSK = """
 
@@ -34,3 +34,17 @@ def also_kiosk(num_problems: int) -> dict[str, Any]:
     """An entry of `evaluate.also`: one episode of each problem."""
     kiosk = {"name": "custom", "settings": shop_settings("Kiosk"), "source": None, "max_level": None, "budgets": SHORT}
     return {**kiosk, "num_problems": num_problems, "samples_per_problem": 1}
+
+
+def mixed_with_desk(*, also: int) -> dict[str, Any]:
+    """Params of a mixture, the travel desk's first level and the shop, two to one; `also` problems of the kiosk."""
+    members = [
+        member("travel_desk", share=2.0, max_level=1),
+        member("custom", shop_settings("Shop"), share=1.0, budgets=SHORT),
+    ]
+    return {
+        "environment.name": "mixture",
+        "environment.settings": {"members": members},
+        "curate.source": "tasks/environments/mixture",
+        "evaluate.also": [also_kiosk(also)],
+    }

@@ -13,8 +13,7 @@ import pytest
 
 from tasks.core.files import read_json
 from tests.pipeline.project import Project, make_project
-from tests.pipeline.shops import SHORT, also_kiosk, open_shops, shop_settings
-from tests.worlds import member
+from tests.pipeline.shops import mixed_with_desk, open_shops
 
 pytestmark = pytest.mark.demo
 
@@ -25,18 +24,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory, databases: Path, prefect: di
     project = make_project(tmp_path_factory.mktemp("mixture") / "project").lay(databases)
     project.server = prefect
     open_shops(project)
-    members = [
-        member("travel_desk", share=2.0, max_level=1),
-        member("custom", shop_settings("Shop"), share=1.0, budgets=SHORT),
-    ]
-    project.set_params(
-        {
-            "environment.name": "mixture",
-            "environment.settings": {"members": members},
-            "curate.source": "tasks/environments/mixture",
-            "evaluate.also": [also_kiosk(40)],
-        }
-    )
+    project.set_params(mixed_with_desk(also=40))
     project.flow()
     return project
 

@@ -94,6 +94,21 @@ def only_line(told: str) -> str:
     return lines[0]
 
 
+@pytest.fixture
+def other(node: Project, tmp_path: Path) -> Project:
+    """A second node, with a folder of its own. The two wait long enough to meet."""
+    node.set_params({"launch.meet_seconds": 60.0})
+    return copy_of(node, tmp_path / "other")
+
+
+def refuse_each_other(node: Project, other: Project, difference: str, advice: str) -> None:
+    """Both end with status 1 and one line: `difference`, a regular expression, and `advice`."""
+    for status, told in nodes_of(node, other, port=free_port()):
+        assert status == 1
+        assert re.search(rf"{HOST} {difference}", only_line(told))
+        assert advice in told
+
+
 @pytest.mark.slow
 def test_a_port_in_use_is_one_line_with_the_port(node: Project) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -115,49 +130,32 @@ def test_a_rank_that_nobody_meets_gives_up_in_time_with_one_line(node: Project) 
 
 
 @pytest.mark.slow
-def test_a_node_with_other_params_is_one_line_on_each_node(node: Project, tmp_path: Path) -> None:
-    node.set_params({"launch.meet_seconds": 60.0})
-    other = copy_of(node, tmp_path / "other")
+def test_a_node_with_other_params_is_one_line_on_each_node(node: Project, other: Project) -> None:
     other.set_params({"seed": 12})
-    for status, told in nodes_of(node, other, port=free_port()):
-        assert status == 1
-        assert re.search(rf"{HOST} has seed of params.yaml \w{{8}} and not \w{{8}}, which {HOST} has", only_line(told))
-        assert "one params.yaml" in told
+    difference = rf"has seed of params.yaml \w{{8}} and not \w{{8}}, which {HOST} has"
+    refuse_each_other(node, other, difference, "one params.yaml")
 
 
 @pytest.mark.slow
-def test_a_node_with_other_code_is_one_line_on_each_node(node: Project, tmp_path: Path) -> None:
-    node.set_params({"launch.meet_seconds": 60.0})
-    other = copy_of(node, tmp_path / "other")
+def test_a_node_with_other_code_is_one_line_on_each_node(node: Project, other: Project) -> None:
     with (other.folder / "tasks" / "custom" / "any_text.py").open("a", encoding="utf-8") as file:
         file.write("# another line\n")
-    for status, told in nodes_of(node, other, port=free_port()):
-        assert status == 1
-        assert re.search(rf"{HOST} has tasks/ \w{{8}} and not \w{{8}}, which {HOST} has", only_line(told))
-        assert "one checkout" in told
+    refuse_each_other(node, other, rf"has tasks/ \w{{8}} and not \w{{8}}, which {HOST} has", "one checkout")
 
 
 @pytest.mark.slow
-def test_a_node_with_another_version_is_one_line_on_each_node(node: Project, tmp_path: Path) -> None:
+def test_a_node_with_another_version_is_one_line_on_each_node(node: Project, other: Project) -> None:
     """The other one imports a site that calls its torch 0.0."""
-    node.set_params({"launch.meet_seconds": 60.0})
-    other = copy_of(node, tmp_path / "other")
     (other.folder / "torch-0.0.dist-info").mkdir()
     (other.folder / "torch-0.0.dist-info" / "METADATA").write_text("Name: torch\nVersion: 0.0\n", encoding="utf-8")
-    for status, told in nodes_of(node, other, port=free_port()):
-        assert status == 1
-        assert f"{HOST} has torch 0.0 and not {metadata.version('torch')}" in only_line(told)
-        assert "Install the same lock on every node" in told
+    difference = re.escape(f"has torch 0.0 and not {metadata.version('torch')}")
+    refuse_each_other(node, other, difference, "Install the same lock on every node")
 
 
 @pytest.mark.slow
-def test_a_folder_that_is_not_shared_is_one_line_on_each_node(node: Project, tmp_path: Path) -> None:
-    node.set_params({"launch.meet_seconds": 60.0})
-    other = copy_of(node, tmp_path / "other")
-    for status, told in nodes_of(node, other, port=free_port()):
-        assert status == 1
-        assert f"{HOST} does not see {node.artifacts} of {HOST}" in only_line(told)
-        assert "storage that all nodes share" in told
+def test_a_folder_that_is_not_shared_is_one_line_on_each_node(node: Project, other: Project) -> None:
+    difference = re.escape(f"does not see {node.artifacts} of {HOST}")
+    refuse_each_other(node, other, difference, "storage that all nodes share")
 
 
 @pytest.mark.slow

@@ -10,8 +10,7 @@ import pytest
 from tests import tiny
 from tests.engine_benches import vllm_settings
 from tests.pipeline.project import make_project
-from tests.pipeline.shops import SHORT, also_kiosk, open_shops, shop_settings
-from tests.worlds import member
+from tests.pipeline.shops import mixed_with_desk, open_shops
 
 pytestmark = pytest.mark.bench  # three starts of vLLM and a flow: three minutes
 
@@ -19,19 +18,12 @@ pytestmark = pytest.mark.bench  # three starts of vLLM and a flow: three minutes
 def test_vllm_plays_a_mixture_and_another_environment_as_it_plays_one(tmp_path: Path) -> None:
     project = make_project(tmp_path / "project")
     open_shops(project)
-    members = [
-        member("travel_desk", share=2.0, max_level=1),
-        member("custom", shop_settings("Shop"), share=1.0, budgets=SHORT),
-    ]
     project.set_params(
         {
             **{f"model.embedded.{name}": value for name, value in tiny.HEADS_FOR_VLLM.items()},
             "engine.name": "vllm",
             "engine.settings": vllm_settings(tmp_path / "weights").model_dump(mode="json"),
-            "environment.name": "mixture",
-            "environment.settings": {"members": members},
-            "curate.source": "tasks/environments/mixture",
-            "evaluate.also": [also_kiosk(20)],
+            **mixed_with_desk(also=20),
             "train.num_iterations": 2,
             "train.snapshot_interval": 1,
         }

@@ -20,25 +20,14 @@ from tasks.rollouts import episode
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.engine_clock import EngineClock
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
-from tasks.stages.train import groups as grouping
 from tasks.stages.train import run as training
 from tasks.stages.train.collect_ahead import Batch
 from tests import tiny
 from tests.stages.train.test_training import LORA, PROBLEMS, Killed, alarm_at, run, settings
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("earnable")]
 
 NOT_MORE = 120  # seconds; what a test waits for at most
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.model_folder(tmp_path_factory.mktemp("model") / "m")
-
-
-@pytest.fixture(autouse=True)
-def _a_reward_an_untrained_model_can_earn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouping, "reward", tiny.reward_of_any_text)
 
 
 def pipelined(max_staleness: int = 1, **changed: Any) -> Any:

@@ -17,7 +17,6 @@ from tasks.learning.grpo.metrics import rollout_metrics
 from tasks.learning.grpo.mini_batches import divide
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EngineEpisodes
-from tasks.stages.train import groups as grouping
 from tasks.stages.train import run as training
 from tasks.stages.train.group_stream import GroupStream
 from tasks.stages.train.stage import warn_where_stale
@@ -25,18 +24,8 @@ from tests import tiny
 from tests.stages.train.test_pipelined import collector_threads, result
 from tests.stages.train.test_training import PROBLEMS, alarm_at, run, run_killed_after, settings
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("earnable")]
 STREAMING = {"groups_under_way": 7, "batch_deadline_seconds": None, "least_batch_share": 0.5}
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.model_folder(tmp_path_factory.mktemp("model") / "m")
-
-
-@pytest.fixture(autouse=True)
-def _a_reward_an_untrained_model_can_earn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouping, "reward", tiny.reward_of_any_text)
 
 
 def streamed(**changed: Any) -> Any:

@@ -43,7 +43,7 @@ from tests.learning.options import NO_EXPLORATION
 from tests.pipeline.training_worker import unwatched
 from tests.profiles import profile_params
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("earnable")]
 PROBLEMS = tiny.problems(40)
 LORA = {"rank": 4, "alpha": 8.0, "target_modules": "all-linear"}
 
@@ -66,16 +66,6 @@ def settings(**changed: Any) -> TrainSections:
 def test_a_distribution_whose_tail_is_cut_is_refused_in_training_and_has_its_place_in_evaluation() -> None:
     with pytest.raises(ValueError, match=r"^params.yaml: sampling.top_p is 0.9, .*set evaluate.sampling, such as to"):
         settings(top_p=0.9)
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.model_folder(tmp_path_factory.mktemp("model") / "m")
-
-
-@pytest.fixture(autouse=True)
-def _a_reward_an_untrained_model_can_earn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouping, "reward", tiny.reward_of_any_text)
 
 
 def run(options: TrainSections, start: Path, place: Path) -> list[dict[str, Any]]:

@@ -40,7 +40,11 @@ from tests.engine_benches import engine_settings, is_running, vllm_settings
 from tests.stages.train.test_training import LORA, run, settings
 
 pytest.importorskip("vllm")
-pytestmark = [pytest.mark.bench, pytest.mark.timeout(3600)]  # vLLM is started a dozen times: about five minutes
+pytestmark = [
+    pytest.mark.bench,
+    pytest.mark.timeout(3600),
+    pytest.mark.usefixtures("earnable"),
+]  # vLLM is started a dozen times: about five minutes
 PROBLEMS = tiny.problems(40)
 NUM_ITERATIONS = 6  # of tests/stages/train/test_training.py, 16 episodes each
 SERVERS = {"mode": "server", "num_servers": 2, "max_restarts": 10}
@@ -50,11 +54,6 @@ SERVERS = {"mode": "server", "num_servers": 2, "max_restarts": 10}
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     embedded = tiny.EMBEDDED.model_copy(update=tiny.HEADS_FOR_VLLM)
     return tiny.model_folder(tmp_path_factory.mktemp("model") / "m", embedded=embedded)
-
-
-@pytest.fixture(autouse=True)
-def _a_reward_an_untrained_model_can_earn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouping, "reward", tiny.reward_of_any_text)
 
 
 def over_vllm(folder: Path, vllm: dict[str, Any], **changed: Any) -> TrainSections:
