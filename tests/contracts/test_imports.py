@@ -28,7 +28,7 @@ RANKS: list[list[str]] = [
     ["engines", "tracking"],
     ["rollouts", "learning/grpo", "learning/sft"],
     ["learning", "learning/shared", "measurement", "drift"],
-    ["environments", "custom", "rewards"],
+    ["environments", "custom", "rewards", "gateway"],
     ["tools"],
     ["chat"],
     ["models"],
