@@ -26,12 +26,16 @@ from starlette.routing import BaseRoute, Route
 
 from tasks.gateway.completions import Backend, ProtocolError, ToolHost
 from tasks.gateway.http_io import key_of, read_body
-from tasks.gateway.protocols import chat
+from tasks.gateway.protocols import chat, messages, responses
 from tasks.gateway.turn_endpoint import TurnEndpoint, refusal
 from tasks.gateway.waiting import told
 from tasks.gateway.wire import WireProtocol
 
-PROTOCOLS: Mapping[str, WireProtocol] = {"/v1/chat/completions": chat}
+PROTOCOLS: Mapping[str, WireProtocol] = {
+    "/v1/chat/completions": chat,
+    "/v1/responses": responses,
+    "/v1/messages": messages,
+}
 MAX_BODY_BYTES = 8 << 20
 KEEP_ALIVE_SECONDS = 10.0  # between two comments of a stream whose turn is not written yet
 IDLE_SECONDS = 300  # after which a connection without requests is closed: an agent may think between two turns
