@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 
 import anthropic
 import openai
 import pytest
 
-from tasks.gateway.completions import ProtocolError
+from tasks.gateway.completions import Completion, ProtocolError
 from tests.gateway.clients import QUESTION
 from tests.gateway.scripted import turn
 
@@ -84,7 +86,7 @@ def test_an_error_is_raised_by_the_client_as_its_kind_with_one_sentence(client, 
 def test_a_slow_stream_stays_alive_and_ends_with_the_turn_or_with_an_error(client, backend):
     sdk = anthropic if type(client).__name__ == "MessagesClient" else openai
 
-    def later(finish):
+    def later(finish: Callable[[Future[Completion]], None]) -> None:
         backend.script = lambda request: None
         threading.Timer(0.3, lambda: finish(backend.open.pop())).start()  # six comments of 0.05 s
 
