@@ -1,5 +1,5 @@
-"""The sections `pipeline` of params.yaml (what a run does beside another, how long a stage may take, what is retried) and
-`serve` (`python -m tasks serve`). They change no result, so no DVC stage depends on them.
+"""The sections `pipeline` of params.yaml (what a run does beside another, how long a stage may take, what is retried)
+and `serve` (`python -m tasks serve`). They change no result, so no DVC stage depends on them.
 """
 
 from __future__ import annotations

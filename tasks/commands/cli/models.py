@@ -85,7 +85,9 @@ def serve(
     record: Annotated[
         Path | None, Option("--record", metavar="DIR", help="Write every conversation there, redacted.")
     ] = None,
-    port: Annotated[int | None, Option("--port", min=0, max=65535, help="Default: serve.port; 0 is a free one.")] = None,
+    port: Annotated[
+        int | None, Option("--port", min=0, max=65535, help="Default: serve.port; 0 is a free one.")
+    ] = None,
     registry: RegistryAddress = None,
 ) -> None:
     """A model behind OpenAI's and Anthropic's protocols; follows its alias."""

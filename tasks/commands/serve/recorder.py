@@ -1,6 +1,7 @@
 """Writes served conversations down, for whoever asked for it: JSON lines, a row for each reply.
 
-    {"at", "conversation", "number", "version", "messages", "reply", "finish", "num_prompt_tokens", "num_written_tokens"}
+    {"at", "conversation", "number", "version", "messages", "reply", "finish",
+     "num_prompt_tokens", "num_written_tokens"}
 
 `messages` are those since the row before of the same conversation, `number` counts its rows from 0, and the first has
 its `tools`. A row is written whole, or, where the process is killed, cut off by the next one that writes here. Every
@@ -99,7 +100,9 @@ class Recorder:
     def _row(self, request: CompletionRequest, completion: Completion) -> dict[str, Any]:
         reply = reply_message(completion)
         histories = _histories([*request.messages, reply])
-        before = next((number for number in reversed(range(len(request.messages))) if histories[number] in self._known), None)
+        before = next(
+            (number for number in reversed(range(len(request.messages))) if histories[number] in self._known), None
+        )
         name, number = (secrets.token_hex(12), 0) if before is None else self._known.pop(histories[before])
         self._known[histories[-1]] = name, number + 1
         while len(self._known) > MAX_KNOWN:
@@ -135,7 +138,11 @@ def _histories(messages: Sequence[Mapping[str, Any]]) -> list[str]:
     found, so_far = list[str](), ""
     for message in messages:
         calls = [call["function"] for call in message.get("tool_calls") or []]
-        said = [message["role"], (message.get("content") or "").strip(), [[one["name"], one["arguments"]] for one in calls]]
+        said = [
+            message["role"],
+            (message.get("content") or "").strip(),
+            [[one["name"], one["arguments"]] for one in calls],
+        ]
         so_far = hashlib.sha256(f"{so_far}{json.dumps(said, sort_keys=True)}".encode()).hexdigest()
         found.append(so_far)
     return found
@@ -181,7 +188,9 @@ class _File:
         os.ftruncate(self._descriptor, self._size)  # what a killed server left of a row
 
     def _rotate(self) -> None:
-        taken = [int(file.stem[-6:]) for file in self.folder.glob("conversations-??????.jsonl") if file.stem[-6:].isdecimal()]
+        taken = [
+            int(file.stem[-6:]) for file in self.folder.glob("conversations-??????.jsonl") if file.stem[-6:].isdecimal()
+        ]
         os.rename(self.folder / CURRENT, self.folder / FULL.format(max(taken, default=0) + 1))
         os.close(self._descriptor)
         self._open()

@@ -98,8 +98,8 @@ def _opening(serving: Serving, options: ServeSettings, record: Path | None) -> I
     yield f"  health     {url}/health"
     if record is not None:
         yield f"  RECORDING  every conversation is written to {record}, redacted by serve.record.redact"
-    header = f" -H \"Authorization: Bearer ${key}\"" if key else ""
+    header = f' -H "Authorization: Bearer ${key}"' if key else ""
     yield ""
     yield f"curl {serving.gateway.openai_url}/chat/completions{header} -H 'Content-Type: application/json' \\"
-    yield f"  -d '{{\"model\": \"{model}\", \"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}]}}'"
+    yield f'  -d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}\''
     yield ""

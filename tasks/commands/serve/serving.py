@@ -1,4 +1,4 @@
-"""One server: the gateway over the engine's loop, the watcher of the alias, and the recorder, begun and ended together."""
+"""One server: gateway, engine's loop, watcher of the alias and recorder, begun and ended together."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Serving:
         }
 
     def reload(self, headers: Mapping[str, str], body: bytes) -> tuple[int, Mapping[str, Any]]:
-        """POST /reload, of MLflow's webhook with its signature or of whoever has the key: look where the alias leads."""
+        """POST /reload, by MLflow's webhook with its signature or whoever has the key: look where the alias leads."""
         is_webhook = self.keys.webhook is not None and is_signed(headers, body, self.keys.webhook, now=time.time())
         if not is_webhook:
             scheme, _, key = headers.get("authorization", "").partition(" ")
