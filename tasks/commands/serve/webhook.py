@@ -1,6 +1,6 @@
 """Whether a POST to /reload is MLflow's: the signature of its webhooks, over the delivery, its time and its body.
 
-A reload has the registry looked up; nothing that the body says is used. Source: MLflow's own delivery of webhooks, after
+A reload has the registry looked up; nothing that the body says is used. Source: MLflow's delivery of webhooks, after
 the convention of Standard Webhooks.
 """
 
