@@ -1,8 +1,7 @@
 """How `make test` shares its tests among workers (pytest-xdist): a file at a time, the longest first.
 
 Files that wait for the same slow thing (an engine of vLLM, a whole flow, two ranks, the servers of tests/services) go
-to one worker, which starts it once. What needs both servers and the finished flow (`test_same_recipe.py`) is with the
-flow: the servers start in 20 s, and each of the two groups takes minutes.
+to one worker, which starts it once.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ TOGETHER = {
     "tests/pipeline/test_drift_check.py": "the finished flow",
     "tests/pipeline/test_flow.py": "toy flows",
     "tests/pipeline/test_schedule.py": "toy flows",
-    "tests/services/test_same_recipe.py": "the finished flow",
     "tests/services/test_approval.py": "servers",
     "tests/services/test_second_machine.py": "servers",
     "tests/services/test_servers.py": "servers",
