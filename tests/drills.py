@@ -1,5 +1,5 @@
-"""Drills: real servers of vLLM that are killed, stopped and lied about, and whole trainings by several trainers, some of
-which die. `make test-vllm`, `make test-ranks`.
+"""Drills: real servers of vLLM that are killed, stopped and lied about (`make test-vllm`), and whole trainings by
+several trainers, some of which die (`make test-ranks`).
 
 They take minutes and stand and fall with few files. So they run where those files differ from what they last passed
 with: the hash of those files is in `drills_passed.txt`, which whoever ran the drills commits.
@@ -55,7 +55,7 @@ class Drills:
             lines = sorted({**stamps(), self.name: before}.items())
             STAMPS.write_text("".join(f"{name} {found}\n" for name, found in lines), encoding="utf-8")
             print(
-                f"The drills passed. Commit {STAMPS.relative_to(ROOT)}: CI leaves them out until what they watch changes."
+                f"The drills passed. Commit {STAMPS.relative_to(ROOT)}: CI leaves them out until what they watch changes"
             )
         return status
 
