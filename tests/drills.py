@@ -54,9 +54,7 @@ class Drills:
         if status == 0 and not arguments and self.hash() == before:
             lines = sorted({**stamps(), self.name: before}.items())
             STAMPS.write_text("".join(f"{name} {found}\n" for name, found in lines), encoding="utf-8")
-            print(
-                f"The drills passed. Commit {STAMPS.relative_to(ROOT)}: CI leaves them out until what they watch changes"
-            )
+            print(f"The drills passed. Commit {STAMPS.relative_to(ROOT)}: CI leaves them out until these files change.")
         return status
 
 
