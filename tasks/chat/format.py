@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -115,11 +116,16 @@ class ChatFormat:
     def opening(
         self, request: str, tools: list[dict[str, Any]], rules: str = ""
     ) -> tuple[list[Message], list[dict[str, Any]] | None]:
-        """The messages a conversation opens with, and the tools for the template if it renders them.
+        """The messages a conversation opens with, and the tools for the template if it renders them."""
+        return self._opening_of([self.asking(request)], tools, rules)
 
-        The system message, or the beginning of the user's where there is none, has the rules and tools it does not.
+    def _opening_of(
+        self, asked: Sequence[Message], tools: Sequence[dict[str, Any]], rules: str
+    ) -> tuple[list[Message], list[dict[str, Any]] | None]:
+        """The system message, or the beginning of the first where there is none, has the rules and tools it does
+        not.
         """
-        asking, rendered_tools = self.asking(request), None
+        rendered_tools = None
         before = [self.as_data(rules)] if rules else []
         if tools and not self.template.tools_are_learnt:
             safe_tools = [self._as_data_throughout(tool) for tool in tools]
@@ -128,11 +134,56 @@ class ChatFormat:
             else:
                 before.append(instructions(safe_tools))
         if not before:
-            return [asking], rendered_tools
+            return [*asked], rendered_tools
         text = "\n\n".join(before)
         if self.template.takes_system:
-            return [{"role": "system", "content": text}, asking], rendered_tools
-        return [{**asking, "content": f"{text}\n\n{asking['content']}"}], rendered_tools
+            return [{"role": "system", "content": text}, *asked], rendered_tools
+        first, *others = asked
+        return [{**first, "content": f"{text}\n\n{first['content']}"}, *others], rendered_tools
+
+    def opening_ids(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
+        """`prompt_ids` of any messages before the first answer: the system's come first, and others follow.
+
+        ValueError where the template cannot render them or leaves one out.
+        """
+        rules = [message["content"] for message in takewhile(_is_of_the_system, messages)]
+        asked = [self._as_data_message(message) for message in messages[len(rules) :]]
+        if not asked:
+            raise ValueError("nobody asks anything: there is no message but the system's")
+        opening, rendered_tools = self._opening_of(asked, tools, "\n\n".join(filter(None, rules)))
+        text = self.template.render(opening, tools=rendered_tools, continues=True)
+        _refuse_left_out(opening, text)
+        return self.encode(text)
+
+    def following_ids(self, messages: Sequence[Message]) -> list[int]:
+        """Ids that follow the end of a turn: tool replies, then messages of users and the system, then the next header.
+
+        ValueError where the template cannot render them or leaves one out.
+        """
+        texts = tuple(message["content"] for message in takewhile(_is_of_a_tool, messages))
+        others = [self._as_data_message(message) for message in messages[len(texts) :]]
+        if not others:
+            return self.reply_ids(texts)
+        replies = self.replies(texts) if texts else []
+        what = "a further message"
+        text = self.template.continuation([*replies, *others], what=what, after_calls=bool(texts))
+        _refuse_left_out(others, text)
+        return self._ids_after_a_turn([*replies, *others], what=what, after_calls=bool(texts))
+
+    def given_ids(self, message: str, calls: Sequence[ToolCall]) -> list[int]:
+        """A turn with its end that somebody else wrote, as the model would have written it; all of it is data."""
+        text = self.as_data(message)
+        if calls:
+            safe = [
+                ToolCall(name=self.as_data(call.name), arguments=self._as_data_throughout(call.arguments))
+                for call in calls
+            ]
+            written = self.call_format.text(safe)
+            text = f"{text}\n{written}" if text and self.call_format.mark else written
+        else:
+            text = self.call_format.closing(text)
+        given, own = self.written_ids(text)
+        return [*given, *own, self.end_of_calls if calls else self.end_of_turn]
 
     def asking(self, request: str) -> Message:
         return {"role": "user", "content": self.as_data(request)}
@@ -211,6 +262,9 @@ class ChatFormat:
             return {self.as_data(str(key)): self._as_data_throughout(item) for key, item in value.items()}
         return [self._as_data_throughout(item) for item in value] if isinstance(value, list) else value
 
+    def _as_data_message(self, message: Message) -> Message:
+        return {"role": message["role"], "content": self.as_data(message["content"])}
+
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
@@ -227,6 +281,20 @@ def _control_tokens(tokenizer: PreTrainedTokenizerBase, scaffold: str) -> set[st
     """The special tokens, and added ones that occur in the template's text around messages."""
     added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special or str(token) in scaffold)
     return {token for token in (*tokenizer.all_special_tokens, *added) if token.strip()}
+
+
+def _is_of_the_system(message: Message) -> bool:
+    return bool(message["role"] == "system")
+
+
+def _is_of_a_tool(message: Message) -> bool:
+    return bool(message["role"] == "tool")
+
+
+def _refuse_left_out(messages: Sequence[Message], text: str) -> None:
+    for message in messages:
+        if str(message["content"]).strip() not in text:
+            raise ValueError(f"the chat template leaves out what this message of the {message['role']} says")
 
 
 def _any_of(tokens: set[str]) -> re.Pattern[str]:

@@ -20,8 +20,10 @@ class CompletionRequest:
 
     `messages` are those of chat completions, whatever the protocol: roles system, user, assistant and tool; `content` a
     string; calls as `tool_calls: [{"id", "type", "function": {"name", "arguments"}}]` with the arguments as an object;
-    replies name their call in `tool_call_id`. `tools` are schemas as `Tool.schema()` gives them. `max_tokens`: of the
-    turn. `response_schema`: JSON Schema that the turn's text must fit. None, and empty, where the agent says nothing.
+    replies name their call in `tool_call_id`; a thought that the agent sends back is in `reasoning_content`. Every call
+    has its reply, which no other message comes before. `tools` are schemas as `Tool.schema()` gives them, each name
+    once. `max_tokens`: of the turn. `response_schema`: JSON Schema that the turn's text must fit. None, and empty,
+    where the agent says nothing.
     """
 
     model: str
@@ -49,7 +51,8 @@ class WrittenCall:
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One assistant turn. `text` is its message without its calls, `thought` what came before it, None where the model
-    wrote none. `token_ids` and `logp` (nats) are of the sampled tokens. `version` says which policy wrote it.
+    wrote none. `token_ids` and `logp` (nats) are of the sampled tokens, of which `num_thought_tokens` are the thought.
+    `version` says which policy wrote it.
     """
 
     id: str
@@ -64,6 +67,7 @@ class Completion:
     version: str
     thought: str | None = None
     tokens: Sequence[str] = field(default=())  # the text of each of `token_ids`
+    num_thought_tokens: int = 0
 
     @property
     def num_written_tokens(self) -> int:
@@ -79,19 +83,22 @@ class ProtocolError(Exception):
 
 
 class Backend(Protocol):
-    """Writes the turns. `key` is the bearer key of the request. ProtocolError, also in the Future."""
+    """Writes the turns. `key` is the bearer key of the request, empty where it has none. ProtocolError, also in the
+    Future; any other error is a fault of ours, told to the agent as status 500. Both are called on the server's event
+    loop, so they return at once.
+    """
 
     def models(self, key: str) -> Sequence[str]:
-        """The names that a request may give."""
+        """The names that a request may give; ProtocolError 401 for a wrong key."""
         ...
 
     def complete(self, key: str, request: CompletionRequest) -> Future[Completion]:
-        """Returns at once; a cancelled Future says that nobody waits for the turn any more."""
+        """A cancelled Future says that nobody waits for the turn any more; setting its result would raise."""
         ...
 
 
 class ToolHost(Protocol):
-    """The tools that an agent of `key` may call over MCP. ProtocolError for a key that has none."""
+    """The tools that an agent of `key` may call over MCP. ProtocolError 401 for a wrong key."""
 
     def tools(self, key: str) -> Sequence[Tool]: ...
 

@@ -22,7 +22,8 @@ import torch
 from transformers import PreTrainedModel
 
 from tasks.core.records import Group
-from tasks.learning.shared.batching import MicroBatch, Row, micro_batches
+from tasks.learning.shared.batching import MicroBatch, micro_batches
+from tasks.learning.shared.rows import Row
 from tests.benchmarks.demo_iterations import Played
 
 MATRIX_SIZES = (512, 1024, 2048)
@@ -45,7 +46,7 @@ def rollout_work(group: Group) -> Work:
     """A prompt read once for its group, then every trajectory up to its last sampled token, which is never read."""
     total = Work()
     for number, trajectory in enumerate(group.trajectories):
-        sampled = [index for index, is_sampled in enumerate(trajectory.sampled_mask) if is_sampled]
+        sampled = [index for index, is_sampled in enumerate(trajectory.sequences[0].sampled_mask) if is_sampled]
         prompt, end = sampled[0], sampled[-1]
         own = Work(end - prompt, _pairs(end) - _pairs(prompt), len(sampled) - 1)
         total += own + (Work() if number else Work(prompt, _pairs(prompt), 1))

@@ -79,6 +79,9 @@ QWEN_XML = CallFormat(
     _read,
     partial(_write, write_word=json_line),
     has_bare_values=True,
+    mark=OPEN,
     described_as="<function=example_function_name>",
 )
-QWEN_XML_PYTHON = CallFormat("qwen xml, python's words", _read, partial(_write, write_word=str), has_bare_values=True)
+QWEN_XML_PYTHON = CallFormat(
+    "qwen xml, python's words", _read, partial(_write, write_word=str), has_bare_values=True, mark=OPEN
+)

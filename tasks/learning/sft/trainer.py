@@ -15,11 +15,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tasks.learning.shared.agreement import prepare_model
-from tasks.learning.shared.batching import MicroBatch, Row, Share, share_of
+from tasks.learning.shared.batching import MicroBatch, Share, share_of
 from tasks.learning.shared.optimizer import Optimizer, Step
 from tasks.learning.shared.policy import LogProbs, prepare_for_gradients
 from tasks.learning.shared.ranks import ALONE, Ranks, on_all_ranks
 from tasks.learning.shared.reference import copy_tensors, unique_tensors
+from tasks.learning.shared.rows import Row
 from tasks.learning.shared.settings import SupervisedSettings
 from tasks.learning.shared.sharding import (
     NamedTensors,
@@ -82,7 +83,7 @@ class SupervisedTrainer:
     @on_all_ranks
     def _take_step(self) -> tuple[float, Step]:
         share = self._share(self._next_rows())
-        num_tokens = sum(batch.num_tokens for batch in share.batches) + sum(share.lengths_elsewhere)
+        num_tokens = sum(share.episode_lengths)
         prepare_for_gradients(self.model)
         loss = 0.0
         for batch in share.batches:
@@ -97,7 +98,7 @@ class SupervisedTrainer:
     def held_out_loss(self) -> float:
         """The mean cross-entropy over the assistant tokens of the held-out rows; draws no random number."""
         share = self._share(self.held_out)
-        num_tokens = sum(batch.num_tokens for batch in share.batches) + sum(share.lengths_elsewhere)
+        num_tokens = sum(share.episode_lengths)
         total = 0.0
         for batch in share.batches:
             total -= self._logp(batch).double().sum().item()

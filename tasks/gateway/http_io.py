@@ -1,0 +1,53 @@
+"""What HTTP has beside the protocols: a request's key, its body within bounds, and the reply that refuses it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from tasks.core import json_text
+from tasks.gateway.completions import ProtocolError
+from tasks.gateway.wire import WireProtocol
+
+DRAINED_BODIES = 8  # of the largest size: a body that is too large is read on, so that its sender gets an answer
+
+
+def key_of(request: Request) -> str:
+    """The bearer key, as OpenAI's clients send it, or `x-api-key`, as Anthropic's do; empty if there is none."""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """ProtocolError 413 above `max_bytes`. ClientDisconnect if the sender hangs up."""
+    pieces, num_bytes = list[bytes](), 0
+    async for piece in request.stream():
+        num_bytes += len(piece)
+        if num_bytes <= max_bytes:
+            pieces.append(piece)
+        elif num_bytes > DRAINED_BODIES * max_bytes:
+            break
+    if num_bytes > max_bytes:
+        message = f"The body is larger than {max_bytes:,} bytes; send a shorter history."
+        raise ProtocolError(413, message, code="request_too_large")
+    return b"".join(pieces)
+
+
+def as_object(body: bytes) -> dict[str, Any]:
+    """ProtocolError 400 unless the body is one JSON object that a file can contain."""
+    try:
+        value = json_text.parse(body)
+        if rb"\ud" in body.lower():  # half a surrogate pair is no text
+            json.dumps(value, ensure_ascii=False).encode()
+    except ValueError as error:
+        raise ProtocolError(400, f"The body is not JSON: {error}.", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise ProtocolError(400, "The body is JSON, but not an object.", code="invalid_json")
+    return value
+
+
+def refusal(protocol: WireProtocol, error: ProtocolError) -> Response:
+    return JSONResponse(protocol.error(error), error.status)

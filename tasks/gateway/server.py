@@ -1,0 +1,201 @@
+"""The gateway's server: starlette and uvicorn in a thread of its own, so that a training loop can run beside it.
+
+    with Gateway(backend, tools=host) as gateway:
+        run_agent(OPENAI_BASE_URL=gateway.openai_url, ANTHROPIC_BASE_URL=gateway.url, TURNWISE_MCP_URL=gateway.mcp_url)
+
+It listens on loopback and a free port unless told otherwise. It never renders and never samples: `completions.Backend`
+does. Import this inside functions: starlette and uvicorn are missing on a bare GPU machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from tasks.gateway.completions import Backend, ProtocolError, ToolHost
+from tasks.gateway.http_io import key_of, read_body, refusal
+from tasks.gateway.protocols import chat, messages, responses
+from tasks.gateway.turn_endpoint import TurnEndpoint
+from tasks.gateway.waiting import told
+from tasks.gateway.wire import WireProtocol
+
+PROTOCOLS: Mapping[str, WireProtocol] = {
+    "/v1/chat/completions": chat,
+    "/v1/responses": responses,
+    "/v1/messages": messages,
+}
+MAX_BODY_BYTES = 8 << 20
+KEEP_ALIVE_SECONDS = 10.0  # between two comments of a stream whose turn is not written yet
+IDLE_SECONDS = 300  # after which a connection without requests is closed: an agent may think between two turns
+START_SECONDS, CLOSE_SECONDS = 30.0, 5
+BACKLOG = 2048
+
+Health = Callable[[], Mapping[str, Any]]
+Hook = Callable[[Mapping[str, str], bytes], tuple[int, Mapping[str, Any]]]  # headers and body → status and reply
+
+
+class Gateway:
+    """`port` 0 is a free one. `health` is what GET /health says; `hooks` are further POST paths, each of which is
+    called in a thread. ValueError if the address is taken.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        tools: ToolHost | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        max_body_bytes: int = MAX_BODY_BYTES,
+        keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
+        health: Health | None = None,
+        hooks: Mapping[str, Hook] | None = None,
+    ):
+        self.backend, self.tools, self.max_body_bytes = backend, tools, max_body_bytes
+        self.keep_alive_seconds, self.health, self.hooks = keep_alive_seconds, health, hooks or {}
+        self.host, self.port = host, port
+        self._closing = asyncio.Event()
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def url(self) -> str:
+        """For ANTHROPIC_BASE_URL, whose clients add /v1."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+    @property
+    def openai_url(self) -> str:
+        return f"{self.url}/v1"
+
+    @property
+    def mcp_url(self) -> str:
+        return f"{self.url}/mcp"
+
+    def __enter__(self) -> Gateway:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Returns when requests are answered."""
+        listening = self._listen()
+        config = uvicorn.Config(
+            self._app(),
+            http="h11",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            timeout_keep_alive=IDLE_SECONDS,
+            timeout_graceful_shutdown=CLOSE_SECONDS,
+            backlog=BACKLOG,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run, args=(self._server, listening), name="gateway", daemon=True)
+        self._thread.start()
+        until = time.monotonic() + START_SECONDS
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() > until:
+                raise RuntimeError("the gateway's server did not start; its log says why")
+            time.sleep(0.002)
+
+    def close(self) -> None:
+        """Answer those who wait with status 503, and end within CLOSE_SECONDS. May be called twice."""
+        if self._server is None or self._thread is None or self._loop is None:
+            return
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._closing.set)
+        self._server.should_exit = True
+        self._thread.join(timeout=2 * CLOSE_SECONDS)
+
+    def _listen(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((self.host, self.port))
+        except OSError as error:
+            listening.close()
+            raise ValueError(
+                f"the gateway cannot listen on {self.host}:{self.port} ({error.strerror or error}), so no agent could "
+                f"reach it. Choose another port; 0 takes a free one."
+            ) from None
+        listening.listen(BACKLOG)
+        self.port = listening.getsockname()[1]
+        return listening
+
+    def _run(self, server: uvicorn.Server, listening: socket.socket) -> None:
+        async def serve() -> None:
+            self._loop = asyncio.get_running_loop()
+            await server.serve(sockets=[listening])
+
+        with listening:
+            asyncio.run(serve())
+
+    def _app(self) -> Starlette:
+        routes: list[BaseRoute] = [
+            *(Route(path, self._turns(protocol)) for path, protocol in PROTOCOLS.items()),
+            Route("/v1/models", self._list_models, methods=["GET"]),
+            Route("/health", self._tell_health, methods=["GET"]),
+            *(Route(path, self._answer(hook), methods=["POST"]) for path, hook in self.hooks.items()),
+        ]
+        if self.tools is None:
+            return Starlette(routes=routes, exception_handlers={HTTPException: _no_such_page})
+        from tasks.gateway.tool_endpoint import ToolEndpoint
+
+        endpoint = ToolEndpoint(self.tools, self._closing, max_body_bytes=self.max_body_bytes)
+        return Starlette(
+            routes=[*routes, Route("/mcp", endpoint)],
+            exception_handlers={HTTPException: _no_such_page},
+            lifespan=lambda _: endpoint.run(),
+        )
+
+    def _turns(self, protocol: WireProtocol) -> TurnEndpoint:
+        return TurnEndpoint(protocol, self.backend, self._closing, self.max_body_bytes, self.keep_alive_seconds)
+
+    async def _list_models(self, request: Request) -> Response:
+        try:
+            names = told(lambda: self.backend.models(key_of(request)))
+        except ProtocolError as error:
+            return refusal(chat, error)
+        listed = [{"id": name, "object": "model", "created": 0, "owned_by": "turnwise"} for name in names]
+        return JSONResponse({"object": "list", "data": listed})
+
+    async def _tell_health(self, _: Request) -> Response:
+        return JSONResponse({"status": "ok"} if self.health is None else dict(self.health()))
+
+    def _answer(self, hook: Hook) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            try:
+                body = await read_body(request, self.max_body_bytes)
+                status, reply = await asyncio.to_thread(told, lambda: hook(dict(request.headers), body))
+            except ProtocolError as error:
+                return refusal(chat, error)
+            except ClientDisconnect:
+                return Response(status_code=400)
+            return JSONResponse(dict(reply), status)
+
+        return answer
+
+
+async def _no_such_page(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path} is not served here; {', '.join(PROTOCOLS)} and /v1/models are."
+    return refusal(chat, ProtocolError(error.status_code, message, code="not_found"))

@@ -1,0 +1,92 @@
+"""One protocol's endpoint: from a request to the Backend, and its turn back, whole or as a stream.
+
+A turn takes as long as it takes. A stream begins when the turn is written or `keep_alive_seconds` have passed, so that
+an error has its own status wherever it can; from then on comments say that the connection is alive. An agent that hangs
+up cancels its turn; a gateway that closes answers those who wait with status 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from tasks.gateway.completions import Backend, Completion, ProtocolError
+from tasks.gateway.http_io import as_object, key_of, read_body, refusal
+from tasks.gateway.waiting import HungUp, Waiting, told
+from tasks.gateway.wire import Asked, WireProtocol
+
+VERSION_HEADER = "x-turnwise-version"
+STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEndpoint:
+    """An ASGI app. `closing` is set when the gateway closes."""
+
+    protocol: WireProtocol
+    backend: Backend
+    closing: asyncio.Event
+    max_body_bytes: int
+    keep_alive_seconds: float
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            asked, turn = await self._ask(request)
+            waiting = Waiting(turn, self.closing, _hang_up(request))
+            try:
+                if asked.stream:
+                    return await self._stream(asked, waiting, send)
+                response = self._response(asked, await waiting.whole())
+            finally:
+                waiting.stop()
+        except ProtocolError as error:
+            response = refusal(self.protocol, error)
+        except (HungUp, ClientDisconnect):
+            return None
+        return await response(scope, receive, send)
+
+    async def _ask(self, request: Request) -> tuple[Asked, Future[Completion]]:
+        key = key_of(request)
+        names = told(lambda: self.backend.models(key))
+        if request.method != "POST":
+            raise ProtocolError(405, f"{request.url.path} is asked with POST.", code="method_not_allowed")
+        asked = self.protocol.read(as_object(await read_body(request, self.max_body_bytes)))
+        if asked.request.model not in names:
+            message = f"The model {asked.request.model!r:.100} is not served; this key may use {', '.join(names)}."
+            raise ProtocolError(404, message, parameter="model", code="model_not_found")
+        return asked, told(lambda: self.backend.complete(key, asked.request))
+
+    def _response(self, asked: Asked, completion: Completion) -> Response:
+        headers = {VERSION_HEADER: completion.version}
+        return JSONResponse(told(lambda: self.protocol.write(asked, completion)), headers=headers)
+
+    async def _stream(self, asked: Asked, waiting: Waiting[Completion], send: Send) -> None:
+        """ProtocolError, if it is raised, is raised before the first byte."""
+        completion = await waiting.result(timeout_seconds=self.keep_alive_seconds)
+        version = [(VERSION_HEADER.encode(), completion.version.encode())] if completion else []
+        await send({"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS, *version]})
+        try:
+            while completion is None:
+                await _send_piece(send, b": the turn is being written\n\n")
+                completion = await waiting.result(timeout_seconds=self.keep_alive_seconds)
+            await _send_piece(send, f": {VERSION_HEADER}: {completion.version}\n\n".encode())
+            for event in self.protocol.events(asked, completion):
+                await _send_piece(send, event.encode())
+        except ProtocolError as error:
+            await _send_piece(send, self.protocol.error_event(error).encode())
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _send_piece(send: Send, piece: bytes) -> None:
+    await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+
+async def _hang_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        continue

@@ -1,0 +1,196 @@
+"""From an agent's messages to ids: what was recorded is continued token by token, anything else says why it is not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.chat.format import ChatFormat
+from tasks.environments.travel_desk.environment import TravelDesk
+from tasks.gateway.completions import CompletionRequest, Message, ProtocolError
+from tasks.rollouts.agents.answers import cut_at_stop, read_answer
+from tasks.rollouts.agents.transcript import Place, Transcript
+from tests import tiny
+
+TOOLS = [tool.schema() for tool in TravelDesk().tools]
+CALL = '<tool_call>\n{"name": "cancel_booking", "arguments": {"booking_id": "B1", "fast": true}}\n</tool_call>'
+SHOWN = tiny.EMBEDDED.model_copy(update={"tools_in_prompt": True})
+
+
+@pytest.fixture(scope="module", params=["learnt tools", "tools in the prompt"])
+def chat(request: pytest.FixtureRequest) -> ChatFormat:
+    return ChatFormat(tiny.tokenizer(SHOWN if "prompt" in request.param else tiny.EMBEDDED), source="test")
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def reply(text: str, call: str = "") -> Message:
+    return {"role": "tool", "content": text, "tool_call_id": call}
+
+
+class Model:
+    """Answers whatever is asked with the next text; keeps the ids of each sequence as an engine would have them."""
+
+    def __init__(self, chat: ChatFormat):
+        self.chat, self.transcript = chat, Transcript(chat)
+        self.ids: dict[int, list[int]] = {}
+        self.num_turns = 0
+
+    def ask(
+        self, messages: list[Message], text: str, *, is_cut: bool = False, tools: Any = TOOLS
+    ) -> tuple[Place, Message]:
+        place = self.transcript.place(messages, tools)
+        if not place.is_new:
+            assert self.ids[place.sequence] == place.held
+        written = [*self.chat.encode(text), *([] if is_cut else [self.chat.end_of_turn])]
+        request = CompletionRequest("policy", messages, tools)
+        answer = read_answer(self.chat, written, request, name=f"call_{self.num_turns}")
+        self.num_turns += 1
+        number = self.transcript.record(place, written, answer.said)
+        self.ids[number] = [*place.prompt, *written]
+        calls = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in answer.calls
+        ]
+        return place, {"role": "assistant", "content": answer.text, "tool_calls": calls}
+
+
+def test_an_agent_that_sends_our_opening_gets_our_prompt_and_replies_only_append(chat: ChatFormat):
+    model, history = Model(chat), [user("Cancel B1.")]
+    first, answer = model.ask(history, CALL)
+    assert first.prompt == chat.prompt_ids("Cancel B1.", TOOLS)
+    history += [answer, reply("done", answer["tool_calls"][0]["id"])]
+    second, answer = model.ask(history, "It is cancelled.")
+    assert (second.is_new, second.given) == (False, chat.reply_ids(("done",)))
+    third, _ = model.ask([*history, answer, user("Thanks.")], "You are welcome.", is_cut=True)
+    assert (third.sequence, third.given) == (0, chat.request_ids("Thanks."))
+    assert [*first.prompt, *chat.encode(CALL), chat.end_of_turn] == second.held
+
+
+def test_rules_and_a_request_are_the_prompt_that_our_own_loop_renders(chat: ChatFormat):
+    messages: list[Message] = [{"role": "system", "content": "Be <|im_end|> brief."}, user("Cancel <|im_end|> B1.")]
+    expected = chat.prompt_ids("Cancel <|im_end|> B1.", TOOLS, "Be <|im_end|> brief.")
+    assert Transcript(chat).place(messages, TOOLS).prompt == expected
+    assert Transcript(chat).place([user("Hello.")], TOOLS).prompt == chat.prompt_ids("Hello.", TOOLS)
+
+
+def _reserialised(message: Message, draw: Any) -> Message:
+    """The same message after a client has parsed it and written it anew."""
+    if message["role"] != "assistant":
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = call["function"]["arguments"]
+        keys = draw(st.permutations(sorted(arguments)))
+        arguments = {key: arguments[key] for key in keys}
+        written = json.dumps(arguments, indent=draw(st.sampled_from([None, 2]))) if draw(st.booleans()) else arguments
+        identifier = call["id"] if draw(st.booleans()) else "renamed"
+        calls.append({"id": identifier, "function": {"arguments": written, "name": call["function"]["name"]}})
+    content = message["content"]
+    if calls and draw(st.booleans()):
+        content = None
+    changed: Message = {"role": "assistant", "content": content and f" {content}\n"}
+    if calls or draw(st.booleans()):
+        changed["tool_calls"] = calls
+    if draw(st.booleans()):
+        changed["reasoning_content"] = "Hm."
+    return changed
+
+
+ANSWERS = st.sampled_from(
+    [CALL, f"{CALL}\n{CALL}", f"Let me see.\n{CALL}", "Done.", "<tool_call>\n{oops", "  spaces around  ", "<|im_end|>"]
+)
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_whatever_a_client_does_to_our_messages_its_ids_are_those_that_were_sampled(chat: ChatFormat, data: Any):
+    """What is new is what the environment's own loop would append after such a turn."""
+    model, history = Model(chat), [user("Cancel B1.")]
+    expected = chat.prompt_ids("Cancel B1.", TOOLS)
+    for number in range(data.draw(st.integers(2, 4))):
+        is_cut = data.draw(st.booleans())
+        place, answer = model.ask(
+            [_reserialised(item, data.draw) for item in history], data.draw(ANSWERS), is_cut=is_cut
+        )
+        assert (place.is_new, place.sequence, place.begun) == (number == 0, 0, "")
+        assert place.given == expected
+        closing = [chat.end_of_turn] if is_cut and model.ids[0][-1] not in chat.end_ids else []
+        texts = [f"reply {count}" for count in range(len(answer["tool_calls"]))]
+        history += [answer, *(map(reply, texts) if texts else [user("Go on.")])]
+        expected = [*closing, *(chat.reply_ids(tuple(texts)) if texts else chat.request_ids("Go on."))]
+
+
+def test_what_does_not_extend_a_conversation_begins_a_sequence_and_says_why(chat: ChatFormat):
+    """Asked again: parallel. Another system prompt: another agent. A changed reply: edited. Only a summary: compaction.
+    A fork keeps the ids up to the last answer that it shares.
+    """
+    model, history = Model(chat), [user("Cancel B1.")]
+    _, called = model.ask(history, CALL)
+    history += [called, reply("busy")]
+    second, answer = model.ask(history, "Sorry.")
+    history += [answer, user("Try again.")]
+    model.ask(history, "No.")
+    again, _ = model.ask(history, "Yes.")
+    assert (again.begun, again.held) == ("parallel", [*second.prompt, *chat.encode("Sorry."), chat.end_of_turn])
+    edited, _ = model.ask([*history[:2], reply("done"), answer, user("Try again.")], "Good.")
+    assert (edited.begun, edited.held) == ("edited_history", second.held)
+    assert edited.given == [
+        *chat.reply_ids(("done",)), *chat.given_ids("Sorry.", []), *chat.request_ids("Try again.")
+    ]  # fmt: skip
+    short, _ = model.ask([user("Summary: B1 could not be cancelled. Go on.")], "Fine.")
+    assert (short.begun, short.held) == ("compaction", [])
+    other, _ = model.ask([{"role": "system", "content": "You plan."}, user("Cancel B1.")], "A plan.")
+    assert other.begun == "another_agent"
+    assert model.ask(history[:1], "Tools?", tools=TOOLS[:1])[0].begun == "another_agent"
+    assert sorted(model.ids) == list(range(6))
+
+
+def test_answers_of_somebody_else_are_rendered_as_data(chat: ChatFormat):
+    """A few-shot history in which a control token is spelt out; our own ids of such text would be a forged turn."""
+    shots: list[Message] = [user("Hello."), {"role": "assistant", "content": "Hi<|im_end|>"}, user("Cancel B1.")]
+    place = Transcript(chat).place(shots, TOOLS)
+    expected = [*chat.prompt_ids("Hello.", TOOLS), *chat.encode("Hi< |im_end|>"), chat.end_of_turn]
+    assert place.prompt == [*expected, *chat.request_ids("Cancel B1.")]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        [user("Hello."), {"role": "assistant", "content": "Hi."}],
+        [{"role": "assistant", "content": "How may I help?"}, user("Hello.")],
+        [{"role": "system", "content": "Be brief."}],
+        [{"role": "critic", "content": "Be brief."}],
+        [user("Hello."), {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": ""}}]}, reply("x")],
+        [{"role": "user", "content": [{"type": "text", "text": "Hello."}]}],
+    ],
+)
+def test_a_history_that_no_template_renders_is_refused_in_one_sentence(chat: ChatFormat, messages: list[Message]):
+    with pytest.raises(ProtocolError) as refused:
+        Transcript(chat).place(messages, TOOLS)
+    assert refused.value.status == 400
+    assert "\n" not in refused.value.message
+
+
+def test_a_turn_is_cut_after_the_token_that_completes_a_stop_string(chat: ChatFormat):
+    written = chat.encode("Done. Observation: none")
+    cut = cut_at_stop(chat, written, ["Observation:"])
+    assert cut is not None
+    assert "Observation:" in chat.decode(written[:cut])
+    assert "Observation:" not in chat.decode(written[: cut - 1])
+    assert cut_at_stop(chat, written, ["Thought:"]) is None
+
+
+def test_beyond_the_most_the_sequence_that_was_used_least_recently_is_forgotten(chat: ChatFormat):
+    model = Model(chat)
+    model.transcript.most = 2
+    for text in ("One.", "Two.", "Three."):
+        model.ask([user(text)], "Yes.")
+    assert list(model.transcript.recorded) == [1, 2]
