@@ -91,7 +91,7 @@ def install(layers: list[str]) -> None:
 
 
 def install_agent(lock: Path) -> None:
-    """Install a lock of infra/locks/agents into .cache/agents/NAME, unless it is there as the lock and the place say."""
+    """A lock of infra/locks/agents goes into .cache/agents/NAME, once per version of the lock and the folder."""
     folder = ROOT / ".cache" / "agents" / lock.stem
     stamped, wanted = folder / ".turnwise", f"{folder} {sys.version}\n{lock.read_text(encoding='utf-8')}"
     if stamped.exists() and stamped.read_text(encoding="utf-8") == wanted:
