@@ -68,7 +68,9 @@ def play(name: str, chat: ChatFormat, problems: list[Problem], texts: Any = refe
 def test_an_agent_whose_history_grows_has_one_sequence_and_its_requests_render_to_the_recorded_ids(
     name: str, chat: ChatFormat, problems: list[Problem], asked: dict[str, list[CompletionRequest]]
 ):
-    for trajectory in play(name, chat, problems):
+    played = play(name, chat, problems)
+    assert len(played) == NUM_PROBLEMS
+    for trajectory in played:
         assert (trajectory.outcome, len(trajectory.sequences)) == ("success", 1)
         check_ids(trajectory, asked[trajectory.problem_id], chat)
 
@@ -82,7 +84,9 @@ def test_smolagents_writes_its_history_anew_so_each_request_is_a_sequence_and_re
         *calls, answer = reference_texts(problem)
         return [*calls, call_text(ToolCall(name="final_answer", arguments={"answer": answer}))]
 
-    for trajectory in play("smolagents", chat, problems, texts):
+    played = play("smolagents", chat, problems, texts)
+    assert len(played) == NUM_PROBLEMS
+    for trajectory in played:
         assert trajectory.outcome == "success"
         assert [sequence.begun for sequence in trajectory.sequences] == [
             "", *["edited_history"] * (len(trajectory.turns) - 1)
