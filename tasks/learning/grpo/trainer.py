@@ -31,12 +31,13 @@ from tasks.learning.grpo.metrics import (
 from tasks.learning.grpo.mini_batches import MiniBatch, divide, mini_batches, oldest_version
 from tasks.learning.grpo.step_loss import LossBatch, batch_loss, loss_batches
 from tasks.learning.shared.agreement import check_engine, prepare_model, trainer_logp
-from tasks.learning.shared.batching import check_tokens, share_of
+from tasks.learning.shared.batching import share_of
 from tasks.learning.shared.lora import POLICY, Adapter
 from tasks.learning.shared.optimizer import Optimizer
 from tasks.learning.shared.policy import LogProbs, prepare_for_gradients
 from tasks.learning.shared.ranks import ALONE, Ranks, on_all_ranks
 from tasks.learning.shared.reference import Reference, copy_tensors, unique_tensors
+from tasks.learning.shared.rows import check_tokens
 from tasks.learning.shared.settings import GRPOSettings
 from tasks.learning.shared.sharding import (
     NamedTensors,
@@ -56,8 +57,7 @@ class Collect(Protocol):
 
 
 class GRPOTrainer:
-    """The policy, its reference and the optimizer. `tensors` and `state` are its whole state; `load` restores it
-    bitwise.
+    """The policy, its reference and the optimizer. `load` restores `tensors` and `state`, its whole state, bitwise.
 
     `max_tokens` is the most an episode may have. ValueError where its log-probs would differ from the model's own. With
     several ranks all have this trainer of equal weights; rank 0 calls its methods, and the others are in `follow`.
