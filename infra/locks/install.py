@@ -1,5 +1,5 @@
 """Set-up of `.venv` from the locks, in plain words: `python3.11 infra/locks/install.py demo` (or any key of LAYERS).
-`agents` sets up the agents of infra/examples/agents, each in an environment of its own, since their pins clash.
+`agents` sets up what infra/locks/agents has, or the named ones of it, each in an environment of its own: pins clash.
 
 Why not three lines of Makefile: the same set-up must be instant when nothing changed, must start afresh after an
 interruption or a moved folder, and must say what is wrong in one line. It uses the standard library alone, since it
@@ -45,18 +45,20 @@ PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input", "-qq", "install
 
 
 def main(arguments: list[str]) -> None:
-    if len(arguments) != 1 or arguments[0] not in [*LAYERS, "agents"]:
-        raise SystemExit(f"usage: install.py {'|'.join(LAYERS)}|agents")
+    target, *agents = arguments or [""]
+    known = sorted(lock.stem for lock in (LOCKS / "agents").glob("*.txt"))
+    if target not in [*LAYERS, "agents"] or (agents and target != "agents") or not set(agents) <= set(known):
+        raise SystemExit(f"usage: install.py {'|'.join(LAYERS)}, or install.py agents [{'|'.join(known)} …]")
     check_place()
     cache = ROOT / ".cache"
     cache.mkdir(exist_ok=True)
     with (cache / "install.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # `make -j demo test` would otherwise install twice into one folder
-        if arguments[0] == "agents":
-            for agent in sorted((LOCKS / "agents").glob("*.txt")):
-                install_agent(agent)
+        if target == "agents":
+            for agent in agents or known:
+                install_agent(LOCKS / "agents" / f"{agent}.txt")
         else:
-            install([layer for layer in LAYERS[arguments[0]] if not is_current(layer)])
+            install([layer for layer in LAYERS[target] if not is_current(layer)])
 
 
 def check_place() -> None:
