@@ -74,10 +74,10 @@ def run_checker(
         raise _fault(f"problem {problem.id!r}: it raised {type(error).__name__}: {error}") from error
     if faults:
         raise faults[0]
-    return _verdict(said)
+    return read_verdict(said)
 
 
-def _verdict(said: Any) -> Verdict:
+def read_verdict(said: Any) -> Verdict:
     checks = {"success": said} if isinstance(said, bool) else said
     if not isinstance(checks, dict) or not checks or not all(isinstance(value, bool) for value in checks.values()):
         raise _fault(f"it returned {said!r:.100}, and must return True, False, or a dict of at least one named check")
