@@ -7,6 +7,7 @@ Words, one per idea:
     environment   everything outside the model: tools, the state they change, the check of success
     turn          one message of the model, with the calls in it and the reply to each
     trajectory    one episode, token by token; `sampled_mask` is True where the policy chose the token
+    sequence      tokens that were only ever appended to: all of most trajectories, else one of several
     group         the trajectories of one problem in one draw: an advantage is relative to it
     iteration     one batch of rollouts and its optimizer steps
     snapshot      a checkpoint that may be promoted

@@ -92,7 +92,7 @@ def model_folder(
 
 def reward_of_any_text(problem: Problem, trajectory: Trajectory, settings: Any) -> Score:
     """In the place of correctness, which is 0 for an untrained model: differs within every group, so weights move."""
-    return Score(sum(trajectory.token_ids) % 7 / 7, {})
+    return Score(sum(trajectory.sequences[0].token_ids) % 7 / 7, {})
 
 
 def collector(

@@ -244,6 +244,7 @@ def _have_measured(*sides: list[Trajectory]) -> bool:
 
 def _light(trajectory: Trajectory) -> Trajectory:
     """Tokens replaced by their count: two whole evaluations may not fit in memory."""
-    trajectory.sampled_mask = [True] * trajectory.num_sampled_tokens
-    trajectory.token_ids, trajectory.sampler_logp = [], []
+    for sequence in trajectory.sequences:
+        sequence.sampled_mask = [True] * sequence.num_sampled_tokens
+        sequence.token_ids, sequence.sampler_logp, sequence.token_versions = [], [], []
     return trajectory

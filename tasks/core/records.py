@@ -6,7 +6,9 @@ and trained on without a model.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from itertools import compress
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,8 +19,10 @@ StopReason = Literal[
 ]
 BY_ENVIRONMENT = "success_by_environment"  # in a row of metrics: success rate by name, of a mixture
 OF_A_THOUGHT = ("thought", "num_thought_tokens", "thought_was_cut")
-LEFT_OUT_IF_EMPTY = ("score", "num_replayed_turns", "token_versions")
+OF_TOKENS = ("token_ids", "sampled_mask", "sampler_logp", "token_versions")
+LEFT_OUT_IF_EMPTY = ("score", "num_replayed_turns", "token_versions", "begun")
 Limit = Literal["max_turns", "max_tokens_per_episode", "max_completion_tokens"]
+Begun = Literal["", "edited_history", "compaction", "another_agent", "parallel"]
 
 
 class Record(BaseModel):
@@ -77,6 +81,7 @@ class Turn:
     `thought_was_cut`: by its own budget. Rows of turns without a thought leave the three out.
     `errors`: per reply, the error type, or None. `follow_up`: the user's next request, if the turn closed one.
     `policy_version`: iterations behind the weights that wrote its last token; 0 when a model is only measured.
+    `sequence`: which of the trajectory's sequences has its tokens; rows leave out the first, 0.
     """
 
     text: str
@@ -89,18 +94,54 @@ class Turn:
     thought: str | None = None
     num_thought_tokens: int = 0
     thought_was_cut: bool = False
+    sequence: int = 0
+
+
+@dataclass(slots=True)
+class TokenSequence:
+    """What one forward reads: ids that were only ever appended to. Each list has one entry per token.
+
+    `sampled_mask`: True only where the policy chose the token; prompts and tool replies are attended to, but not in the
+    loss. `sampler_logp`: the engine's log-prob (nats) under its sampling distribution, 0.0 elsewhere. `token_versions`:
+    the policy that wrote each sampled token, 0 elsewhere; empty where the trajectory's `policy_version` wrote all of
+    them, and then rows leave it out. `begun`: why it did not continue an earlier sequence; "" for the first.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    sampled_mask: list[bool] = field(default_factory=list)
+    sampler_logp: list[float] = field(default_factory=list)
+    token_versions: list[int] = field(default_factory=list)
+    begun: Begun = ""
+
+    def append_given(self, token_ids: Sequence[int]) -> None:
+        self.token_ids += token_ids
+        self.sampled_mask += [False] * len(token_ids)
+        self.sampler_logp += [0.0] * len(token_ids)
+        self.token_versions += [0] * len(token_ids)
+
+    def append_sampled(self, token_ids: Sequence[int], logp: Sequence[float], versions: Sequence[int]) -> None:
+        self.token_ids += token_ids
+        self.sampled_mask += [True] * len(token_ids)
+        self.sampler_logp += logp
+        self.token_versions += versions
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        return sum(self.sampled_mask)
+
+    @property
+    def sampled_ids(self) -> list[int]:
+        return [*compress(self.token_ids, self.sampled_mask)]
 
 
 @dataclass(slots=True)
 class Trajectory:
-    """One episode. The three token lists have one entry per token of the whole conversation; they are empty for an
-    endpoint without token ids, whose token counts are in `details["usage"]`.
+    """One episode: its turns in order, the tokens of them all in one or more `sequences`, one outcome.
 
-    `sampled_mask`: True only where the policy chose the token; prompts and tool replies are attended to, but not in the
-    loss. `sampler_logp`: the engine's log-prob (nats) under its sampling distribution, 0.0 elsewhere. `request`: the
-    first user message. `policy_version`: the oldest of its tokens; where newer weights wrote some, `token_versions` has
-    that of each sampled token, 0 elsewhere, and else it is empty and rows leave it out. `limit`: the budget that ended
-    the episode, or None.
+    An agent that only appends to its conversation has one sequence; another begins wherever it asks the policy
+    something that continues none. An endpoint without token ids has no sequence, and its token counts are in
+    `details["usage"]`. `request`: the first user message. `policy_version`: the oldest of its tokens. `limit`: the
+    budget that ended the episode, or None.
     `checks` and `details` (JSON): the environment's verdict. `fault`: what failed, if the outcome is
     `environment_error`. Statistics cluster by the problem's `split_group`. `score`: of the reward it was trained or
     rescored with; rows without one leave it out. `num_replayed_turns`: leading turns that were given, not written by
@@ -114,9 +155,7 @@ class Trajectory:
     sample_index: int
     policy_version: int
     environment_fingerprint: str
-    token_ids: list[int]
-    sampled_mask: list[bool]
-    sampler_logp: list[float]
+    sequences: list[TokenSequence]
     turns: list[Turn]
     outcome: Outcome
     limit: Limit | None
@@ -128,23 +167,24 @@ class Trajectory:
     split_group: str = ""
     score: Score | None = None
     num_replayed_turns: int = 0
-    token_versions: list[int] = field(default_factory=list)
 
     @property
     def own_turns(self) -> list[Turn]:
         return self.turns[self.num_replayed_turns :]
 
+    def sampled_versions(self, sequence: TokenSequence) -> list[int]:
+        """Of each sampled token of one of its sequences, the policy that wrote it."""
+        if not sequence.token_versions:
+            return [self.policy_version] * sequence.num_sampled_tokens
+        return [*compress(sequence.token_versions, sequence.sampled_mask)]
+
     @property
-    def sampled_versions(self) -> list[int]:
-        """Of each sampled token, the policy that wrote it."""
-        if not self.token_versions:
-            return [self.policy_version] * self.num_sampled_tokens
-        tokens = zip(self.token_versions, self.sampled_mask, strict=True)
-        return [version for version, is_sampled in tokens if is_sampled]
+    def num_tokens(self) -> int:
+        return sum(len(sequence.token_ids) for sequence in self.sequences)
 
     @property
     def num_sampled_tokens(self) -> int:
-        return sum(self.sampled_mask)
+        return sum(sequence.num_sampled_tokens for sequence in self.sequences)
 
     @property
     def num_thought_tokens(self) -> int:
@@ -161,22 +201,38 @@ class Trajectory:
 
     def to_row(self) -> dict[str, Any]:
         """Without copying: a deep copy would visit every call."""
-        row = _row(self) | {"turns": [_turn_row(turn) for turn in self.turns], "score": self.score and _row(self.score)}
-        return {name: row[name] for name in row if row[name] or name not in LEFT_OUT_IF_EMPTY}
+        row = _row(self)
+        row["sequences"] = [_without_empty(_row(sequence)) for sequence in self.sequences]
+        row["turns"] = [_turn_row(turn) for turn in self.turns]
+        row["score"] = self.score and _row(self.score)
+        return _without_empty(row)
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Trajectory:
+        """Also of a row whose four lists of tokens are beside its other fields: one sequence, as all episodes were."""
         score = row.get("score")
         turns = [Turn(**turn) for turn in row["turns"]]
-        return cls(**{**row, "turns": turns, "score": score and Score(**score)})
+        sequences = [TokenSequence(**sequence) for sequence in row.get("sequences", ())]
+        if "token_ids" in row:
+            tokens = {name: row[name] for name in OF_TOKENS if name in row}
+            row = {name: value for name, value in row.items() if name not in tokens}
+            sequences = [TokenSequence(**tokens)] if tokens["token_ids"] else []
+        return cls(**{**row, "sequences": sequences, "turns": turns, "score": score and Score(**score)})
 
 
 def _turn_row(turn: Turn) -> dict[str, Any]:
     row = _row(turn)
-    return row if turn.thought is not None else {name: row[name] for name in row if name not in OF_A_THOUGHT}
+    left_out = () if turn.thought is not None else OF_A_THOUGHT
+    if turn.sequence == 0:
+        left_out = (*left_out, "sequence")
+    return {name: row[name] for name in row if name not in left_out}
 
 
-def _row(record: Turn | Trajectory | Score) -> dict[str, Any]:
+def _without_empty(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in row if row[name] or name not in LEFT_OUT_IF_EMPTY}
+
+
+def _row(record: Turn | TokenSequence | Trajectory | Score) -> dict[str, Any]:
     return {item.name: getattr(record, item.name) for item in fields(record)}
 
 

@@ -1,7 +1,8 @@
 """GRPO over a multi-turn environment from nothing: the file to read first. It needs only torch and two records.
 
-An episode is one list of token ids. The policy chose some (`sampled_mask` is True); the prompt and the tools wrote the
-others. The model reads all of them; only those the policy chose are trained. Each iteration:
+An episode is one list of token ids, or several where an agent begins anew. The policy chose some (`sampled_mask` is
+True); the prompt and the tools wrote the others. The model reads all of them; only those the policy chose are trained.
+Each iteration:
 
     play       every problem G times with the current policy
     advantage  compare each reward with the other rewards of the same problem
@@ -24,7 +25,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tasks.core.records import Problem, Trajectory
+from tasks.core.records import Problem, TokenSequence, Trajectory
 
 Model = Callable[[Tensor], Tensor]  # token ids [T] → logits [T, V]; the logits at a position predict the next token
 
@@ -71,8 +72,8 @@ def play(model: Model, environment: Environment, problem: Problem, *, end_of_tur
         turns.append([])
     return Trajectory(
         problem_id=problem.id, category=problem.category, request=problem.requests[0], draw=0,
-        sample_index=0, policy_version=0, environment_fingerprint="", token_ids=token_ids,
-        sampled_mask=sampled_mask, sampler_logp=sampler_logp, turns=[],
+        sample_index=0, policy_version=0, environment_fingerprint="",
+        sequences=[TokenSequence(token_ids, sampled_mask, sampler_logp)], turns=[],
         outcome="success" if environment.is_solved(problem, turns) else "failure", limit=None, checks={}, num_calls=0,
         num_invalid_calls=0,
     )  # fmt: skip
@@ -87,11 +88,14 @@ def group_advantages(rewards: Sequence[float]) -> list[float]:
 
 
 def sampled_logps(model: Model, trajectory: Trajectory) -> Tensor:
-    """log p(token | everything before it) of each token the policy chose; [M]."""
-    ids_T = torch.tensor(trajectory.token_ids)
-    logp_TV = model(ids_T).log_softmax(-1)
-    next_logp_T = logp_TV[:-1].gather(-1, ids_T[1:, None])[:, 0]
-    return next_logp_T[torch.tensor(trajectory.sampled_mask[1:])]
+    """log p(token | everything before it in its sequence) of each token the policy chose; [M]."""
+    parts = []
+    for sequence in trajectory.sequences:
+        ids_T = torch.tensor(sequence.token_ids)
+        logp_TV = model(ids_T).log_softmax(-1)
+        next_logp_T = logp_TV[:-1].gather(-1, ids_T[1:, None])[:, 0]
+        parts.append(next_logp_T[torch.tensor(sequence.sampled_mask[1:])])
+    return torch.cat(parts)
 
 
 def clipped_surrogate(logp_M: Tensor, old_logp_M: Tensor, advantage: float, *, low: float, high: float) -> Tensor:

@@ -124,7 +124,7 @@ class DataWriter:
                 "errors": self._set("errors", errors_of(episode)),
                 "num_calls": episode.num_calls,
                 "num_invalid_calls": episode.num_invalid_calls,
-                "num_sampled_tokens": episode.num_sampled_tokens if episode.token_ids else None,
+                "num_sampled_tokens": episode.num_sampled_tokens if episode.sequences else None,
             }
         )
 

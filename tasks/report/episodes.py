@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
 
-from tasks.core.records import Score, Trajectory, Turn
+from tasks.core.records import Score, TokenSequence, Trajectory, Turn
 from tasks.rewards.built_in import valid_call_share, well_formed_share
-from tasks.rewards.stored import turn_spans
+from tasks.rewards.stored import TurnTokens, turn_tokens
 
 HEAD_CHARACTERS, TAIL_CHARACTERS = 8000, 2000  # of one text or reply on the page: errors are often at the end
 MAX_NAME_CHARACTERS = 80  # of a tool: a model may make one up
@@ -32,7 +32,8 @@ Pairs = list[tuple[str, Any]]
 
 def shown_episode(episode: Trajectory, *, line: int, score: Score | None = None) -> dict[str, Any]:
     """The data of one column of the page; `line` is its line in the file, and `score` its reward where it has parts."""
-    spans = turn_spans(episode)
+    tokens = turn_tokens(episode)
+    begun = _sequence_notes(episode)
     return {
         "line": line,
         "request": shorten(episode.request),
@@ -43,9 +44,9 @@ def shown_episode(episode: Trajectory, *, line: int, score: Score | None = None)
         "details": shorten(_json(episode.details, indent=2)) if episode.details else None,
         "reward": None if score is None else round(score.reward, 3),
         "parts": _possible_parts(episode) if score is None else _parts_of(score),
-        "num_tokens": len(episode.token_ids),
+        "num_tokens": episode.num_tokens,
         "policy_version": episode.policy_version,
-        "turns": [_turn(turn, spans[i] if spans else None) for i, turn in enumerate(episode.turns)],
+        "turns": [_turn(*item) for item in zip_longest(episode.turns, tokens, begun)],
     }
 
 
@@ -79,13 +80,33 @@ def shorten(text: str) -> str:
     return f"{text[:HEAD_CHARACTERS]}{note}{text[-TAIL_CHARACTERS:]}"
 
 
-def _turn(turn: Turn, span: tuple[int, int] | None) -> dict[str, Any]:
+def _sequence_notes(episode: Trajectory) -> list[str | None]:
+    """For each turn that is in another sequence than the turn before it, which one, and why that began."""
+    if len(episode.sequences) < 2:
+        return [None] * len(episode.turns)
+    numbers = [turn.sequence for turn in episode.turns]
+    return [
+        None
+        if number == before
+        else _sequence_note(number, episode.sequences[number], is_new=number not in numbers[:i])
+        for i, (before, number) in enumerate(zip([None, *numbers], numbers, strict=False))
+    ]
+
+
+def _sequence_note(number: int, sequence: TokenSequence, *, is_new: bool) -> str:
+    why = f" began: {sequence.begun.replace('_', ' ')}" if is_new and sequence.begun else ""
+    return f"sequence {number + 1}{why or (' begins' if is_new else ' goes on')}"
+
+
+def _turn(turn: Turn, tokens: TurnTokens | None, sequence_note: str | None) -> dict[str, Any]:
     """A turn whose calls were parsed shows them apart from its words; one without calls shows its text as written."""
     return {
         "prose": shorten(TOOL_CALL.sub("", turn.text).strip() if turn.calls else turn.text),
         "raw": shorten(turn.text) if turn.calls else None,
         "calls": [_call(*item) for item in zip_longest(turn.calls, turn.replies, turn.errors)],
-        "num_tokens": span[1] - span[0] if span else None,
+        "num_tokens": tokens.num_sampled if tokens else None,
+        **({} if sequence_note is None else {"sequence_note": sequence_note}),
+        **({} if turn.sequence == 0 else {"sequence": turn.sequence}),
         **({} if turn.thought is None else {"thought": _thought(turn)}),
         "stopped_by": None if turn.stop_reason == "end_of_turn" else turn.stop_reason,
         "follow_up": turn.follow_up and shorten(turn.follow_up),

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.core.files import read_json
 from tasks.core.records import Trajectory
-from tasks.rewards.stored import turn_spans
+from tasks.rewards.stored import TurnTokens, turn_tokens
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MOST = 9999  # hundredths of a nat: of a token that could not be chosen, or whose log-prob is no number
 
-TurnTokens = tuple[list[int], list[int]]  # numbers of the texts, and minus the log-prob in hundredths of a nat
+HeatOfTurn = tuple[list[int], list[int]]  # numbers of the texts, and minus the log-prob in hundredths of a nat
 
 
 class Numbers:
@@ -38,25 +38,25 @@ class TokenReader:
         self._tokenizer = load_tokenizer(model) if model else None
         self._texts, self._numbers = texts, dict[int, int]()
 
-    def turns(self, episode: Trajectory) -> list[TurnTokens] | None:
+    def turns(self, episode: Trajectory) -> list[HeatOfTurn] | None:
         """None where the episode has no tokens (a model behind an endpoint), or they are not one run per turn."""
-        spans = turn_spans(episode)
-        if spans is None:
+        turns = turn_tokens(episode)
+        if not turns:
             return None
-        number_of = self._number_of if self._wrote(episode, spans[0]) else self._number_of_id
+        number_of = self._number_of if self._wrote(episode, turns[0]) else self._number_of_id
         return [
             (
-                [number_of(token) for token in episode.token_ids[start:end]],
-                [_hundredths(logp) for logp in episode.sampler_logp[start:end]],
+                [number_of(token) for token in turn.sampled_ids],
+                [_hundredths(logp) for logp in turn.sampler_logp],
             )
-            for start, end in spans
+            for turn in turns
         ]
 
-    def _wrote(self, episode: Trajectory, span: tuple[int, int]) -> bool:
+    def _wrote(self, episode: Trajectory, first: TurnTokens) -> bool:
         """Whether this tokenizer decodes the first turn's tokens to the first turn's text."""
         if self._tokenizer is None:
             return False
-        said = self._tokenizer.decode(episode.token_ids[slice(*span)], skip_special_tokens=False)
+        said = self._tokenizer.decode(first.sampled_ids, skip_special_tokens=False)
         return episode.turns[0].text.strip() in said
 
     def _number_of(self, token: int) -> int:

@@ -61,7 +61,7 @@ def sampled_thousands(trajectory: Trajectory) -> float:
     """Thousands of tokens that the policy wrote; from the usage where an endpoint gives no token ids. NotCounted where
     it gives none either.
     """
-    if trajectory.token_ids:
+    if trajectory.sequences:
         return trajectory.num_sampled_tokens / 1000
     num_tokens: int | None = left_details(trajectory, "usage", ("output_tokens",))["output_tokens"]
     if num_tokens is None:

@@ -7,11 +7,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 
 from tasks.core.files import read_jsonl
-from tasks.core.records import Problem, Score, Trajectory
+from tasks.core.records import Problem, Score, TokenSequence, Trajectory, Turn
 from tasks.core.settings import Paths
 from tasks.rewards.built_in import NotCounted
 from tasks.rewards.parts import reward
@@ -23,9 +22,31 @@ SAMPLED_RUN = re.compile(rb"\x01+")
 
 @dataclass(frozen=True, slots=True)
 class TurnTokens:
-    prompt_ids: list[int]
-    sampled_ids: list[int]
-    sampler_logp: list[float]
+    """Where the sampled tokens of a turn are, from `start` to before `end` of its sequence."""
+
+    sequence: TokenSequence
+    start: int
+    end: int
+
+    @property
+    def num_read(self) -> int:
+        return self.start
+
+    @property
+    def num_sampled(self) -> int:
+        return self.end - self.start
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        return self.sequence.token_ids[: self.start]
+
+    @property
+    def sampled_ids(self) -> list[int]:
+        return self.sequence.token_ids[self.start : self.end]
+
+    @property
+    def sampler_logp(self) -> list[float]:
+        return self.sequence.sampler_logp[self.start : self.end]
 
 
 def read_trajectories(file: Path, *, is_only_shown: bool = False) -> Iterator[tuple[int, Trajectory]]:
@@ -42,22 +63,24 @@ def read_trajectories(file: Path, *, is_only_shown: bool = False) -> Iterator[tu
             ) from None
 
 
-def turn_spans(trajectory: Trajectory) -> list[tuple[int, int]] | None:
-    """(start, end) of each turn's sampled tokens; None if they are not one run per turn. A cut thought and its message
-    are two runs, with the ids that closed the thought between them.
-    """
-    runs = [found.span() for found in SAMPLED_RUN.finditer(bytes(trajectory.sampled_mask))]
-    num_runs = [2 if turn.thought_was_cut else 1 for turn in trajectory.turns]
-    if not runs or len(runs) != sum(num_runs):
-        return None
-    ends = list(accumulate(num_runs))
-    return [(runs[end - num][0], runs[end - 1][1]) for end, num in zip(ends, num_runs, strict=True)]
-
-
 def turn_tokens(trajectory: Trajectory) -> list[TurnTokens]:
-    """The tokens of each turn; empty if there are none, or not one run per turn."""
-    ids, logp = trajectory.token_ids, trajectory.sampler_logp
-    return [TurnTokens(ids[:start], ids[start:end], logp[start:end]) for start, end in turn_spans(trajectory) or ()]
+    """The tokens of each turn in its sequence; empty if there are none, or not one run per turn. A cut thought and its
+    message are two runs, with the ids that closed the thought between them.
+    """
+    left = [iter(SAMPLED_RUN.finditer(bytes(sequence.sampled_mask))) for sequence in trajectory.sequences]
+    try:
+        found = [
+            _next_turn(turn, trajectory.sequences[turn.sequence], left[turn.sequence]) for turn in trajectory.turns
+        ]
+    except (StopIteration, IndexError):
+        return []
+    return [] if any(next(runs, None) for runs in left) else found
+
+
+def _next_turn(turn: Turn, sequence: TokenSequence, runs: Iterator[re.Match[bytes]]) -> TurnTokens:
+    first = next(runs)
+    last = next(runs) if turn.thought_was_cut else first
+    return TurnTokens(sequence, first.start(), last.end())
 
 
 class Rescorer:

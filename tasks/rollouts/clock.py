@@ -39,18 +39,20 @@ class RolloutClock:
     def forget(self) -> None:
         """A collection begins; what an earlier one left open is no episode."""
         self.turns: dict[Conversation, list[TurnTime]] = {}
-        self.seen: dict[Conversation, int] = {}  # tokens the engine had, of each episode
+        self.seen: dict[Conversation, list[int]] = {}  # tokens the engine had, of each sequence of each episode
         self.waits: dict[Conversation, float] = {}
 
     def begin_turn(self, run: Conversation) -> None:
-        num_tokens = len(run.token_ids)
-        self.turns.setdefault(run, []).append(TurnTime(fed=num_tokens - self.seen.get(run, 0)))
-        self.seen[run] = num_tokens
+        lengths = [len(sequence.token_ids) for sequence in run.sequences]
+        self.turns.setdefault(run, []).append(TurnTime(fed=sum(lengths) - sum(self.seen.get(run, ()))))
+        self.seen[run] = lengths
 
     def end_turn(self, run: Conversation) -> None:
-        turn, before = self.turns[run][-1], self.seen[run]
-        turn.sampled = sum(run.sampled_mask[before:])
-        self.seen[run] = before + turn.sampled
+        seen = self.seen[run]
+        masks = zip(run.sequences, seen, strict=False)  # one that began since then has nothing sampled yet
+        sampled = [sum(sequence.sampled_mask[before:]) for sequence, before in masks]
+        self.turns[run][-1].sampled = sum(sampled)
+        self.seen[run] = [before + count for before, count in zip(seen, sampled, strict=True)]
 
     def begin_wait(self, run: Conversation) -> None:
         self.waits[run] = self.now()

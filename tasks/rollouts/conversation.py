@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from tasks.core.records import Limit, Outcome, Problem, ToolCall, Trajectory, Turn
+from tasks.core.records import Limit, Outcome, Problem, TokenSequence, ToolCall, Trajectory, Turn
 from tasks.tools.base import TOO_MANY, Environment, EnvironmentFault, Verdict, await_in_steps, error_text
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ class EpisodeKey:
 class Conversation:
     """One episode under way; `outcome` is set when it has ended.
 
-    `attempt` counts the earlier starts of this key; `fault` is the environment's fault, if any. The four token lists
-    stay empty where the policy's tokens are hidden.
+    `attempt` counts the earlier starts of this key; `fault` is the environment's fault, if any. `sequences` have the
+    tokens and, while they grow, the version of each; there are none where the policy's tokens are hidden.
     """
 
     _steps: Waits  # what is left of the turn, or of the episode
@@ -48,10 +48,7 @@ class Conversation:
         self.key, self.attempt, self.max_calls = key, attempt, environment.limits.max_calls_per_turn
         stream = f"{seed}/{stage}/{key.draw}/{key.sample_index}/{attempt}"
         self.episode = environment.start(key.problem, stream=stream)
-        self.token_ids: list[int] = []
-        self.sampled_mask: list[bool] = []
-        self.sampler_logp: list[float] = []
-        self.token_versions: list[int] = []
+        self.sequences: list[TokenSequence] = []
         self.turns: list[Turn] = []
         self.num_replayed_turns = 0
         self.num_calls = self.num_invalid_calls = self.num_retries = 0
@@ -76,18 +73,16 @@ class Conversation:
 
     def trajectory(self, *, fingerprint: str) -> Trajectory:
         assert self.outcome is not None
-        versions = self._versions()
+        oldest = min(self._versions(), default=0)
         return Trajectory(
             problem_id=self.key.problem.id,
             category=self.key.problem.category,
             request=self.request,
             draw=self.key.draw,
             sample_index=self.key.sample_index,
-            policy_version=min(versions, default=0),
+            policy_version=oldest,
             environment_fingerprint=fingerprint,
-            token_ids=self.token_ids,
-            sampled_mask=self.sampled_mask,
-            sampler_logp=self.sampler_logp,
+            sequences=[_recorded(sequence, oldest) for sequence in self.sequences],
             turns=self.turns,
             outcome=self.outcome,
             limit=self.limit,
@@ -98,14 +93,12 @@ class Conversation:
             details=self._details(),
             split_group=self.key.problem.split_group,
             num_replayed_turns=self.num_replayed_turns,
-            token_versions=self.token_versions if len(versions) > 1 else [],
         )
 
     def _versions(self) -> set[int]:
         """Of its own tokens; of its own turns, where the tokens are hidden."""
-        assert len(self.token_versions) == len(self.sampled_mask)
         of_turns = {turn.policy_version for turn in self.turns[self.num_replayed_turns :]}
-        return set(compress(self.token_versions, self.sampled_mask)) or of_turns
+        return set[int]().union(*map(_versions_of, self.sequences)) or of_turns
 
     def _details(self) -> dict[str, Any]:
         return self.verdict.details
@@ -143,6 +136,16 @@ class Conversation:
         self.verdict = yield from await_in_steps(self.episode.verdict(final_message))
         self.outcome = "success" if self.verdict.success and final_message is not None else otherwise
         self.limit = limit
+
+
+def _versions_of(sequence: TokenSequence) -> set[int]:
+    assert len(sequence.token_versions) == len(sequence.sampled_mask)
+    return set(compress(sequence.token_versions, sequence.sampled_mask))
+
+
+def _recorded(sequence: TokenSequence, oldest: int) -> TokenSequence:
+    """Without versions where the trajectory's oldest wrote all of it."""
+    return sequence if _versions_of(sequence) - {oldest} else replace(sequence, token_versions=[])
 
 
 ConversationT = TypeVar("ConversationT", bound=Conversation)

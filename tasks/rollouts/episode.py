@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tasks.chat.format import ChatFormat
-from tasks.core.records import Problem, StopReason, Turn
+from tasks.core.records import Problem, StopReason, TokenSequence, Turn
 from tasks.core.seeds import stream_seed
 from tasks.rollouts.conversation import Conversation, EpisodeKey, Waits
 from tasks.rollouts.engine import Engine, EpisodeHandle, TurnReply, TurnRequest
@@ -43,7 +43,7 @@ class Opening(NamedTuple):
 
 class EpisodeRun(Conversation):
     """`next_request` is the turn it needs, `advance` takes the reply; `outcome` is set when it has ended. `replies` are
-    those it took.
+    those it took. All of it is one `sequence`, which is empty until the user has opened it.
     """
 
     _unsent: list[int]  # what the engine has not been given yet
@@ -67,6 +67,7 @@ class EpisodeRun(Conversation):
         self.seed_key = (seed, stage, key.draw, key.problem.id, key.sample_index)
         self._budget = sampling.max_thinking_tokens_per_turn if chat.thinking else None
         self._unsent = []
+        self.sequence = TokenSequence()
         self.replies: list[TurnReply] = []
         self._begin_turn()
         self._steps = self._open(prompt)
@@ -79,6 +80,7 @@ class EpisodeRun(Conversation):
         self.token_limit = self.sampling.token_limit(len(prompt_ids))
         if len(prompt_ids) >= self.token_limit:
             raise EnvironmentFault("its first message leaves no room for the agent", tool="user")
+        self.sequences.append(self.sequence)
         self._append(prompt_ids)
         for message in self.key.prefix:
             if self.outcome is not None or not self._has_room_after(message):
@@ -88,7 +90,7 @@ class EpisodeRun(Conversation):
 
     def _has_room_after(self, message: Sequence[int]) -> bool:
         """Whether a turn of the policy's own can follow. The reply to the message is not known yet, and may be long."""
-        fits = len(self.token_ids) + len(message) < self.token_limit
+        fits = len(self.sequence.token_ids) + len(message) < self.token_limit
         return fits and len(self.turns) + 1 < self.sampling.max_turns
 
     def _replay(self, message: Sequence[int]) -> Waits:
@@ -100,7 +102,7 @@ class EpisodeRun(Conversation):
 
     def next_request(self) -> TurnRequest:
         """The second request of a turn has a stream of its own; the first has the one it always had."""
-        room, is_first = self.token_limit - len(self.token_ids), not self._written
+        room, is_first = self.token_limit - len(self.sequence.token_ids), not self._written
         seed = stream_seed(*self.seed_key, len(self.turns), *([] if is_first else [1]))
         if is_first and self._budget is not None:
             assert self.chat.end_of_thought is not None
@@ -113,10 +115,7 @@ class EpisodeRun(Conversation):
         self.replies.append(reply)
         self._unsent = []
         self._written += reply.token_ids
-        self.token_ids += reply.token_ids
-        self.sampled_mask += [True] * len(reply.token_ids)
-        self.sampler_logp += reply.sampler_logp
-        self.token_versions += reply.token_versions
+        self.sequence.append_sampled(reply.token_ids, reply.sampler_logp, reply.token_versions)
         if is_thought and self._goes_on_after(reply):
             return
         self._num_message_tokens += 0 if is_thought else len(reply.token_ids)
@@ -125,7 +124,7 @@ class EpisodeRun(Conversation):
 
     def begin_anew(self) -> None:
         """With the next request: an engine that has nothing of the episode is given all of it."""
-        self._unsent = list(self.token_ids)
+        self._unsent = list(self.sequence.token_ids)
 
     def _goes_on_after(self, reply: TurnReply) -> bool:
         """Whether a turn's first request is followed by a second. One that wrote no thought has begun the message."""
@@ -135,7 +134,7 @@ class EpisodeRun(Conversation):
         is_closed = reply.token_ids[-1] == self.chat.end_of_thought
         if is_closed or not thinks:
             is_cut = reply.finish == "length" and num_tokens == self._budget
-            has_room = len(self.token_ids) < self.token_limit
+            has_room = len(self.sequence.token_ids) < self.token_limit
             return (is_closed or is_cut) and has_room and self._num_message_tokens < self.sampling.max_tokens_per_turn
         return num_tokens == self._budget and reply.finish == "length" and self._close_thought()
 
@@ -143,7 +142,7 @@ class EpisodeRun(Conversation):
         """Give the ids that close a thought cut by its budget, unless no token would fit after them."""
         closing = self.chat.thought_closing_ids
         assert self.chat.end_of_thought is not None
-        if len(self.token_ids) + len(closing) >= self.token_limit:
+        if len(self.sequence.token_ids) + len(closing) >= self.token_limit:
             return False
         self._num_closing = closing.index(self.chat.end_of_thought) + 1
         self._written += closing
@@ -176,7 +175,7 @@ class EpisodeRun(Conversation):
             self._append([*closing, *self.chat.request_ids(turn.follow_up)])
         if len(self.turns) == self.sampling.max_turns:
             yield from self._end(None, "max_turns", "max_turns")
-        elif len(self.token_ids) >= self.token_limit:
+        elif len(self.sequence.token_ids) >= self.token_limit:
             yield from self._end(None, "overlong", self._token_budget)
 
     def _begin_turn(self) -> None:
@@ -215,10 +214,7 @@ class EpisodeRun(Conversation):
 
     def _append(self, token_ids: list[int]) -> None:
         self._unsent = [*self._unsent, *token_ids]
-        self.token_ids += token_ids
-        self.sampled_mask += [False] * len(token_ids)
-        self.sampler_logp += [0.0] * len(token_ids)
-        self.token_versions += [0] * len(token_ids)
+        self.sequence.append_given(token_ids)
 
 
 class EngineEpisodes:
@@ -256,7 +252,8 @@ class EngineEpisodes:
         request = run.next_request()
         held = self.held.setdefault(run.handle, [])
         held += request.token_ids
-        assert held == run.token_ids, f"problem {run.key.problem.id}: the prompt does not extend the conversation"
+        is_whole = held == run.sequence.token_ids
+        assert is_whole, f"problem {run.key.problem.id}: the prompt does not extend the conversation"
         self.num_turns += 1
         self.clock.submit(run.handle, len(request.token_ids))
         self.engine.submit(request)

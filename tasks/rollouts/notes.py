@@ -77,7 +77,7 @@ def write_notes(
         some = range(start, min(start + max_at_once, len(failed)))
         for number in some:
             item = failed[number]
-            seen = item.token_ids[:max_episode_tokens]
+            seen = item.sequences[item.turns[-1].sequence].token_ids[:max_episode_tokens]
             request_ids = [*seen, *_asked(chat, question, is_ended=seen[-1] in chat.end_ids)]
             key = stream_seed(seed, "note", item.draw, item.problem_id, item.sample_index)
             engine.submit(TurnRequest(FIRST_HANDLE + number, request_ids, max_note_tokens, key))

@@ -112,7 +112,7 @@ def _take_again(run: EpisodeRun, row: dict[str, Any]) -> Replay:
         run.next_request()
         run.advance(TurnReply(run.handle, **reply))
     written: list[int] = row["token_ids"]
-    return run.token_ids[: len(written)] == written
+    return run.sequence.token_ids[: len(written)] == written
 
 
 def _warn_of(count: int, what: str, total: int) -> None:
@@ -125,13 +125,14 @@ def _running_row(run: EpisodeRun, number: int) -> dict[str, Any]:
     replies = [asdict(reply) for reply in run.replies]
     for reply in replies:
         del reply["episode"]
-    num_written = max((place + 1 for place, is_sampled in enumerate(run.sampled_mask) if is_sampled), default=0)
+    mask = run.sequence.sampled_mask
+    num_written = max((place + 1 for place, is_sampled in enumerate(mask) if is_sampled), default=0)
     return {
         "number": number,
         **_key_row(run.key),
         "attempt": run.attempt,
         "replies": replies,
-        "token_ids": run.token_ids[:num_written],
+        "token_ids": run.sequence.token_ids[:num_written],
     }
 
 

@@ -198,7 +198,13 @@ def _add_turn(
             **({} if turn.thought is None else {"reasoning_content": _cut(turn.thought)}),
             "content": _cut(turn.text),
         },
-        attributes={"stop_reason": turn.stop_reason, "policy_version": turn.policy_version, **_usage(tokens)},
+        attributes={
+            "stop_reason": turn.stop_reason,
+            "policy_version": turn.policy_version,
+            "sequence": turn.sequence,
+            "begun": tokens.sequence.begun if tokens else "",
+            **_usage(tokens),
+        },
     )
 
 
@@ -258,7 +264,7 @@ def _usage(tokens: TurnTokens | None) -> dict[str, Any]:
     """Tokens under the name MLflow sums over a trace, and the mean log-prob; nothing where none are known."""
     if tokens is None:
         return {}
-    read, written = len(tokens.prompt_ids), len(tokens.sampled_ids)
+    read, written = tokens.num_read, tokens.num_sampled
     return {
         "mlflow.chat.tokenUsage": {"input_tokens": read, "output_tokens": written, "total_tokens": read + written},
         "mean_sampler_logp": round(sum(tokens.sampler_logp) / written, 6),

@@ -255,13 +255,14 @@ def play(engine: Engine, num_groups: int, *, prompt: int) -> list[Group]:
 
 def scored_group(episodes: Sequence[Episode]) -> Group:
     """Every second one earns 1."""
-    from tasks.core.records import Group, Score, Trajectory
+    from tasks.core.records import Group, Score, TokenSequence, Trajectory
 
     trajectories = [
         Trajectory(
             problem_id="p", category="made up", request="", draw=0, sample_index=index, policy_version=0,
-            environment_fingerprint="", token_ids=episode.token_ids, sampled_mask=episode.sampled_mask,
-            sampler_logp=episode.sampler_logp, turns=[], outcome="success" if index % 2 else "failure",
+            environment_fingerprint="",
+            sequences=[TokenSequence(episode.token_ids, episode.sampled_mask, episode.sampler_logp)],
+            turns=[], outcome="success" if index % 2 else "failure",
             limit=None, checks={}, num_calls=0, num_invalid_calls=0,
         )
         for index, episode in enumerate(episodes)

@@ -45,7 +45,7 @@ def rollout_work(group: Group) -> Work:
     """A prompt read once for its group, then every trajectory up to its last sampled token, which is never read."""
     total = Work()
     for number, trajectory in enumerate(group.trajectories):
-        sampled = [index for index, is_sampled in enumerate(trajectory.sampled_mask) if is_sampled]
+        sampled = [index for index, is_sampled in enumerate(trajectory.sequences[0].sampled_mask) if is_sampled]
         prompt, end = sampled[0], sampled[-1]
         own = Work(end - prompt, _pairs(end) - _pairs(prompt), len(sampled) - 1)
         total += own + (Work() if number else Work(prompt, _pairs(prompt), 1))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedModel
 
-from tasks.core.records import Group, Score, Trajectory
+from tasks.core.records import Group, Score, TokenSequence, Trajectory
 from tasks.models.attention import ATTENTION, register_attention
 from tasks.models.embedded import build_model
 from tasks.models.settings import EmbeddedModelSettings
@@ -43,11 +43,17 @@ def scored_group(
     trajectories = [
         Trajectory(
             problem_id=f"p{number}", category="made up", request="", draw=0, sample_index=index, policy_version=0,
-            environment_fingerprint="", token_ids=prompt_ids + ids,
-            sampled_mask=[False] * len(prompt_ids) + [True] * len(ids),
-            sampler_logp=[0.0] * len(prompt_ids) + logp, turns=[], outcome="success" if reward else "failure",
+            environment_fingerprint="", sequences=[_one_turn(prompt_ids, ids, logp)], turns=[],
+            outcome="success" if reward else "failure",
             limit=None, checks={}, num_calls=0, num_invalid_calls=0,
         )
         for index, (ids, logp, reward) in enumerate(zip(sampled_ids, sampler_logp, rewards, strict=True))
     ]  # fmt: skip
     return Group(f"p{number}", "made up", trajectories, [Score(reward, {}) for reward in rewards], 0)
+
+
+def _one_turn(prompt_ids: list[int], ids: list[int], logp: list[float]) -> TokenSequence:
+    tokens = TokenSequence()
+    tokens.append_given(prompt_ids)
+    tokens.append_sampled(ids, logp, [0] * len(ids))
+    return tokens

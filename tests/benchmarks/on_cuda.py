@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from tasks.core.records import Group
 from tasks.learning.grpo.trainer import GRPOTrainer
-from tasks.learning.shared.batching import Packing, Row
+from tasks.learning.shared.batching import Packing, rows_of
 from tasks.models.attention import ATTENTION, register_attention
 from tasks.models.settings import ComputeSettings
 from tests.benchmarks.floor import matrix_rate, train_operations, tree_work
@@ -43,7 +43,8 @@ def measure() -> dict[str, Any] | str:
 def _measure() -> dict[str, Any]:
     model = qwen_like()
     group = random_group(prompt=PROMPT, sampled=SAMPLED, size=GROUP_SIZE, vocabulary=VOCABULARY)
-    operations = train_operations(model, tree_work([[Row.of(item, 1.0) for item in group.trajectories]]))
+    of_group = [row for item in group.trajectories for row in rows_of(item, 1.0)]
+    operations = train_operations(model, tree_work([of_group]))
     rate = matrix_rate(torch.bfloat16, sizes=MATRIX_SIZES, device="cuda")
     tree, rows = timed(model, group, "tree", PROMPT + GROUP_SIZE * SAMPLED), timed(model, group, "none", 1)
     return {

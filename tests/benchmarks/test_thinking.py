@@ -58,7 +58,7 @@ def test_nearly_every_turn_has_a_thought_within_its_budget(thinking: Project, pl
 def test_the_loss_sees_thoughts_and_what_closes_a_cut_one_is_masked(played: list[Trajectory]) -> None:
     """An id that the policy did not choose has no log-prob of its sampler; thoughts are among those it chose."""
     for item in played:
-        pairs = zip(item.sampled_mask, item.sampler_logp, strict=True)
+        pairs = zip(item.sequences[0].sampled_mask, item.sequences[0].sampler_logp, strict=True)
         assert all(is_sampled or logp == 0 for is_sampled, logp in pairs)
         assert item.num_sampled_tokens > item.num_thought_tokens > 0
 

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tasks.core.files import write_json
 from tasks.core.settings import Paths
 from tasks.core.splits import read_split
-from tasks.learning.shared.batching import Row, micro_batches
+from tasks.learning.shared.batching import micro_batches, rows_of
 from tasks.learning.shared.policy import token_logp
 from tasks.models.settings import EmbeddedModelSettings
 from tests.benchmarks import demo_iterations, floor, on_cuda, packing, scaling, trl_step
@@ -95,7 +95,7 @@ def test_the_floor_counts_each_matrix_product_once() -> None:
     settings = EmbeddedModelSettings(**demo_params()["model"]["embedded"])
     model = random_model(50, settings)
     group = random_group(prompt=3, sampled=2, size=2, vocabulary=50)
-    rows = [Row.of(trajectory, 1.0) for trajectory in group.trajectories]
+    rows = [row for trajectory in group.trajectories for row in rows_of(trajectory, 1.0)]
     expected = floor.Work(positions=5, pairs=14, logits=3)
     assert floor.rollout_work(group) == floor.tree_work([rows]) == expected
     (batch,) = micro_batches([rows], packing="tree", max_tokens=100, device=torch.device("cpu"))

@@ -86,7 +86,7 @@ def play(chat: ChatFormat, world: Environment, milliseconds: float) -> tuple[flo
     seconds = time.perf_counter() - wall, time.process_time() - cpu
     assert sum(len(one.turns) for one in played) == NUM_TURNS
     assert {one.outcome for one in played} == {"success"}
-    assert min(one.sampled_mask.index(True) for one in played) > 0.95 * NUM_TOKENS
+    assert min(one.sequences[0].sampled_mask.index(True) for one in played) > 0.95 * NUM_TOKENS
     return seconds
 
 

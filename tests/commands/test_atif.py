@@ -15,13 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tasks.commands.export.atif import AGENT_VERSION, SCHEMA_VERSION, Document, Origin, document_text, to_document
-from tasks.core.records import Score, Trajectory, Turn
+from tasks.core.records import Score, TokenSequence, Trajectory, Turn
 from tasks.core.text import encodable
 from tasks.rewards.stored import turn_tokens
 from tests.conftest import ROOT
 from tests.measurement.synthetic import REQUEST, call_turn, trajectory
 
 ORIGIN = Origin("iteration-0100", {"weights_hash": "c2"}, "test", 11)
+IDS = st.lists(st.integers(0, 999), min_size=1, max_size=4)
 ANY_TEXT = st.text(st.characters(), max_size=30)  # half surrogate pairs included
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | ANY_TEXT,
@@ -56,14 +57,15 @@ def trajectories(draw: Any) -> Trajectory:
     episode.details = draw(st.dictionaries(st.text(max_size=5), JSON, max_size=2))
     if draw(st.booleans()):
         episode.outcome, episode.fault = "environment_error", draw(ANY_TEXT)
-    episode.token_ids, episode.sampled_mask = [], []
+    episode.sequences = []
     if draw(st.booleans()):
-        for _ in episode.turns:
-            for is_sampled in (False, True):
-                ids = draw(st.lists(st.integers(0, 999), min_size=1, max_size=4))
-                episode.token_ids += ids
-                episode.sampled_mask += [is_sampled] * len(ids)
-    episode.sampler_logp = [-0.5 if is_sampled else 0.0 for is_sampled in episode.sampled_mask]
+        episode.sequences = [TokenSequence(), TokenSequence(begun="compaction")]
+        for turn in episode.turns:
+            turn.sequence = draw(st.integers(0, 1))
+            tokens = episode.sequences[turn.sequence]
+            tokens.append_given(draw(IDS))
+            ids = draw(IDS)
+            tokens.append_sampled(ids, [-0.5] * len(ids), [0] * len(ids))
     return episode
 
 
@@ -116,7 +118,8 @@ def test_any_trajectory_is_a_valid_document_from_which_texts_calls_and_replies_c
     assert document["extra"]["details"] == whole.details
     metrics = [step["metrics"] for step in document["steps"] if "metrics" in step]
     sampled = [number for item in metrics for number in item["completion_token_ids"]]
-    assert sampled == [number for number, is_ours in zip(whole.token_ids, whole.sampled_mask, strict=True) if is_ours]
+    assert sorted(sampled) == sorted(number for item in whole.sequences for number in item.sampled_ids)
+    assert document["extra"].get("sequences_begun", []) == [item.begun for item in whole.sequences]
 
 
 def test_a_call_a_malformed_one_and_two_requests_are_steps_with_linked_observations():
@@ -150,9 +153,8 @@ def test_a_call_a_malformed_one_and_two_requests_are_steps_with_linked_observati
 def test_a_turn_carries_its_tokens_and_the_document_their_sums_the_reward_and_the_seeds():
     """2 tokens of prompt, 2 sampled, 1 of a reply, 1 sampled: the turns read 2 and 5 tokens and write 2 and 1."""
     episode = trajectory(turns=[call_turn("check_card", {}, "ok"), Turn("Done.")], num_calls=1)
-    episode.token_ids = [1, 2, 3, 4, 5, 6]
-    episode.sampled_mask = [False, False, True, True, False, True]
-    episode.sampler_logp = [0.0, 0.0, -0.5, -1.5, 0.0, -0.25]
+    mask = [False, False, True, True, False, True]
+    episode.sequences = [TokenSequence([1, 2, 3, 4, 5, 6], mask, [0.0, 0.0, -0.5, -1.5, 0.0, -0.25])]
     score = Score(1.1, {"outcome": 1.0, "format": 0.1})
     document = document_of(episode, score=score)
 
@@ -179,7 +181,7 @@ def test_a_turn_carries_its_tokens_and_the_document_their_sums_the_reward_and_th
 
 def test_an_episode_from_behind_an_endpoint_has_the_endpoints_sums_and_no_ids():
     episode = trajectory(turns=[Turn("Done.")])
-    episode.token_ids, episode.sampled_mask, episode.sampler_logp = [], [], []
+    episode.sequences = []
     episode.details = {"usage": {"num_requests": 1, "input_tokens": 90, "output_tokens": 7, "cost": None}}
     document = document_of(episode)
     assert "metrics" not in document["steps"][1]

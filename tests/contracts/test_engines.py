@@ -55,9 +55,9 @@ def test_log_probs_are_of_the_distribution_sampled_from_over_whole_episodes(
     played = play(bench, concurrency=7, sampling=sampling, num_problems=8)
     _, model = bench.engine()
     for trajectory in played[:12]:
-        expected = plain_logp(model, trajectory.token_ids, temperature=temperature, top_p=top_p)
-        sampled = [number for number, is_sampled in enumerate(trajectory.sampled_mask) if is_sampled]
-        assert [trajectory.sampler_logp[number] for number in sampled] == pytest.approx(
+        expected = plain_logp(model, trajectory.sequences[0].token_ids, temperature=temperature, top_p=top_p)
+        sampled = [number for number, is_sampled in enumerate(trajectory.sequences[0].sampled_mask) if is_sampled]
+        assert [trajectory.sequences[0].sampler_logp[number] for number in sampled] == pytest.approx(
             [expected[number - 1] for number in sampled], abs=bench.tolerance
         )
 
@@ -73,16 +73,16 @@ def test_the_same_seed_gives_the_same_tokens_at_other_concurrencies(bench: Bench
     """44 episodes; one at a time, which takes a server longest, the first 6 of them."""
     few, many = (play(bench, concurrency=n) for n in (5, 44))
     alone = play(bench, concurrency=1, num_problems=3)
-    assert [t.token_ids for t in few] == [t.token_ids for t in many]
-    assert [t.token_ids for t in alone] == [t.token_ids for t in many[:6]]
+    assert [t.sequences[0].token_ids for t in few] == [t.sequences[0].token_ids for t in many]
+    assert [t.sequences[0].token_ids for t in alone] == [t.sequences[0].token_ids for t in many[:6]]
     for one, other in zip(alone + few[6:], many, strict=True):
-        assert one.sampler_logp == pytest.approx(other.sampler_logp, abs=bench.tolerance)
+        assert one.sequences[0].sampler_logp == pytest.approx(other.sequences[0].sampler_logp, abs=bench.tolerance)
 
 
 def test_another_sample_index_gives_other_tokens(bench: Bench) -> None:
     played = play(bench, concurrency=16)
     assert played[0].problem_id == played[1].problem_id
-    assert played[0].token_ids != played[1].token_ids
+    assert played[0].sequences[0].token_ids != played[1].sequences[0].token_ids
 
 
 def test_a_turn_ends_with_the_end_of_turn_token_or_at_its_limit(bench: Bench) -> None:
@@ -137,8 +137,8 @@ def test_no_episode_is_longer_than_its_limit(bench: Bench) -> None:
     overlong = [trajectory for trajectory in played if trajectory.limit == "max_tokens_per_episode"]
     assert len(overlong) >= 10
     for trajectory in overlong:
-        assert len(trajectory.token_ids) == 130 or not trajectory.sampled_mask[-1]
-    assert not any(is_sampled for trajectory in played for is_sampled in trajectory.sampled_mask[130:])
+        assert len(trajectory.sequences[0].token_ids) == 130 or not trajectory.sequences[0].sampled_mask[-1]
+    assert not any(is_sampled for trajectory in played for is_sampled in trajectory.sequences[0].sampled_mask[130:])
 
 
 def test_a_long_tool_reply_is_read_like_a_short_one(bench: Bench) -> None:

@@ -142,7 +142,8 @@ def test_a_demonstration_is_the_tokens_of_its_episode_with_the_policy_before_the
     assert shown is not None
     row = demonstration_row(shown, chat, [], rules=world.rules_for(EXCHANGE))
     played = conversation(chat, world, EXCHANGE, solution(EXCHANGE))
-    assert (row.token_ids[: len(played.token_ids)], row.sampled_mask) == (played.token_ids, played.sampled_mask)
+    (tokens,) = played.sequences
+    assert (row.token_ids[: len(tokens.token_ids)], row.sampled_mask) == (tokens.token_ids, tokens.sampled_mask)
 
 
 def test_an_agent_behind_an_endpoint_reads_the_policy_as_its_system_message(
@@ -168,7 +169,7 @@ def test_the_user_opens_after_the_policy_and_ends_the_conversation(
     assert played.outcome == "success" and played.turns[-1].text == answer
     assert played.request == "Hi, an exchange please."
     assert [turn.follow_up for turn in played.turns if turn.follow_up] == ["It is Yusuf Rossi, 19122."]
-    opening = chat.decode(played.token_ids[: played.sampled_mask.index(True)])
+    opening = chat.decode(played.sequences[0].token_ids[: played.sequences[0].sampled_mask.index(True)])
     policy = data_file("retail", "policy.txt").read_text(encoding="utf-8").strip()
     assert opening.index("<|im_start|>system\n") < opening.index(policy) < opening.index("<|im_start|>user\nHi, an")
     assert "clicky" not in opening and "keyboard" not in opening  # what the user alone knows

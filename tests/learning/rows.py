@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tasks.core.records import Group, Score, Trajectory
+from tasks.core.records import Group, Score, TokenSequence, Trajectory
 from tasks.learning.shared import batching
 from tasks.learning.shared.batching import Row
 
@@ -52,8 +52,9 @@ def a_group(number: int, rewards: list[float], outcomes: list[str] | None = None
     trajectories = [
         Trajectory(
             problem_id=f"p{number}", category="c", request="", draw=1, sample_index=i, policy_version=0,
-            environment_fingerprint="", token_ids=row.token_ids, sampled_mask=row.sampled_mask,
-            sampler_logp=row.sampler_logp, turns=[], outcome=(outcomes or ["success"] * 9)[i],  # type: ignore[arg-type]
+            environment_fingerprint="",
+            sequences=[TokenSequence(row.token_ids, row.sampled_mask, row.sampler_logp)], turns=[],
+            outcome=(outcomes or ["success"] * 9)[i],  # type: ignore[arg-type]
             limit=None, checks={}, num_calls=0, num_invalid_calls=0,
         )
         for i, row in enumerate(rows)

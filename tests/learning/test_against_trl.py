@@ -15,6 +15,7 @@ The settings of each comparison are in `trl_variants.py`, the two sides in `trl_
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import pytest
 import torch
 
 from tasks.chat.format import load_chat
-from tasks.core.records import Group, Score, Trajectory
+from tasks.core.records import Group, Score, TokenSequence
 from tasks.learning.grpo.advantages import group_advantages
 from tasks.models.folders import load_model, load_tokenizer
 from tasks.models.settings import on_cpu
@@ -111,9 +112,9 @@ def test_a_trajectory_cut_by_a_token_limit_is_left_out_as_trl_leaves_it_out(
     """One cut trajectory, which would have had the best reward: no loss, no part in mean, std or token count."""
     groups = stage.scored(1000.0)
     cut = groups[0].trajectories[1]
-    end = len(cut.token_ids) - 2
-    shorter = {name: getattr(cut, name)[:end] for name in ("token_ids", "sampled_mask", "sampler_logp")}
-    overlong = Trajectory.from_row({**cut.to_row(), **shorter, "outcome": "overlong"})
+    (whole,) = cut.sequences
+    shorter = TokenSequence(whole.token_ids[:-2], whole.sampled_mask[:-2], whole.sampler_logp[:-2])
+    overlong = replace(cut, sequences=[shorter], outcome="overlong")
     others = groups[0].trajectories
     groups[0] = Group(
         groups[0].problem_id, "c", [others[0], overlong, *others[2:]],
@@ -167,8 +168,8 @@ def test_the_second_step_has_ratios_inside_and_on_both_sides_of_the_clip(stage: 
             logps = []
             for step in (first, second):
                 model.load_state_dict(step.weights)
-                logps.append(torch.tensor(plain_logp(model, trajectory.token_ids)))
-            ratio = (logps[1] - logps[0]).exp()[torch.tensor(trajectory.sampled_mask)]
+                logps.append(torch.tensor(plain_logp(model, trajectory.sequences[0].token_ids)))
+            ratio = (logps[1] - logps[0]).exp()[torch.tensor(trajectory.sequences[0].sampled_mask)]
             above += int((ratio > 1.28).sum()) if advantage > 0 else 0
             below += int((ratio < 0.8).sum()) if advantage < 0 else 0
             free += int(((ratio > 0.8) & (ratio < 1.28)).sum())
@@ -181,10 +182,11 @@ def test_engine_and_trainer_differ_on_both_sides_of_the_cap(stage: Stage) -> Non
     tokens: list[float] = []
     sequences: list[float] = []
     for trajectory in (trajectory for group in stage.groups for trajectory in group.trajectories):
-        logp = plain_logp(model, trajectory.token_ids)
+        (sequence,) = trajectory.sequences
+        logp = plain_logp(model, sequence.token_ids)
         differences = [
             old - sampler
-            for old, sampler, is_sampled in zip(logp, trajectory.sampler_logp, trajectory.sampled_mask, strict=True)
+            for old, sampler, is_sampled in zip(logp, sequence.sampler_logp, sequence.sampled_mask, strict=True)
             if is_sampled
         ]
         tokens += differences

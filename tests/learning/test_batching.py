@@ -67,9 +67,9 @@ def test_a_token_sampled_by_several_trajectories_is_one_entry_of_each() -> None:
     (batch,) = packed([rows])
     assert batch.target_M.tolist() == [4, 4, 5, 6]
     assert batch.predictor_M.tolist() == [0, 0, 1, 1]
-    assert batch.trajectory_M.tolist() == [0, 1, 0, 1]
+    assert batch.sequence_M.tolist() == [0, 1, 0, 1]
     assert batch.sampler_logp_M.tolist() == [-2.0, -2.0, -3.0, -3.0]
-    assert batch.length_S.tolist() == [2, 2]
+    assert batch.episode_length_S.tolist() == [2, 2]
 
 
 def test_several_groups_lie_in_one_row_and_never_see_each_other() -> None:
@@ -84,7 +84,7 @@ def test_a_group_too_large_for_a_micro_batch_is_split_between_trajectories() -> 
     rows = branching_group(1, 6)
     batches = packed([rows], max_tokens=20)
     assert len(batches) > 1
-    assert sum(len(batch.length_S) for batch in batches) == 6
+    assert sum(len(batch.episode_length_S) for batch in batches) == 6
     assert sum(batch.num_tokens for batch in batches) == sum(sum(item.sampled_mask) for item in rows)
 
 
@@ -92,7 +92,7 @@ def test_a_group_too_large_for_a_micro_batch_is_split_between_trajectories() -> 
 def test_a_micro_batch_keeps_to_its_budget_where_trajectories_allow(packing: Packing) -> None:
     batches = packed([[item] for item in random_rows(5, 30)], packing, max_tokens=90)
     assert max(batch.ids_BT.numel() for batch in batches) <= 90
-    assert sum(len(batch.length_S) for batch in batches) == 30
+    assert sum(len(batch.episode_length_S) for batch in batches) == 30
 
 
 @pytest.mark.slow

@@ -179,7 +179,8 @@ def test_aggregation_weights_of_two_trajectories_of_one_and_three_tokens(
     aggregation: Aggregation, expected: list[float]
 ) -> None:
     """By token 1/4 each; by sequence 1/(2·1) and 1/(2·3); by a constant length of 10, 1/(2·10)."""
-    weights = aggregation_weights(torch.tensor([1, 3]), aggregation=aggregation, constant_length=10)
+    length = torch.tensor([1, 3])
+    weights = aggregation_weights(length, length, aggregation=aggregation, constant_length=10)
     assert weights.tolist() == pytest.approx(expected)
 
 

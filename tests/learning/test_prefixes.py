@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.core.records import Group, Problem, Score, StopReason, Trajectory, Turn
+from tasks.core.records import Group, Problem, Score, StopReason, TokenSequence, Trajectory, Turn
 from tasks.learning.grpo.metrics import rollout_metrics
 from tasks.learning.grpo.prefixes import Messages, Prefixes
 from tasks.learning.shared.settings import PrefixSettings
@@ -38,7 +38,7 @@ def episode(
         mask += [True, True, False]
     return Trajectory(
         problem_id=problem.id, category=problem.category, request="", draw=1, sample_index=0, policy_version=0,
-        environment_fingerprint="", token_ids=ids, sampled_mask=mask, sampler_logp=[0.0] * len(ids),
+        environment_fingerprint="", sequences=[TokenSequence(ids, mask, [0.0] * len(ids))],
         turns=[Turn("", stop_reason=stop) for stop in stops], outcome="success" if is_success else "failure",
         limit=None, checks={}, num_calls=0, num_invalid_calls=0, num_replayed_turns=replayed,
     )  # fmt: skip

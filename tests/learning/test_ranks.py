@@ -56,10 +56,9 @@ def test_every_trajectory_is_in_one_ranks_share_and_all_ranks_have_as_many_micro
     ]
     assert len({len(share.batches) for share in shares}) == 1
     lengths = sorted(sum(row.sampled_mask) for group in groups for row in group)
-    own = [[int(length) for batch in share.batches for length in batch.length_S] for share in shares]
-    assert sorted(length for share in own for length in share) == lengths
-    for share, mine in zip(shares, own, strict=True):
-        assert sorted([*mine, *share.lengths_elsewhere]) == lengths
+    own = [int(length) for share in shares for batch in share.batches for length in batch.episode_length_S]
+    assert sorted(own) == lengths
+    assert all(sorted(share.episode_lengths) == lengths for share in shares)
 
 
 def test_one_process_that_a_launcher_started_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:

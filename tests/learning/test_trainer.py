@@ -18,7 +18,7 @@ from tasks.core.records import Group
 from tasks.learning.grpo.credit import carries_loss
 from tasks.learning.grpo.mini_batches import divide
 from tasks.learning.grpo.trainer import Collect, GRPOTrainer
-from tasks.learning.shared.batching import Packing, Row, micro_batches
+from tasks.learning.shared.batching import Packing, Row, micro_batches, rows_of
 from tasks.learning.shared.checkpoints import seed_generators
 from tasks.learning.shared.host_memory import HostMemory
 from tasks.learning.shared.lora import POLICY, Adapter
@@ -105,7 +105,7 @@ def test_the_denominator_covers_the_step_so_micro_batches_and_packing_never_chan
 def test_a_stored_trajectory_with_tokens_of_another_model_is_refused_by_name(folder: Path, token: int) -> None:
     """Before anything runs a forward over it, and whether or not its group has a signal."""
     group = a_group(3, [1.0, 1.0])
-    group.trajectories[1].token_ids[0] = token
+    group.trajectories[1].sequences[0].token_ids[0] = token
     with pytest.raises(ValueError, match=rf"problem 'p3': its trajectory contains token {token} and the model has \d+"):
         a_trainer(folder).iterate(always([group]), before_update=pytest.fail)
 
@@ -230,7 +230,8 @@ def test_two_passes_of_two_steps_take_each_half_of_the_groups_twice_and_ratios_a
 
     trainer._optimizer_step = spy  # type: ignore[method-assign]
     row = trainer.iterate(always(groups))
-    tokens = [sum(sum(item.sampled_mask) for g in half for item in g.trajectories) for half in (groups[:2], groups[2:])]
+    halves = groups[:2], groups[2:]
+    tokens = [sum(item.num_sampled_tokens for group in half for item in group.trajectories) for half in halves]
     assert [count for count, _ in seen] == [*tokens, *tokens]
     assert seen[0][1] == 1.0
     assert all(ratio > 1.0 for _, ratio in seen[1:])
@@ -356,7 +357,7 @@ def test_a_learning_rate_of_zero_changes_nothing(folder: Path) -> None:
 def test_a_good_trajectory_becomes_likelier(folder: Path, optimizer: str) -> None:
     trainer = a_trainer(folder, kl_weight=0, clip_high=9.0, optimizer=optimizer, learning_rate=1e-3)
     group = a_group(4, [1.0, 0.0, 0.0, 0.0])
-    rows = [[Row.of(group.trajectories[0], 1.0)]]
+    rows = [rows_of(group.trajectories[0], 1.0)]
     (best,) = micro_batches(rows, packing="tree", max_tokens=100, device=trainer.model.device)
     with torch.no_grad():
         before = token_logp(trainer.model, best).sum()
@@ -454,7 +455,7 @@ def test_with_checkpointing_each_layer_keeps_its_input_alone(tmp_path: Path, has
         trainer = a_trainer(
             folder, gradient_checkpointing=is_recomputed, packing="none", lora=LORA.model_dump() if has_lora else None
         )
-        rows = [Row.of(item, 1.0) for item in a_group(1, [1.0, 0.0]).trajectories]
+        rows = [row for item in a_group(1, [1.0, 0.0]).trajectories for row in rows_of(item, 1.0)]
         (batch,) = micro_batches([rows], packing="none", max_tokens=10_000, device=trainer.model.device)
         weights = {item.untyped_storage().data_ptr() for item in trainer.model.parameters()}
         found: dict[int, int] = {}
@@ -497,7 +498,7 @@ def test_no_dropout_of_the_model_enters_a_ratio(is_recomputed: bool) -> None:
 def small_ids(group: Group) -> Group:
     """Within the 200 ids of the families' models."""
     for trajectory in group.trajectories:
-        trajectory.token_ids[:] = [token % 200 for token in trajectory.token_ids]
+        trajectory.sequences[0].token_ids[:] = [token % 200 for token in trajectory.sequences[0].token_ids]
     return group
 
 
@@ -527,7 +528,7 @@ class TestLoRA:
             trainer.iterate(fresh([1.0, 0.0, 0.0, 0.0]))
         assert trainer.adapter is not None
         served.load_state_dict(dict(trainer.adapter.merged(POLICY)))
-        rows = [[Row.of(item, 1.0)] for item in a_group(7, [1.0, 0.0]).trajectories]
+        rows = [rows_of(item, 1.0) for item in a_group(7, [1.0, 0.0]).trajectories]
         (batch,) = micro_batches(rows, packing="tree", max_tokens=100, device=served.device)
         with torch.no_grad():
             torch.testing.assert_close(token_logp(served, batch), token_logp(trainer.model, batch), atol=1e-5, rtol=0)
@@ -633,7 +634,7 @@ def test_in_a_nucleus_the_policy_is_the_model_over_the_likeliest_tokens_renormal
     def logps(*tokens: int) -> torch.Tensor:
         rows = [Row([5, 6, 7, token], [False] * 3 + [True], [0.0] * 4, 1.0) for token in tokens]
         (batch,) = micro_batches([rows], packing=packing, max_tokens=99, device=model.device)
-        return token_logp(model, batch, temperature=0.3, top_p=0.5)[batch.trajectory_M.argsort()]
+        return token_logp(model, batch, temperature=0.3, top_p=0.5)[batch.sequence_M.argsort()]
 
     probability = (model(input_ids=torch.tensor([[5, 6, 7]])).logits[0, -1].detach() / 0.3).softmax(-1)
     order = probability.argsort(descending=True).tolist()

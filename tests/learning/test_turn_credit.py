@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.core.records import Trajectory
+from tasks.core.records import TokenSequence, Trajectory
 from tasks.learning.grpo.turn_credit import turn_advantages
 from tests.learning.rows import a_group
 
@@ -27,7 +27,7 @@ def an_episode(*turns: tuple[int, ...]) -> Trajectory:
     for turn in turns:
         ids += [*turn, REPLY]
         mask += [True] * len(turn) + [False]
-    found.token_ids, found.sampled_mask, found.sampler_logp = ids, mask, [0.0] * len(ids)
+    found.sequences = [TokenSequence(ids, mask, [0.0] * len(ids))]
     return found
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tasks.chat.format import ChatFormat
-from tasks.core.records import Group, Score, Trajectory
+from tasks.core.records import Group, Score, TokenSequence, Trajectory
 from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.settings import GRPOSettings
 from tasks.models.folders import load_model, load_tokenizer
@@ -87,7 +87,7 @@ def a_trajectory(
     sampler_logp = [lp + rng.gauss(0, 0.25) if m else 0.0 for lp, m in zip(logp, mask, strict=True)]
     return Trajectory(
         problem_id=problem_id, category="c", request="", draw=1, sample_index=sample, policy_version=0,
-        environment_fingerprint="", token_ids=ids, sampled_mask=mask, sampler_logp=sampler_logp, turns=[],
+        environment_fingerprint="", sequences=[TokenSequence(ids, mask, sampler_logp)], turns=[],
         outcome="failure", limit=None, checks={}, num_calls=2, num_invalid_calls=0,
     )  # fmt: skip
 
@@ -181,11 +181,11 @@ def their_rollouts(groups: Sequence[Group]) -> dict[str, Any]:
     """Trajectories as TRL's `rollout_func` returns them: the completion starts with the first sampled token."""
     rollouts: dict[str, Any] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": []}
     for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
-        start = trajectory.sampled_mask.index(True)
-        rollouts["prompt_ids"].append(trajectory.token_ids[:start])
-        rollouts["completion_ids"].append(trajectory.token_ids[start:])
-        rollouts["logprobs"].append(trajectory.sampler_logp[start:])
-        rollouts["env_mask"].append([int(is_sampled) for is_sampled in trajectory.sampled_mask[start:]])
+        start = trajectory.sequences[0].sampled_mask.index(True)
+        rollouts["prompt_ids"].append(trajectory.sequences[0].token_ids[:start])
+        rollouts["completion_ids"].append(trajectory.sequences[0].token_ids[start:])
+        rollouts["logprobs"].append(trajectory.sequences[0].sampler_logp[start:])
+        rollouts["env_mask"].append([int(is_sampled) for is_sampled in trajectory.sequences[0].sampled_mask[start:]])
     return rollouts
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.files import write_json, write_jsonl
-from tasks.core.records import Trajectory, Turn
+from tasks.core.records import TokenSequence, Trajectory, Turn
 from tasks.report.browser import Policy
 
 TYPES = {"p-better": "book/none", "p-worse": "quote/none", "p-mixed": "quote/none", "p-same": "book/none"}
@@ -72,11 +72,11 @@ def tokens_of(turns: list[Turn]) -> tuple[list[int], list[bool], list[float]]:
 
 def small_episode(policy: str, problem: str, sample: int, success: bool) -> Trajectory:
     turns = turns_of(policy, problem, success)
-    ids, mask, logp = ([], [], []) if policy == "frontier" else tokens_of(turns)
+    sequences = [] if policy == "frontier" else [TokenSequence(*tokens_of(turns))]
     ran_out = problem == "p-worse" and not success
     return Trajectory(
         problem_id=problem, category=TYPES[problem], request=REQUESTS[problem], draw=0, sample_index=sample,
-        policy_version=0, environment_fingerprint="f00d", token_ids=ids, sampled_mask=mask, sampler_logp=logp,
+        policy_version=0, environment_fingerprint="f00d", sequences=sequences,
         turns=turns, outcome="success" if success else "max_turns" if ran_out else "failure",
         limit="max_turns" if ran_out else None, checks={"state": success}, num_calls=2, num_invalid_calls=0,
         details={} if success else {"differs": ["booking"]},
@@ -146,9 +146,14 @@ def _made_up(rng: random.Random, cities: list[str], tokens_per_turn: int) -> Tra
     success = rng.random() < 0.6
     return Trajectory(
         problem_id="", category="", request="", draw=0, sample_index=0, policy_version=0, environment_fingerprint="",
-        token_ids=rng.choices(range(600), k=count),
-        sampled_mask=([False] * tokens_per_turn + [True] * tokens_per_turn) * len(turns),
-        sampler_logp=[-abs(rng.gauss(0, 1)) for _ in range(count)], turns=turns,
+        sequences=[
+            TokenSequence(
+                rng.choices(range(600), k=count),
+                ([False] * tokens_per_turn + [True] * tokens_per_turn) * len(turns),
+                [-abs(rng.gauss(0, 1)) for _ in range(count)],
+            )
+        ],
+        turns=turns,
         outcome="success" if success else "failure", limit=None, checks={"state": success}, num_calls=len(turns) - 1,
         num_invalid_calls=0,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.files import read_json, write_json, write_jsonl
-from tasks.core.records import Trajectory, Turn
+from tasks.core.records import TokenSequence, Trajectory, Turn
 from tasks.core.settings import Paths
 from tasks.measurement.statistics import paired_difference, summarise
 from tasks.measurement.tries import best_of_k
@@ -83,9 +83,7 @@ def trajectory(
         sample_index=sample_index,
         policy_version=0,
         environment_fingerprint="f00d",
-        token_ids=[1, 2, 3, 4, 5],
-        sampled_mask=[False, False, True, True, True],
-        sampler_logp=[0.0, 0.0, -0.1, -0.2, -0.3],
+        sequences=[TokenSequence([1, 2, 3, 4, 5], [False, False, True, True, True], [0.0, 0.0, -0.1, -0.2, -0.3])],
         turns=turns,
         outcome=outcome or ("success" if success else "failure"),  # type: ignore[arg-type]
         limit="max_turns" if outcome == "max_turns" else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.core.records import Trajectory
+from tasks.core.records import TokenSequence, Trajectory
 from tasks.measurement.tries import best_of_k, pass_within
 from tests.measurement.synthetic import trajectory
 
@@ -14,8 +14,7 @@ def episodes(success_by_problem: dict[str, list[bool]], *, tokens: int) -> list[
     for problem, successes in success_by_problem.items():
         for index, success in enumerate(successes):
             item = trajectory(problem, success, sample_index=index)
-            item.token_ids = [1] * tokens
-            item.sampled_mask, item.sampler_logp = [True] * tokens, [-0.1] * tokens
+            item.sequences = [TokenSequence([1] * tokens, [True] * tokens, [-0.1] * tokens)]
             found.append(item)
     return found
 

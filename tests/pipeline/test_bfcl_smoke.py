@@ -43,7 +43,7 @@ def test_all_200_rows_are_curated_and_the_card_is_there(smoke: Project) -> None:
 
 
 def test_prompts_have_the_real_tools_and_thousands_of_tokens(smoke: Project) -> None:
-    prompts = [row["sampled_mask"].index(True) for row in rows(smoke, "assess/trajectories.jsonl")]
+    prompts = [row["sequences"][0]["sampled_mask"].index(True) for row in rows(smoke, "assess/trajectories.jsonl")]
     assert len(prompts) == 4
     assert 2_000 < median(prompts) < 4_096  # about 15,800 characters, by the embedded tokenizer 2,800 tokens
 

@@ -35,5 +35,5 @@ def test_another_concurrency_plays_the_same_episodes(finished: Project, copy: Pr
     pairs = zip(read_jsonl(finished.artifacts / name), read_jsonl(copy.artifacts / name), strict=True)
     for (_, one), (_, other) in pairs:
         first, second = Trajectory.from_row(one), Trajectory.from_row(other)
-        assert first.token_ids == second.token_ids
-        assert first.sampler_logp == pytest.approx(second.sampler_logp, abs=1e-5)
+        assert first.sequences[0].token_ids == second.sequences[0].token_ids
+        assert first.sequences[0].sampler_logp == pytest.approx(second.sequences[0].sampler_logp, abs=1e-5)

@@ -42,7 +42,8 @@ def test_an_episode_opens_with_the_policy_and_then_the_user(smoke: Project) -> N
     played = rows(smoke, "assess/trajectories.jsonl")
     assert len(played) == 2
     for row in played:
-        prompt = tokenizer.decode(row["token_ids"][: row["sampled_mask"].index(True)])
+        (tokens,) = row["sequences"]
+        prompt = tokenizer.decode(tokens["token_ids"][: tokens["sampled_mask"].index(True)])
         policy, request = prompt.index("# Retail agent policy"), prompt.index(row["request"])
         assert policy < request and '"name": "exchange_delivered_order_items"' in prompt
         assert row["checks"].keys() == {"database", "communicated"}

@@ -32,7 +32,7 @@ def test_the_rows_are_curated_and_no_set_of_faults_is_on_two_sides(smoke: Projec
 
 
 def test_prompts_have_the_rules_and_the_tools(smoke: Project) -> None:
-    prompts = [row["sampled_mask"].index(True) for row in rows(smoke, "assess/trajectories.jsonl")]
+    prompts = [row["sequences"][0]["sampled_mask"].index(True) for row in rows(smoke, "assess/trajectories.jsonl")]
     assert len(prompts) == 2
     assert all(8_000 < length < 11_000 for length in prompts)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from tasks.core.files import file_hash, read_yaml, write_json, write_jsonl, write_text
 from tasks.core.provenance import GRAPH, provenance, write_provenance
-from tasks.core.records import Trajectory, Turn
+from tasks.core.records import TokenSequence, Trajectory, Turn
 from tasks.core.settings import Paths, load, read_params
 from tasks.drift.pin import check_pin, make_pin, write_pin
 from tasks.environments.settings import EnvironmentSettings
@@ -46,9 +46,7 @@ def played(share: float, problems: Sequence[str] = PROBLEMS) -> list[Trajectory]
             sample_index=0,
             policy_version=0,
             environment_fingerprint=FINGERPRINT,
-            token_ids=[1, 2],
-            sampled_mask=[False, True],
-            sampler_logp=[0.0, -0.1],
+            sequences=[TokenSequence([1, 2], [False, True], [0.0, -0.1])],
             turns=[Turn("Done.")],
             outcome="success" if number < share * len(problems) else "failure",
             limit=None,

@@ -21,7 +21,7 @@ from tests.pipeline.training_worker import unwatched
 from tests.profiles import profile_params
 from tests.worlds import environment_settings
 
-REWARD = "def score(problem, trajectory):\n    return sum(trajectory.token_ids) % 7 / 7\n"
+REWARD = "def score(problem, trajectory):\n    return sum(trajectory.sequences[0].token_ids) % 7 / 7\n"
 SMALL = {
     "num_iterations": 8, "problems_per_iteration": 4, "group_size": 4, "snapshot_interval": 4, "checkpoint_interval": 1,
     "problem_sampler": "uniform", "filter_overlong": False, "kl_weight": 0.01, "reference_interval": 3,

@@ -25,7 +25,7 @@ CHANGED = {
 
 
 def reward(problem: Problem, trajectory: Trajectory, settings: Any) -> Score:
-    return Score(sum(trajectory.token_ids) % 7 / 7, {})
+    return Score(sum(trajectory.sequences[0].token_ids) % 7 / 7, {})
 
 
 def unwatched(sentinel: dict[str, Any]) -> dict[str, None]:

@@ -168,7 +168,7 @@ def test_a_pointer_is_followed_and_a_missing_or_broken_tokenizer_gives_ids(tmp_p
 
 def test_a_log_prob_that_is_no_number_is_the_most_unlikely(tmp_path: Path):
     episode = small_episode("base", "p-same", 0, True)
-    episode.sampler_logp[1:3] = [float("nan"), float("-inf")]
+    episode.sequences[0].sampler_logp[1:3] = [float("nan"), float("-inf")]
     turns = TokenReader(None, Numbers()).turns(episode)
     assert turns is not None and turns[0][1] == [MOST, MOST]
 

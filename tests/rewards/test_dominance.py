@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from tasks.core.records import Trajectory, Turn
+from tasks.core.records import TokenSequence, Trajectory, Turn
 from tasks.core.settings import load, read_params
 from tasks.rewards.dominance import check_dominance, outcome_dominates
 from tasks.rewards.limits import EpisodeLimits
@@ -103,10 +103,8 @@ def short_episodes(outcome: str) -> list[Trajectory]:
                 turns = [Turn("ok") for _ in range(well_formed)]
                 turns += [Turn("no", calls=[{"malformed": True}]) for _ in range(num_turns - well_formed)]
                 played = episode(outcome, *turns, num_calls=num_calls, num_invalid_calls=num_invalid)
-                played.token_ids, played.sampled_mask = (
-                    [1] * 41,
-                    [False] + [True] * num_tokens + [False] * (40 - num_tokens),
-                )
+                mask = [False] + [True] * num_tokens + [False] * (40 - num_tokens)
+                played.sequences = [TokenSequence([1] * 41, mask)]
                 played.checks = {"a": share == 1.0, "b": outcome == "success"}
                 played.details = {
                     "judge": {"score": share, "soundness": 1 - share},

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tasks.core.records import Trajectory, Turn
+from tasks.core.records import TokenSequence, Trajectory, Turn
 from tasks.rewards.parts import reward
 from tests.rewards.shaped import shaped
 from tests.rewards.test_rewards import PROBLEM, episode
@@ -25,7 +25,7 @@ def found(ranked: Any, relevant: Any) -> Trajectory:
 
 def test_penalties_count_turns_invalid_calls_and_thousands_of_tokens():
     played = episode("failure", Turn("a"), Turn("b"), Turn("c"), num_calls=5, num_invalid_calls=2)
-    played.token_ids, played.sampled_mask = [7] * 4, [False, True, True, False]
+    played.sequences = [TokenSequence([7] * 4, [False, True, True, False])]
     assert value("step_penalty", played) == -3
     assert value("invalid_call_penalty", played) == -2
     assert value("token_cost", played) == -0.002
@@ -42,7 +42,7 @@ def test_what_a_replayed_start_gave_the_policy_earns_and_costs_nothing():
 
 def test_without_token_ids_the_endpoints_usage_counts_and_none_is_an_error():
     played = episode("failure")
-    played.token_ids, played.sampled_mask = [], []
+    played.sequences = []
     played.details = {"usage": {"output_tokens": 500}}
     assert value("token_cost", played) == -0.5
     played.details = {"usage": {"output_tokens": None}}

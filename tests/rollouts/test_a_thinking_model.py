@@ -68,14 +68,16 @@ def test_a_short_budget_cuts_thoughts_and_the_loss_sees_only_what_the_engine_sam
     assert all(turn.num_thought_tokens <= 6 for item in played for turn in item.turns)
     model, closing = load_model(thinker, compute=on_cpu(1)), load_chat(thinker).thought_closing_ids
     item = cut[0]
-    expected = [0.0, *model_logp(model, [item.token_ids])[0]]
-    runs = zip(item.sampled_mask, item.sampler_logp, expected, strict=True)
+    expected = [0.0, *model_logp(model, [item.sequences[0].token_ids])[0]]
+    runs = zip(item.sequences[0].sampled_mask, item.sequences[0].sampler_logp, expected, strict=True)
     assert all(abs(ours - theirs) < 1e-4 if is_sampled else ours == 0 for is_sampled, ours, theirs in runs)
-    first = item.sampled_mask.index(True) + 6
-    assert item.token_ids[first : first + len(closing)] == closing
-    assert not any(item.sampled_mask[first : first + len(closing)])
+    first = item.sequences[0].sampled_mask.index(True) + 6
+    assert item.sequences[0].token_ids[first : first + len(closing)] == closing
+    assert not any(item.sequences[0].sampled_mask[first : first + len(closing)])
 
 
 def test_requests_in_two_parts_depend_on_nothing_but_the_episode(thinker: Path) -> None:
     all_at_once, few_at_once = play(thinker, 6), play(thinker, 6, concurrency=3)
-    assert [item.token_ids for item in all_at_once] == [item.token_ids for item in few_at_once]
+    assert [item.sequences[0].token_ids for item in all_at_once] == [
+        item.sequences[0].token_ids for item in few_at_once
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from tasks.core.records import TokenSequence
 from tasks.rollouts.clock import RolloutClock
 from tasks.rollouts.engine_clock import EngineClock
 
@@ -19,7 +20,9 @@ class Hand:
 
 def episode(name: str, prompt: int) -> Any:
     key = SimpleNamespace(problem=SimpleNamespace(id=name), draw=1)
-    return _Episode(key=key, token_ids=[0] * prompt, sampled_mask=[False] * prompt, fault=None)
+    tokens = TokenSequence()
+    tokens.append_given([0] * prompt)
+    return _Episode(key=key, sequences=[tokens], fault=None)
 
 
 class _Episode(SimpleNamespace):
@@ -27,8 +30,8 @@ class _Episode(SimpleNamespace):
 
 
 def write(run: Any, *, sampled: int, replied: int) -> None:
-    run.token_ids += [0] * (sampled + replied)
-    run.sampled_mask += [True] * sampled + [False] * replied
+    run.sequences[-1].append_sampled([0] * sampled, [0.0] * sampled, [0] * sampled)
+    run.sequences[-1].append_given([0] * replied)
 
 
 def test_turns_know_their_tokens_and_the_seconds_of_their_tools() -> None:

@@ -66,9 +66,9 @@ def test_the_mask_covers_exactly_what_the_policy_wrote(chat: ChatFormat) -> None
     problem = tiny.problems(2)[1]
     texts = reference_texts(problem)
     (played,) = collect(chat, [(problem, texts)])
-    written = [i for i, m in zip(played.token_ids, played.sampled_mask, strict=True) if m]
+    written = [i for i, m in zip(played.sequences[0].token_ids, played.sequences[0].sampled_mask, strict=True) if m]
     assert chat.decode(written) == "".join(text + "<|im_end|>" for text in texts)
-    given = [i for i, m in zip(played.token_ids, played.sampled_mask, strict=True) if not m]
+    given = [i for i, m in zip(played.sequences[0].token_ids, played.sequences[0].sampled_mask, strict=True) if not m]
     replies = "".join(
         f"<|im_start|>tool\n{turn.replies[0]}<|im_end|><|im_start|>assistant\n" for turn in played.turns[:-1]
     )
@@ -77,8 +77,9 @@ def test_the_mask_covers_exactly_what_the_policy_wrote(chat: ChatFormat) -> None
 
 def test_the_token_lists_are_of_one_length_and_only_sampled_tokens_have_log_probs(chat: ChatFormat) -> None:
     (played,) = collect(chat, [(problem := tiny.problems(3)[2], reference_texts(problem))])
-    assert len(played.token_ids) == len(played.sampled_mask) == len(played.sampler_logp)
-    assert all(logp == 0 for logp, m in zip(played.sampler_logp, played.sampled_mask, strict=True) if not m)
+    (tokens,) = played.sequences
+    assert len(tokens.token_ids) == len(tokens.sampled_mask) == len(tokens.sampler_logp)
+    assert all(logp == 0 for logp, m in zip(tokens.sampler_logp, tokens.sampled_mask, strict=True) if not m)
 
 
 def test_the_mask_of_a_three_turn_episode_is_golden(chat: ChatFormat) -> None:
@@ -96,7 +97,7 @@ def test_the_mask_of_a_three_turn_episode_is_golden(chat: ChatFormat) -> None:
     assert len(pieces) == 6
     assert sum(len(turn.replies) for turn in played.turns) == 2
     golden = [(token, is_sampled) for text, is_sampled in pieces for token in chat.encode(text)]
-    assert list(zip(played.token_ids, played.sampled_mask, strict=True)) == golden
+    assert list(zip(played.sequences[0].token_ids, played.sequences[0].sampled_mask, strict=True)) == golden
 
 
 def test_a_prompt_is_rendered_once_for_all_samples_of_a_problem(
@@ -115,7 +116,10 @@ def test_a_prompt_is_rendered_once_for_all_samples_of_a_problem(
     played = collect(chat, scripts)
     assert rendered == [problem.requests[0] for problem in problems]
     assert [item.outcome for item in played] == ["success"] * 12
-    assert all(item.token_ids == played[number - number % 4].token_ids for number, item in enumerate(played))
+    assert all(
+        item.sequences[0].token_ids == played[number - number % 4].sequences[0].token_ids
+        for number, item in enumerate(played)
+    )
 
 
 def test_a_prompt_that_does_not_extend_the_conversation_is_caught(
@@ -126,7 +130,7 @@ def test_a_prompt_that_does_not_extend_the_conversation_is_caught(
 
     def rewrites(self: EpisodeRun, reply: TurnReply) -> None:
         advance(self, reply)
-        self.token_ids[3] += 1
+        self.sequence.token_ids[3] += 1
 
     monkeypatch.setattr(EpisodeRun, "advance", rewrites)
     with pytest.raises(AssertionError, match="does not extend the conversation"):
@@ -147,9 +151,14 @@ def test_a_turn_cut_at_its_limit_is_closed_and_answered_and_the_episode_goes_on(
     (played,) = collect(chat, [(problem, ["Good morning. " * 20, *reference_texts(problem)])], sampling=sampling)
     assert (played.outcome, played.limit, played.num_invalid_calls) == ("success", None, 1)
     assert played.turns[0].stop_reason == "max_tokens_per_turn"
-    assert played.sampled_mask.count(True) == 30 + sum(len(chat.encode(t)) + 1 for t in reference_texts(problem))
-    closing = played.sampled_mask.index(True) + 30
-    assert (played.token_ids[closing], played.sampled_mask[closing]) == (chat.end_of_turn, False)
+    assert played.sequences[0].sampled_mask.count(True) == 30 + sum(
+        len(chat.encode(t)) + 1 for t in reference_texts(problem)
+    )
+    closing = played.sequences[0].sampled_mask.index(True) + 30
+    assert (played.sequences[0].token_ids[closing], played.sequences[0].sampled_mask[closing]) == (
+        chat.end_of_turn,
+        False,
+    )
 
 
 def test_a_policy_that_only_rambles_runs_out_of_turns(chat: ChatFormat) -> None:
@@ -340,4 +349,4 @@ def test_results_come_in_the_order_of_the_keys_whatever_the_concurrency(tmp_path
     played = tiny.collector(folder, concurrency=3).collect(keys)
     assert [t.problem_id for t in played] == [key.problem.id for key in keys]
     shuffled = tiny.collector(folder, concurrency=11).collect(keys[::-1])
-    assert [t.token_ids for t in shuffled[::-1]] == [t.token_ids for t in played]
+    assert [t.sequences[0].token_ids for t in shuffled[::-1]] == [t.sequences[0].token_ids for t in played]

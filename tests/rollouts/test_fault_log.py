@@ -199,7 +199,7 @@ def test_the_share_counts_episodes_finished_before_so_that_going_on_is_not_harde
 def trajectory(number: int, fault: str | None) -> Trajectory:
     return Trajectory(
         problem_id=f"p{number}", category="c", request="r", draw=2, sample_index=1, policy_version=0,
-        environment_fingerprint="f", token_ids=[], sampled_mask=[], sampler_logp=[], turns=[],
+        environment_fingerprint="f", sequences=[], turns=[],
         outcome="environment_error" if fault else "success", limit=None, checks={}, num_calls=0, num_invalid_calls=0,
         fault=fault,
     )  # fmt: skip

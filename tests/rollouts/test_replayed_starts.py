@@ -48,13 +48,17 @@ def test_from_every_turn_of_a_reference_the_rest_of_it_solves_the_problem(chat: 
     assert whole.is_success and whole.num_replayed_turns == 0
     for count in range(1, len(whole.turns)):
         found = played(chat, problem, count)
-        assert (found.token_ids, found.turns, found.outcome) == (whole.token_ids, whole.turns, "success")
+        assert (found.sequences[0].token_ids, found.turns, found.outcome) == (
+            whole.sequences[0].token_ids,
+            whole.turns,
+            "success",
+        )
         assert found.num_calls == sum(len(turn.calls) for turn in whole.turns[count:])
         assert found.num_replayed_turns == count
         own = sum(len(ids) for ids in reference_messages(chat, problem)[count:])
         assert found.num_sampled_tokens == own
-        first = found.sampled_mask.index(True)
-        assert found.sampled_mask[first:] == whole.sampled_mask[first:]
+        first = found.sequences[0].sampled_mask.index(True)
+        assert found.sequences[0].sampled_mask[first:] == whole.sequences[0].sampled_mask[first:]
 
 
 def test_a_replayed_start_leaves_the_policy_a_turn(chat: ChatFormat) -> None:
@@ -64,7 +68,8 @@ def test_a_replayed_start_leaves_the_policy_a_turn(chat: ChatFormat) -> None:
     found = played(chat, problem, 2, written=[chat.encode("Done.")], sampling=two_turns)
     assert (found.num_replayed_turns, len(found.own_turns), found.outcome) == (1, 1, "failure")
 
-    prompt_length, first = played(chat, problem, 0).sampled_mask.index(True), reference_messages(chat, problem)[0]
+    prompt_length = played(chat, problem, 0).sequences[0].sampled_mask.index(True)
+    first = reference_messages(chat, problem)[0]
     full = tiny.ROOMY.model_copy(update={"max_tokens_per_episode": prompt_length + len(first)})
     found = played(chat, problem, 2, written=[chat.encode("Done.")], sampling=full)
     assert found.num_replayed_turns == 0 and found.own_turns
@@ -74,6 +79,6 @@ def test_a_replayed_start_counts_in_the_budgets_and_its_failure_is_its_own(chat:
     problem = next(problem for problem in PROBLEMS if len(problem.reference[0].calls) > 1)
     found = played(chat, problem, 1, written=[chat.encode("Done.")])
     assert found.outcome == "failure" and len(found.turns) == 2
-    assert chat.decode([t for t, is_own in zip(found.token_ids, found.sampled_mask, strict=True) if is_own]).startswith(
-        "Done."
-    )
+    assert chat.decode(
+        [t for t, is_own in zip(found.sequences[0].token_ids, found.sequences[0].sampled_mask, strict=True) if is_own]
+    ).startswith("Done.")

@@ -81,13 +81,13 @@ def test_each_closing_message_is_followed_by_the_next_request(chat: ChatFormat) 
 
 def test_further_requests_are_in_the_context_and_out_of_the_mask(chat: ChatFormat) -> None:
     played = play(chat, [NOTE, "One.", NOTE, "Two.", NOTE, "Three."])
-    given = [i for i, m in zip(played.token_ids, played.sampled_mask, strict=True) if not m]
+    given = [i for i, m in zip(played.sequences[0].token_ids, played.sequences[0].sampled_mask, strict=True) if not m]
     asked = "<|im_start|>user\n{}<|im_end|><|im_start|>assistant\n".format
     told = "<|im_start|>tool\n{}<|im_end|><|im_start|>assistant\n".format
     assert chat.decode(given) == "".join(
         [asked("First."), told("1 1"), asked("Then."), told("2 1"), asked("Last."), told("3 1")]
     )
-    written = [i for i, m in zip(played.token_ids, played.sampled_mask, strict=True) if m]
+    written = [i for i, m in zip(played.sequences[0].token_ids, played.sequences[0].sampled_mask, strict=True) if m]
     assert written.count(chat.end_of_turn) == 6
 
 
@@ -108,16 +108,16 @@ def test_the_completion_limit_counts_what_follows_the_prompt(chat: ChatFormat) -
     """Whatever the prompt's length: the episode is cut when that many tokens came after it."""
     texts = [NOTE, "One.", NOTE, "Two.", NOTE, "Three."]
     whole = play(chat, texts)
-    num_after = len(whole.token_ids) - whole.sampled_mask.index(True)
+    num_after = len(whole.sequences[0].token_ids) - whole.sequences[0].sampled_mask.index(True)
     assert play(chat, texts, max_completion_tokens=num_after).outcome == "success"
     cut = play(chat, texts, max_completion_tokens=num_after - 1)
     assert (cut.outcome, cut.limit) == ("overlong", "max_completion_tokens")
     assert cut.turns[-1].stop_reason == "max_completion_tokens"
-    assert len(cut.token_ids) == len(whole.token_ids) - 1
+    assert len(cut.sequences[0].token_ids) == len(whole.sequences[0].token_ids) - 1
 
 
 def test_the_tighter_of_the_two_token_limits_is_the_one_named(chat: ChatFormat) -> None:
-    prompt = play(chat, [NOTE, "One.", "Two.", "Three."]).sampled_mask.index(True)
+    prompt = play(chat, [NOTE, "One.", "Two.", "Three."]).sequences[0].sampled_mask.index(True)
     cut = play(chat, [NOTE], max_completion_tokens=50, max_tokens_per_episode=prompt + 5)
     assert (cut.outcome, cut.limit) == ("overlong", "max_tokens_per_episode")
 

@@ -19,7 +19,7 @@ from tasks.measurement.statistics import summarise
 from tasks.models.settings import PLAIN_TEMPLATE
 from tasks.models.template import state_template
 from tasks.report.episodes import shown_episode, texts_of
-from tasks.rewards.stored import turn_spans
+from tasks.rewards.stored import turn_tokens
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.engine import TurnReply, TurnRequest, never
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
@@ -80,7 +80,7 @@ def turns_of(problem: Problem, *, thoughts: Sequence[str] = ("go on", "answer"))
 
 
 def sampled_text(chat: ChatFormat, played: Trajectory) -> str:
-    pairs = zip(played.token_ids, played.sampled_mask, strict=True)
+    pairs = zip(played.sequences[0].token_ids, played.sequences[0].sampled_mask, strict=True)
     return chat.decode([token for token, is_sampled in pairs if is_sampled])
 
 
@@ -126,11 +126,12 @@ def test_a_thought_cut_by_its_budget_is_closed_by_ids_that_no_loss_sees(chat: Ch
     assert rambling.removeprefix("<think>\n").startswith(str(first.thought))
     assert first.calls and not played.turns[1].thought_was_cut
     assert asked[1].token_ids == chat.encode(CLOSED) == chat.thought_closing_ids
-    start, end = (turn_spans(played) or [])[0]
-    forced = [place for place in range(start, end) if not played.sampled_mask[place]]
-    assert chat.decode([played.token_ids[place] for place in forced]) == CLOSED
-    assert [played.sampler_logp[place] for place in forced] == [0.0] * len(forced)
-    assert forced[0] == start + 12 and len(turn_spans(played) or []) == 2
+    (tokens,), (first_tokens, _) = played.sequences, turn_tokens(played)
+    start = first_tokens.start
+    forced = [place for place in range(start, first_tokens.end) if not tokens.sampled_mask[place]]
+    assert chat.decode([tokens.token_ids[place] for place in forced]) == CLOSED
+    assert [tokens.sampler_logp[place] for place in forced] == [0.0] * len(forced)
+    assert forced[0] == start + 12
 
 
 def test_a_model_that_does_not_think_may_write_its_message_at_once(chat: ChatFormat, problem: Problem) -> None:
@@ -249,5 +250,5 @@ def test_switched_off_the_model_is_asked_for_its_message_alone(problem: Problem)
     texts = [text.partition(CLOSED)[2] for text in turns_of(problem)]
     played, _ = play(chat, problem, texts)
     assert played.outcome == "success"
-    assert chat.decode(played.token_ids).count("<think>\n\n</think>\n\n") == 2
+    assert chat.decode(played.sequences[0].token_ids).count("<think>\n\n</think>\n\n") == 2
     assert [turn.thought for turn in played.turns] == [None, None]

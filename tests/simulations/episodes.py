@@ -31,5 +31,5 @@ def _outcome(is_solved: bool, is_lost: bool) -> Outcome:
 
 def _episode(problem: str, sample: int, group: str, outcome: Outcome, category: str, calls: int) -> Trajectory:
     return Trajectory(
-        problem, category, "", 0, sample, 0, "", [], [], [], [], outcome, None, {}, calls, 0, split_group=group
+        problem, category, "", 0, sample, 0, "", [], [], outcome, None, {}, calls, 0, split_group=group
     )  # fmt: skip

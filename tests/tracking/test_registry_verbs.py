@@ -369,7 +369,7 @@ def test_a_fetched_champion_plays_the_same_tokens_as_the_snapshot_that_was_evalu
 
     def tokens(folder: Path) -> list[list[int]]:
         keys = [EpisodeKey(problem, 0, sample) for problem in problems(4) for sample in range(2)]
-        return [item.token_ids for item in collector(folder).collect(keys)]
+        return [item.sequences[0].token_ids for item in collector(folder).collect(keys)]
 
     assert tokens(tmp_path / "fetched") == tokens(snapshot)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "fetched").num_parameters() > 0

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tasks.core.files import write_jsonl
-from tasks.core.records import Turn
+from tasks.core.records import TokenSequence, Turn
 from tasks.core.settings import Paths
 from tasks.tracking import traces
 from tasks.tracking.runs import FlowRuns
@@ -80,9 +80,8 @@ def test_a_trace_has_a_span_a_turn_and_a_span_a_call_with_texts_tokens_and_rewar
     turns = [call_turn("check_card", {"card_id": "card_3"}, '{"status": "declined"}'), Turn(text="Declined.")]
     episode = trajectory("p0", False, turns=turns, num_calls=1)
     episode.turns[0].errors = ["declined"]
-    episode.token_ids = [1, 2, 3, 4, 5, 6]
-    episode.sampled_mask = [False, False, True, True, False, True]
-    episode.sampler_logp = [0.0, 0.0, -0.5, -1.5, 0.0, -0.25]
+    mask = [False, False, True, True, False, True]
+    episode.sequences = [TokenSequence([1, 2, 3, 4, 5, 6], mask, [0.0, 0.0, -0.5, -1.5, 0.0, -0.25])]
     write_jsonl(project.stage("evaluate") / "trajectories" / "test_best.jsonl", [episode.to_row()])
     write_jsonl(project.split("test"), [problem_row("p0")])
     runs = flow(project)

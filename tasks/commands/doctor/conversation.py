@@ -13,7 +13,7 @@ from pathlib import Path
 from tasks.chat.format import ChatFormat
 from tasks.commands.doctor.context import DoctorContext, PlayedReference
 from tasks.commands.doctor.findings import Finding, failed, list_some, passed, warned
-from tasks.core.records import Trajectory, Turn
+from tasks.core.records import TokenSequence, Turn
 from tasks.core.text import one_line
 from tasks.models.embedded import is_embedded
 from tasks.planning.family import check_config
@@ -68,10 +68,11 @@ def loss_mask(context: DoctorContext) -> Finding:
 
 def mask_fault(context: DoctorContext, reference: PlayedReference) -> str:
     chat, played = context.chat, reference.trajectory
-    lengths = {len(played.token_ids), len(played.sampled_mask), len(played.sampler_logp)}
+    (tokens,) = played.sequences  # a reference is played by turnwise's own loop
+    lengths = {len(tokens.token_ids), len(tokens.sampled_mask), len(tokens.sampler_logp)}
     if len(lengths) > 1:
         return f"token ids, mask and log-probs have {sorted(lengths)} entries"
-    sampled, given = split_by_mask(played)
+    sampled, given = split_by_mask(tokens)
     end = chat.decode([chat.end_of_turn])
     for written, text in zip([chat.decode(ids) for ids in sampled], reference.texts, strict=False):
         asked = empty_thought(chat) + text + end
@@ -108,7 +109,7 @@ def rendering_fault(context: DoctorContext, reference: PlayedReference) -> str:
         messages += chat.replies(tuple(turn.replies)) if turn.replies else []
         messages += [chat.asking(turn.follow_up)] if turn.follow_up is not None else []
     rendered = chat.template.without_thoughts(chat.template.render(messages, tools=rendered_tools))
-    whole = chat.template.without_thoughts(chat.decode(played.token_ids))
+    whole = chat.template.without_thoughts(chat.decode(played.sequences[0].token_ids))
     if rendered.startswith(whole) or chat.decode(chat.encode(rendered)).startswith(whole):
         return ""
     start = next((place for place, (a, b) in enumerate(zip(whole, rendered, strict=False)) if a != b), len(rendered))
@@ -158,8 +159,8 @@ def with_control_tokens(context: DoctorContext, texts: Iterable[str]) -> list[st
     return sorted(text for text in texts if context.chat.as_data(text) != text)
 
 
-def split_by_mask(played: Trajectory) -> tuple[list[list[int]], list[list[int]]]:
-    pairs = zip(played.token_ids, played.sampled_mask, strict=True)
+def split_by_mask(tokens: TokenSequence) -> tuple[list[list[int]], list[list[int]]]:
+    pairs = zip(tokens.token_ids, tokens.sampled_mask, strict=True)
     runs = [(is_sampled, [token for token, _ in run]) for is_sampled, run in groupby(pairs, key=lambda pair: pair[1])]
     return [ids for is_sampled, ids in runs if is_sampled], [ids for is_sampled, ids in runs if not is_sampled]
 

@@ -118,7 +118,7 @@ def num_snapshots(train: GRPOSettings) -> int:
 def _lengths(context: DoctorContext) -> Lengths:
     """Of the references; a whole budget where none could be played."""
     try:
-        masks = [reference.trajectory.sampled_mask for reference in context.references]
+        masks = [reference.trajectory.sequences[0].sampled_mask for reference in context.references]
     except Skipped:
         budget = context.settings.sampling.max_tokens_per_episode
         return Lengths(0, budget, 0, budget)

@@ -2,7 +2,8 @@
 
 Version 1.8: rfcs/0001-trajectory-format.md of harbor-framework/harbor, and the models in its package `harbor` 0.25.
 Requests and turns become steps; calls that could be read are `tool_calls`, every reply is an observation. A reply to an
-unreadable call has no source, and a mark under `extra`. A fault that ended the episode is a last step of the system.
+unreadable call has no source, and a mark under `extra`. A turn whose tokens are in another sequence than the first has
+its number under `extra`, and the document why each began. A fault that ended the episode is a last step of the system.
 Missing: the system prompt as text (`prompt_token_ids` has its tokens), times, and tokens after the last turn.
 """
 
@@ -91,12 +92,16 @@ def _agent_step(number: int, turn: Turn, metrics: Document | None) -> Document:
         **({"observation": {"results": results}} if results else {}),
         **({"metrics": metrics} if metrics else {}),
         "llm_call_count": 1,
-        "extra": {"stop_reason": turn.stop_reason, "policy_version": turn.policy_version},
+        "extra": {
+            "stop_reason": turn.stop_reason,
+            "policy_version": turn.policy_version,
+            **({"sequence": turn.sequence} if turn.sequence else {}),
+        },
     }
 
 
 def _metrics(tokens: TurnTokens, *, with_tokens: bool) -> Document:
-    counts = {"prompt_tokens": len(tokens.prompt_ids), "completion_tokens": len(tokens.sampled_ids)}
+    counts = {"prompt_tokens": tokens.num_read, "completion_tokens": tokens.num_sampled}
     if not with_tokens:
         return counts
     return {
@@ -110,10 +115,10 @@ def _metrics(tokens: TurnTokens, *, with_tokens: bool) -> Document:
 def _final_metrics(trajectory: Trajectory, tokens: list[TurnTokens], *, num_steps: int) -> Document:
     totals: Document = {"total_steps": num_steps}
     usage = trajectory.details.get("usage") or {}
-    if trajectory.token_ids:
+    if trajectory.sequences:
         totals["total_completion_tokens"] = trajectory.num_sampled_tokens
         if tokens:
-            totals["total_prompt_tokens"] = sum(len(item.prompt_ids) for item in tokens)
+            totals["total_prompt_tokens"] = sum(item.num_read for item in tokens)
     else:
         names = {"total_prompt_tokens": "input_tokens", "total_completion_tokens": "output_tokens"}
         taken = {**names, "total_cost_usd": "cost"}
@@ -125,9 +130,11 @@ def _final_metrics(trajectory: Trajectory, tokens: list[TurnTokens], *, num_step
 def _extra(trajectory: Trajectory, origin: Origin, score: Score | None) -> Document:
     names = ("problem_id", "category", "policy_version", "environment_fingerprint", "outcome", "limit", "checks")
     reward = {"reward": {"total": score.reward, "parts": score.parts}} if score else {}
+    begun = [sequence.begun for sequence in trajectory.sequences]
     return {
         **{name: getattr(trajectory, name) for name in names},
         **reward,
+        **({"sequences_begun": begun} if len(begun) > 1 else {}),
         "details": trajectory.details,
         "seeds": {
             "run": origin.seed,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tasks.core.records import Group
-from tasks.learning.shared.batching import Row, share_of
+from tasks.learning.shared.batching import rows_of, share_of
 from tasks.learning.shared.policy import LogProbs
 from tasks.learning.shared.ranks import Ranks
 from tasks.learning.shared.settings import GRPOSettings
@@ -20,10 +20,8 @@ def mean_entropy(
     log_probs: LogProbs, groups: Sequence[Group], settings: GRPOSettings, *, temperature: float, ranks: Ranks
 ) -> float | None:
     """Nats per sampled token of all ranks' shares; None where no token was sampled. The model is in eval mode."""
-    written = [
-        [Row.of(item, advantage=0.0) for item in group.trajectories if item.num_sampled_tokens] for group in groups
-    ]
-    written = [rows for rows in written if rows]
+    of_groups = [[row for item in group.trajectories for row in rows_of(item, advantage=0.0)] for group in groups]
+    written = [rows for rows in of_groups if rows]
     if not written:
         return None
     share = share_of(

@@ -1,8 +1,8 @@
 """Losses: pure functions of log-probs, one value per sampled token, and the weights that add them up.
 
-Shapes: M sampled tokens, one entry per (trajectory, position); S trajectories. Log-probs are in nats: `policy_logp` of
-the weights in training, `old_logp` of the trainer at the start of the iteration, `sampler_logp` of the engine. One call
-takes all tokens of a trajectory: GSPO and sequence-level weights need them.
+Shapes: M sampled tokens, one entry per (sequence, position); S sequences; E episodes of the step. Log-probs
+are in nats: `policy_logp` of the weights in training, `old_logp` of the trainer at the start of the iteration,
+`sampler_logp` of the engine. One call takes all tokens of a sequence: GSPO and sequence-level weights need them.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def ppo_loss(policy_logp_M: Tensor, old_logp_M: Tensor, advantage_M: Tensor, *, 
 
 
 def gspo_loss(
-    policy_logp_M: Tensor, old_logp_M: Tensor, advantage_M: Tensor, trajectory_M: Tensor, *, low: float, high: float
+    policy_logp_M: Tensor, old_logp_M: Tensor, advantage_M: Tensor, sequence_M: Tensor, *, low: float, high: float
 ) -> Tensor:
-    """PPO's loss with one ratio per trajectory, s = exp(mean over its tokens of policy_logp − old_logp); returns [M].
+    """PPO's loss with one ratio per sequence, s = exp(mean over its tokens of policy_logp − old_logp); returns [M].
 
     The mean moves far less than one token's ratio, so the clip must be far tighter (3e-4 and 4e-4 in the paper).
     Source: GSPO, arXiv:2507.18071 eq. 5 to 7.
     """
-    ratio_M = _ratio(sequence_means(policy_logp_M - old_logp_M, trajectory_M))
+    ratio_M = _ratio(sequence_means(policy_logp_M - old_logp_M, sequence_M))
     return -torch.minimum(ratio_M * advantage_M, ratio_M.clamp(1 - low, 1 + high) * advantage_M)
 
 
@@ -65,38 +65,41 @@ def kl_estimate(policy_logp_M: Tensor, reference_logp_M: Tensor, *, estimator: K
 
 
 def importance_weights(
-    old_logp_M: Tensor, sampler_logp_M: Tensor, trajectory_M: Tensor, *, correction: ImportanceCorrection, cap: float
+    old_logp_M: Tensor, sampler_logp_M: Tensor, sequence_M: Tensor, *, correction: ImportanceCorrection, cap: float
 ) -> Tensor:
     """Importance weights for an engine whose log-probs differ from the trainer's; returns [M], without gradient.
 
-    w = exp(old_logp − sampler_logp) of the token, or its product over the trajectory. `truncate` is min(w, cap); `mask`
+    w = exp(old_logp − sampler_logp) of the token, or its product over the sequence. `truncate` is min(w, cap); `mask`
     is w where 1/cap ≤ w ≤ cap and 0 elsewhere. Source: Yao et al., "Your efficient RL framework secretly brings you
     off-policy RL training", 2025; masking: IcePop, Ring-1T, arXiv:2510.18855 eq. 5.
     """
     log_weight_M = (old_logp_M - sampler_logp_M).detach()
     if correction.startswith("sequence"):
-        log_weight_M = _sequence_sums(log_weight_M, trajectory_M)[trajectory_M]
+        log_weight_M = _sequence_sums(log_weight_M, sequence_M)[sequence_M]
     weight_M = log_weight_M.exp()
     if correction.endswith("truncate"):
         return weight_M.clamp(max=cap)
     return torch.where((weight_M >= 1 / cap) & (weight_M <= cap), weight_M, 0.0)
 
 
-def aggregation_weights(length_S: Tensor, *, aggregation: Aggregation, constant_length: int | None) -> Tensor:
-    """The weight of each token of a trajectory in the loss of the optimizer step: loss = Σ_m w[trajectory(m)]·loss_m.
+def aggregation_weights(
+    episode_length_S: Tensor, length_E: Tensor, *, aggregation: Aggregation, constant_length: int | None
+) -> Tensor:
+    """The weight of each token of a sequence in the loss of the optimizer step: loss = Σ_m w[sequence(m)]·loss_m.
 
-    `length_S` counts the sampled tokens of every trajectory in the WHOLE batch, dropped groups included; returns [S].
-    token     1 / Σ lengths          every token alike            DAPO, arXiv:2503.14476 eq. 8
-    sequence  1 / (S · its length)   every trajectory alike       GRPO, arXiv:2402.03300 eq. 3
-    constant  1 / (S · constant_length)   no bias by length       Dr. GRPO, arXiv:2503.20783 eq. 2
+    `episode_length_S` counts the sampled tokens of the episode that each sequence is of. `length_E` counts those of
+    every episode in the WHOLE step, dropped groups included; returns [S].
+    token     1 / Σ lengths                every token alike       DAPO, arXiv:2503.14476 eq. 8
+    sequence  1 / (E · its episode's)      every episode alike     GRPO, arXiv:2402.03300 eq. 3
+    constant  1 / (E · constant_length)    no bias by length       Dr. GRPO, arXiv:2503.20783 eq. 2
     """
-    length_S = length_S.double()
+    episode_length_S, num_episodes = episode_length_S.double(), len(length_E)
     if aggregation == "token":
-        return torch.full_like(length_S, 1.0) / length_S.sum()
+        return torch.full_like(episode_length_S, 1.0) / length_E.double().sum().item()
     if aggregation == "sequence":
-        return 1 / (len(length_S) * length_S)
+        return 1 / (num_episodes * episode_length_S)
     assert constant_length is not None, "settings require it"
-    return torch.full_like(length_S, 1 / (len(length_S) * constant_length))
+    return torch.full_like(episode_length_S, 1 / (num_episodes * constant_length))
 
 
 def is_clipped(policy_logp_M: Tensor, old_logp_M: Tensor, advantage_M: Tensor, *, low: float, high: float) -> Tensor:
@@ -110,12 +113,12 @@ def _ratio(log_ratio_M: Tensor) -> Tensor:
     return log_ratio_M.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
 
 
-def sequence_means(value_M: Tensor, trajectory_M: Tensor) -> Tensor:
-    """At each token, the mean over its trajectory; [M]."""
-    length_S = torch.bincount(trajectory_M).to(value_M.dtype)
-    return (_sequence_sums(value_M, trajectory_M) / length_S.clamp(min=1))[trajectory_M]
+def sequence_means(value_M: Tensor, sequence_M: Tensor) -> Tensor:
+    """At each token, the mean over its sequence; [M]."""
+    length_S = torch.bincount(sequence_M).to(value_M.dtype)
+    return (_sequence_sums(value_M, sequence_M) / length_S.clamp(min=1))[sequence_M]
 
 
-def _sequence_sums(value_M: Tensor, trajectory_M: Tensor) -> Tensor:
-    num_trajectories = int(trajectory_M.max()) + 1 if trajectory_M.numel() else 0
-    return value_M.new_zeros(num_trajectories).index_add(0, trajectory_M, value_M)
+def _sequence_sums(value_M: Tensor, sequence_M: Tensor) -> Tensor:
+    num_sequences = int(sequence_M.max()) + 1 if sequence_M.numel() else 0
+    return value_M.new_zeros(num_sequences).index_add(0, sequence_M, value_M)

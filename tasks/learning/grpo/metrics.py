@@ -40,7 +40,8 @@ def rollout_metrics(groups: Sequence[Group], oldest: int | None = None) -> Metri
         "overlong_share": sum(trajectory.outcome == "overlong" for trajectory in trajectories) / count,
         "max_turns_share": sum(trajectory.outcome == "max_turns" for trajectory in trajectories) / count,
         # The mean of −log p over sampled tokens is an unbiased estimate of the entropy of what they were drawn from.
-        "entropy": -sum(sum(trajectory.sampler_logp) for trajectory in trajectories) / max(1, num_sampled),
+        "entropy": -sum(sum(item.sampler_logp) for trajectory in trajectories for item in trajectory.sequences)
+        / max(1, num_sampled),
         "repetition": sum(map(repetition, trajectories)) / count,
         **thinking_metrics(trajectories),
         **part_metrics([score for group in from_start for score in group.scores]),
@@ -49,8 +50,10 @@ def rollout_metrics(groups: Sequence[Group], oldest: int | None = None) -> Metri
 
 
 def _is_fresh(group: Group, oldest: int | None) -> bool:
-    versions = (version for trajectory in group.trajectories for version in trajectory.sampled_versions)
-    return oldest is None or any(version >= oldest for version in versions)
+    written = [(item, sequence) for item in group.trajectories for sequence in item.sequences]
+    return oldest is None or any(
+        version >= oldest for item, tokens in written for version in item.sampled_versions(tokens)
+    )
 
 
 def prefix_metrics(groups: Sequence[Group]) -> Metrics:
@@ -92,9 +95,8 @@ def thinking_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
 
 
 def repetition(trajectory: Trajectory) -> float:
-    pairs = zip(trajectory.token_ids, trajectory.sampled_mask, strict=True)
-    tokens = [token for token, is_sampled in pairs if is_sampled]
-    grams = [tuple(tokens[start : start + NGRAM]) for start in range(len(tokens) - NGRAM + 1)]
+    written = [sequence.sampled_ids for sequence in trajectory.sequences]
+    grams = [tuple(ids[start : start + NGRAM]) for ids in written for start in range(len(ids) - NGRAM + 1)]
     return 1 - len(set(grams)) / len(grams) if len(grams) > 1 else 0.0
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
+from itertools import compress, islice
 from typing import TypeVar
 
 import numpy as np
 
 from tasks.core.records import Group, Trajectory
 from tasks.learning.grpo.credit import carries_loss, group_credit
-from tasks.learning.shared.batching import Row
+from tasks.learning.shared.batching import Row, episode_rows
 from tasks.learning.shared.settings import GRPOSettings
 
 Item = TypeVar("Item")
@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class MiniBatch:
-    """The rows of each group that carries loss, and what was dropped: the sampled tokens of each trajectory."""
+    """The rows of each group that carries loss, and what was dropped: the sampled tokens of each episode."""
 
     rows: Sequence[list[Row]]
     dropped_lengths: list[int]
@@ -33,7 +33,7 @@ def oldest_version(settings: GRPOSettings, iteration: int) -> int | None:
 def divide(
     groups: Sequence[Group], settings: GRPOSettings, *, iteration: int = 0
 ) -> tuple[list[list[Row]], list[list[int]]]:
-    """The rows of each group that carries loss, and the sampled tokens of each trajectory of each dropped group.
+    """The rows of each group that carries loss, and the sampled tokens of each episode of each dropped group.
 
     Dropped groups count in the denominator: else the gradient would grow as groups become equal. Replaced groups are no
     part of the batch (DAPO). With `zero_variance_groups: keep` equal groups carry their KL. Tokens too old for
@@ -47,15 +47,15 @@ def divide(
     for group in groups:
         advantages = group_credit(group, settings)
         triples = zip(group.trajectories, advantages, carries_loss(group, settings), strict=True)
-        counted = [(item, _row(item, advantage, oldest)) for item, advantage, is_counted in triples if is_counted]
-        kept = [row for _, row in counted if any(row.sampled_mask)]
+        counted = [(item, _rows(item, advantage, oldest)) for item, advantage, is_counted in triples if is_counted]
+        kept = [row for _, of_episode in counted for row in of_episode]
         has_credit = any(map(np.any, advantages)) or settings.zero_variance_groups == "keep"
         if has_credit and kept:
             rows.append(kept)
             if too_old := [length for length in (_num_too_old(*pair, settings) for pair in counted) if length]:
                 dropped_lengths.append(too_old)
         elif has_credit or group.round_number == last_round:
-            dropped_lengths.append([sum(item.sampled_mask) for item, _ in counted])
+            dropped_lengths.append([item.num_sampled_tokens for item, _ in counted])
     return rows, dropped_lengths
 
 
@@ -76,24 +76,32 @@ def mini_batches(rows: Sequence[list[Row]], dropped_lengths: Sequence[list[int]]
     ]
 
 
-def _row(trajectory: Trajectory, advantage: float | list[float], oldest: int | None) -> Row:
-    """Tokens of versions before `oldest` are attended to, and carry no loss."""
-    row = Row.of(trajectory, advantage)
-    if oldest is None or trajectory.policy_version >= oldest:
-        return row
-    is_fresh = [version >= oldest for version in trajectory.sampled_versions]
+def _rows(trajectory: Trajectory, advantage: float | list[float], oldest: int | None) -> list[Row]:
+    """One per sequence. Tokens of versions before `oldest` are attended to, and carry no loss."""
+    rows: list[Row] = []
+    left = iter(advantage) if isinstance(advantage, list) else None
+    for sequence in trajectory.sequences:
+        credit = advantage if left is None else [*islice(left, sequence.num_sampled_tokens)]
+        row = Row(sequence.token_ids, sequence.sampled_mask, sequence.sampler_logp, credit)
+        if oldest is not None and trajectory.policy_version < oldest:
+            row = _without_old(row, [version >= oldest for version in trajectory.sampled_versions(sequence)])
+        rows.append(row)
+    return episode_rows(rows)
+
+
+def _without_old(row: Row, is_fresh: Sequence[bool]) -> Row:
     left = iter(is_fresh)
-    mask = [is_sampled and next(left) for is_sampled in trajectory.sampled_mask]
-    credit = list(compress(advantage, is_fresh)) if isinstance(advantage, list) else advantage
+    mask = [is_sampled and next(left) for is_sampled in row.sampled_mask]
+    credit = [*compress(row.advantage, is_fresh)] if isinstance(row.advantage, list) else row.advantage
     return replace(row, sampled_mask=mask, advantage=credit)
 
 
-def _num_too_old(trajectory: Trajectory, row: Row, settings: GRPOSettings) -> int:
-    """Tokens that the denominator counts beside those of the row. By `sequence` and `constant` it counts trajectories,
-    so one that carries loss is there already.
+def _num_too_old(trajectory: Trajectory, rows: Sequence[Row], settings: GRPOSettings) -> int:
+    """Tokens that the denominator counts beside those of the rows. By `sequence` and `constant` it counts episodes, so
+    one that carries loss is there already.
     """
-    num_fresh = sum(row.sampled_mask)
-    return 0 if num_fresh and settings.aggregation != "token" else sum(trajectory.sampled_mask) - num_fresh
+    num_fresh = sum(row.num_sampled for row in rows)
+    return 0 if num_fresh and settings.aggregation != "token" else trajectory.num_sampled_tokens - num_fresh
 
 
 def _split(items: Sequence[Item], cuts: Sequence[int]) -> list[Sequence[Item]]:

@@ -90,7 +90,10 @@ class Prefixes:
 
 def _row(trajectory: Trajectory) -> dict[str, Any]:
     """Its leading turns that the policy ended itself: a turn that a limit cut would be cut elsewhere."""
-    pairs = zip(trajectory.token_ids, trajectory.sampled_mask, strict=True)
+    if len(trajectory.sequences) != 1:  # only the agent that asked could ask again
+        return {"messages": [], "num_turns": 0}
+    tokens = trajectory.sequences[0]
+    pairs = zip(tokens.token_ids, tokens.sampled_mask, strict=True)
     written = [[token for token, _ in run] for is_sampled, run in groupby(pairs, lambda pair: pair[1]) if is_sampled]
     if len(written) != len(trajectory.turns):  # a thought that was closed for the policy is two runs of one turn
         return {"messages": [], "num_turns": 0}

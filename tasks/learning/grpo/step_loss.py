@@ -37,16 +37,15 @@ def loss_batches(
     share: Share, references: Sequence[Tensor | None], settings: GRPOSettings, *, dropped_lengths: Sequence[int]
 ) -> list[LossBatch]:
     """One rank's share of an optimizer step, weighted by the denominators of the whole step."""
-    lengths = [batch.length_S for batch in share.batches]
-    weight_S = aggregation_weights(
-        torch.cat([*lengths, lengths[0].new_tensor([*share.lengths_elsewhere, *dropped_lengths])]),
-        aggregation=settings.aggregation,
-        constant_length=settings.constant_length,
-    ).float()
-    counts = [len(length_S) for length_S in lengths]
-    weights = weight_S[: sum(counts)].split(counts)
+    of_step = torch.tensor([*share.episode_lengths, *dropped_lengths])
+    weights = [
+        aggregation_weights(
+            batch.episode_length_S, of_step, aggregation=settings.aggregation, constant_length=settings.constant_length
+        ).float()
+        for batch in share.batches
+    ]
     return [
-        LossBatch(batch, weight_S[batch.trajectory_M], reference_logp_M)
+        LossBatch(batch, weight_S[batch.sequence_M], reference_logp_M)
         for batch, weight_S, reference_logp_M in zip(share.batches, weights, references, strict=True)
     ]
 
@@ -61,7 +60,7 @@ def batch_loss(batch: LossBatch, policy_logp_M: Tensor, settings: GRPOSettings, 
         loss_M = loss_M * importance_weights(
             batch.old_logp_M,
             tensors.sampler_logp_M,
-            tensors.trajectory_M,
+            tensors.sequence_M,
             correction=settings.importance_correction,
             cap=settings.importance_cap,
         )
@@ -77,7 +76,7 @@ def batch_loss(batch: LossBatch, policy_logp_M: Tensor, settings: GRPOSettings, 
 def _policy_loss(policy_logp_M: Tensor, old_logp_M: Tensor, tensors: MicroBatch, settings: GRPOSettings) -> Tensor:
     low, high = settings.clip_low, settings.clip_high
     if settings.loss == "gspo":
-        return gspo_loss(policy_logp_M, old_logp_M, tensors.advantage_M, tensors.trajectory_M, low=low, high=high)
+        return gspo_loss(policy_logp_M, old_logp_M, tensors.advantage_M, tensors.sequence_M, low=low, high=high)
     loss = ppo_loss if settings.loss == "ppo" else cispo_loss
     return loss(policy_logp_M, old_logp_M, tensors.advantage_M, low=low, high=high)
 
@@ -88,7 +87,7 @@ def _count(
     """How many tokens are clipped, and the largest ratio."""
     difference_M = policy_logp_M - old_logp_M
     if settings.loss == "gspo":
-        difference_M = sequence_means(difference_M, tensors.trajectory_M)
+        difference_M = sequence_means(difference_M, tensors.sequence_M)
     is_clipped_M = is_clipped(
         difference_M,
         torch.zeros_like(difference_M),

@@ -82,7 +82,7 @@ class SupervisedTrainer:
     @on_all_ranks
     def _take_step(self) -> tuple[float, Step]:
         share = self._share(self._next_rows())
-        num_tokens = sum(batch.num_tokens for batch in share.batches) + sum(share.lengths_elsewhere)
+        num_tokens = sum(share.episode_lengths)
         prepare_for_gradients(self.model)
         loss = 0.0
         for batch in share.batches:
@@ -97,7 +97,7 @@ class SupervisedTrainer:
     def held_out_loss(self) -> float:
         """The mean cross-entropy over the assistant tokens of the held-out rows; draws no random number."""
         share = self._share(self.held_out)
-        num_tokens = sum(batch.num_tokens for batch in share.batches) + sum(share.lengths_elsewhere)
+        num_tokens = sum(share.episode_lengths)
         total = 0.0
         for batch in share.batches:
             total -= self._logp(batch).double().sum().item()

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tasks.core.records import Group
-from tasks.learning.shared.batching import MicroBatch, Packing, Row, micro_batches
+from tasks.learning.shared.batching import MicroBatch, Packing, Row, micro_batches, rows_of
 from tasks.learning.shared.policy import Autocast, LogProbs, prepare_for_gradients
 from tasks.learning.shared.settings import OptimizerSettings
 from tasks.models.architecture import check_own_forward, example_ids, own_logp
@@ -77,17 +77,17 @@ def check_engine(
     """
     written = [item for group in groups for item in group.trajectories if item.num_sampled_tokens]
     current = [item for item in written if item.policy_version == policy_version]
-    current = sorted(current, key=lambda trajectory: len(trajectory.token_ids))[-NUM_COMPARED:]
+    current = sorted(current, key=lambda trajectory: trajectory.num_tokens)[-NUM_COMPARED:]
     if not current:
         return False
-    rows = [Row.of(trajectory, advantage=0.0) for trajectory in current]
+    rows = [row for trajectory in current for row in rows_of(trajectory, advantage=0.0)]
     batches = micro_batches(
         [rows], packing=settings.packing, max_tokens=settings.micro_batch_tokens, device=log_probs.model.device
     )
     found = Differences.of(_gaps(log_probs, batches, temperature=temperature, top_p=top_p, autocast=settings.autocast))
     if not found.is_within(tolerance):
         raise ValueError(
-            f"the engine's log-probs differ from the trainer's in {len(rows)} episodes (nats: {found}); "
+            f"the engine's log-probs differ from the trainer's in {len(current)} episodes (nats: {found}); "
             f"engine.probe_tolerance allows {tolerance}. Training would use episodes of another policy. Set "
             f"engine.settings.dtype to the trainer's and engine.probe_tolerance to auto, or engine.name to the other "
             f"engine."

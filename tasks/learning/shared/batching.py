@@ -6,8 +6,11 @@ position k where k ≤ q < subtree_end[k]. On CUDA FlexAttention has a block mas
 a trajectory adds to those before it) attends to its own path (`models/attention.TreePlan`). No trajectory is cut in
 two.
 
-Shapes: B rows, T positions, M sampled tokens (one per trajectory and position), U distinct positions that predict them,
-S trajectories. The log-prob of a token is read at the position before it.
+A `Row` here is one sequence of an episode; most episodes have one. The sequences of an episode may be in different
+trees, micro-batches and ranks, so each row says how long its episode is and whether it is the first of it.
+
+Shapes: B rows, T positions, M sampled tokens (one per sequence and position), U distinct positions that predict them, S
+sequences. The log-prob of a token is read at the position before it.
 """
 
 from __future__ import annotations
@@ -33,20 +36,41 @@ Packing = Literal["tree", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
+    """One sequence with at least one sampled token; `num_beside` counts those of its episode's other rows."""
+
     token_ids: list[int]
     sampled_mask: list[bool]
     sampler_logp: list[float]
     advantage: float | list[float]  # of all sampled tokens, or of each
+    num_beside: int = 0
+    is_first: bool = True  # of its episode
 
-    @classmethod
-    def of(cls, trajectory: Trajectory, advantage: float | list[float]) -> Row:
-        return cls(trajectory.token_ids, trajectory.sampled_mask, trajectory.sampler_logp, advantage)
+    @property
+    def num_sampled(self) -> int:
+        return sum(self.sampled_mask)
+
+
+def episode_rows(rows: Sequence[Row]) -> list[Row]:
+    """Those of one episode that have a sampled token, each told of the others."""
+    counts = [row.num_sampled for row in rows]
+    kept = [(row, count) for row, count in zip(rows, counts, strict=True) if count]
+    return [
+        replace(row, num_beside=sum(counts) - count, is_first=number == 0) for number, (row, count) in enumerate(kept)
+    ]
+
+
+def rows_of(trajectory: Trajectory, advantage: float) -> list[Row]:
+    """One per sequence that the policy wrote in."""
+    return episode_rows(
+        [Row(item.token_ids, item.sampled_mask, item.sampler_logp, advantage) for item in trajectory.sequences]
+    )
 
 
 def check_tokens(groups: Sequence[Group], *, vocabulary_size: int) -> None:
     """ValueError where a token is not in the vocabulary: on a GPU it would end the process without a message."""
     for trajectory in (item for group in groups for item in group.trajectories):
-        beyond = next((token for token in trajectory.token_ids if not 0 <= token < vocabulary_size), None)
+        tokens = (token for sequence in trajectory.sequences for token in sequence.token_ids)
+        beyond = next((token for token in tokens if not 0 <= token < vocabulary_size), None)
         if beyond is not None:
             raise ValueError(
                 f"problem {trajectory.problem_id!r}: its trajectory contains token {beyond} and the model has "
@@ -71,8 +95,9 @@ class TreeLayout:
 class MicroBatch:
     """The rows of one forward, and what the loss needs of each sampled token.
 
-    `tree` is None for padded rows of one trajectory each; else one row contains packed trees. `predictor_U` indexes
-    [B·T] flat; `predictor_M` is the index into it for each token, ascending.
+    `tree` is None for padded rows of one sequence each; else one row contains packed trees. `predictor_U` indexes [B·T]
+    flat; `predictor_M` is the index into it for each token, ascending. `episode_length_S`: the sampled tokens of the
+    episode that each sequence is of, all its sequences together.
     """
 
     ids_BT: Tensor
@@ -82,8 +107,8 @@ class MicroBatch:
     target_M: Tensor
     sampler_logp_M: Tensor
     advantage_M: Tensor
-    trajectory_M: Tensor
-    length_S: Tensor
+    sequence_M: Tensor
+    episode_length_S: Tensor
 
     @property
     def num_tokens(self) -> int:
@@ -100,8 +125,9 @@ class _Tree:
     target: np.ndarray
     sampler_logp: np.ndarray
     advantage: np.ndarray
-    trajectory: np.ndarray
-    length: np.ndarray
+    sequence: np.ndarray
+    episode_length: np.ndarray
+    is_first: np.ndarray
 
     @property
     def size(self) -> int:
@@ -111,18 +137,18 @@ class _Tree:
 @dataclass(frozen=True, slots=True)
 class Share:
     """What one rank computes of an optimizer step. Every rank has as many micro-batches: where it has less work, the
-    last contain no sampled token, since ranks compute each layer together. `lengths_elsewhere` are the sampled tokens
-    of each trajectory that another rank has.
+    last contain no sampled token, since ranks compute each layer together. `episode_lengths` are the sampled tokens
+    of each episode of the step, over all ranks.
     """
 
     batches: list[MicroBatch]
-    lengths_elsewhere: list[int]
+    episode_lengths: list[int]
 
 
 def micro_batches(
     groups: Sequence[Sequence[Row]], *, packing: Packing, max_tokens: int, device: torch.device
 ) -> list[MicroBatch]:
-    """All rows in micro-batches of at most `max_tokens` positions (a single trajectory may be longer), longest first.
+    """All rows in micro-batches of at most `max_tokens` positions (a single sequence may be longer), longest first.
 
     The cut changes no gradient: gradients add up, and every denominator covers the whole optimizer step.
     """
@@ -148,10 +174,9 @@ def share_of(
     cuts = [_cut(share, max_tokens, is_padded=not is_tree) for share in dealt]
     own = [(_pack if is_tree else _pad)(batch, device) for batch in cuts[rank]]
     missing = max(map(len, cuts)) - len(own)
-    elsewhere = [tree.length for number, share in enumerate(dealt) if number != rank for tree in share]
     return Share(
         own + [_without_tokens(device, is_tree=is_tree) for _ in range(missing)],
-        [int(length) for lengths in elsewhere for length in lengths],
+        [int(length) for tree in trees for length in tree.episode_length[tree.is_first]],
     )
 
 
@@ -181,7 +206,7 @@ def _trees(group: Sequence[Row], max_tokens: int) -> list[_Tree]:
 def _tree(rows: Sequence[Row]) -> _Tree:
     """In sorted order, a row's longest common prefix with any earlier row is that with the row just before it."""
     ordered = sorted(rows, key=_inputs)
-    ids, position, predictor, target, sampler_logp, length = [], [], [], [], [], []
+    ids, position, predictor, target, sampler_logp, count = [], [], [], [], [], []
     branches: list[Branch] = []
     size = 0
     path = previous = np.empty(0, dtype=np.int64)
@@ -201,7 +226,7 @@ def _tree(rows: Sequence[Row]) -> _Tree:
         predictor.append(path[sampled - 1])
         target.append(tokens[sampled])
         sampler_logp.append(np.asarray(row.sampler_logp, dtype=np.float32)[sampled])
-        length.append(len(sampled))
+        count.append(len(sampled))
         size, previous = size + added, inputs
     closed.append((path, size))
     subtree_end = np.empty(size, dtype=np.int64)
@@ -216,10 +241,11 @@ def _tree(rows: Sequence[Row]) -> _Tree:
         target=np.concatenate(target),
         sampler_logp=np.concatenate(sampler_logp),
         advantage=np.concatenate(
-            [_per_token(row.advantage, count) for row, count in zip(ordered, length, strict=True)]
+            [_per_token(row.advantage, num_tokens) for row, num_tokens in zip(ordered, count, strict=True)]
         ),
-        trajectory=np.repeat(np.arange(len(ordered)), length),
-        length=np.asarray(length),
+        sequence=np.repeat(np.arange(len(ordered)), count),
+        episode_length=np.asarray([num + row.num_beside for row, num in zip(ordered, count, strict=True)]),
+        is_first=np.asarray([row.is_first for row in ordered]),
     )
 
 
@@ -239,7 +265,7 @@ def _common_prefix(one: np.ndarray, other: np.ndarray) -> int:
 
 
 def _pad(trees: list[_Tree], device: torch.device) -> MicroBatch:
-    """One trajectory per row, padded on the right, where causal attention never looks."""
+    """One sequence per row, padded on the right, where causal attention never looks."""
     width = max(tree.size for tree in trees)
     ids = np.zeros((len(trees), width), np.int64)
     for row, tree in enumerate(trees):
@@ -286,8 +312,8 @@ def _with_entries(
     trees: list[_Tree], starts: list[int], device: torch.device, *, ids_BT: Tensor, tree: TreeLayout | None
 ) -> MicroBatch:
     predictor = np.concatenate([item.predictor + start for item, start in zip(trees, starts, strict=True)])
-    first = np.cumsum([0, *(len(item.length) for item in trees[:-1])])
-    trajectory = np.concatenate([item.trajectory + number for item, number in zip(trees, first, strict=True)])
+    first = np.cumsum([0, *(len(item.episode_length) for item in trees[:-1])])
+    sequence = np.concatenate([item.sequence + number for item, number in zip(trees, first, strict=True)])
     order = np.argsort(predictor, kind="stable")
     predictor_U, predictor_M = np.unique(predictor[order], return_inverse=True)
 
@@ -302,6 +328,6 @@ def _with_entries(
         target_M=entries("target"),
         sampler_logp_M=entries("sampler_logp"),
         advantage_M=entries("advantage"),
-        trajectory_M=torch.from_numpy(trajectory[order]).to(device),
-        length_S=torch.from_numpy(np.concatenate([item.length for item in trees])).to(device),
+        sequence_M=torch.from_numpy(sequence[order]).to(device),
+        episode_length_S=torch.from_numpy(np.concatenate([item.episode_length for item in trees])).to(device),
     )

@@ -14,9 +14,10 @@
       ...turn.calls.map((call, i) => drawCall(call, difference && difference.call === i ? difference.words : null)),
     ];
     const facts = factsOf(turn);
-    return el("li.turn", { value: String(number) },
+    return el(`li.turn${turn.sequence ? ".branch" : ""}`, { value: String(number) },
       el("span.number", { "aria-hidden": "true" }, String(number)),
       el("div.said",
+        turn.sequence_note ? el("p.sequence", turn.sequence_note) : null,
         difference && difference.call === null ? el("p.differs", difference.words) : null,
         ...body,
         turn.raw === null || tokens ? facts && el("p.foot", facts)

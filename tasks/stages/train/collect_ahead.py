@@ -218,7 +218,8 @@ def measure_staleness(groups: Sequence[Group], iteration: int, oldest: int | Non
     before it, which carry no loss.
     """
     played = [item for group in groups for item in group.trajectories if item.own_turns or not item.num_replayed_turns]
-    ages = [iteration - 1 - version for item in played for version in item.sampled_versions]
+    written = [(item, sequence) for item in played for sequence in item.sequences]
+    ages = [iteration - 1 - version for item, tokens in written for version in item.sampled_versions(tokens)]
     row = {"staleness_mean": sum(ages) / max(1, len(ages)), "staleness_max": max(ages, default=0)}
     if oldest is not None:
         row["stale_token_share"] = sum(age > iteration - 1 - oldest for age in ages) / max(1, len(ages))

@@ -74,9 +74,9 @@ def test_a_mask_that_leaves_the_end_of_a_turn_out_fails(artifacts: Path, monkeyp
     advance = EpisodeRun.advance
 
     def forgets(run: EpisodeRun, reply: TurnReply) -> None:
-        place = len(run.token_ids) + len(reply.token_ids) - 1
+        place = len(run.sequence.token_ids) + len(reply.token_ids) - 1
         advance(run, reply)
-        run.sampled_mask[place] = False
+        run.sequence.sampled_mask[place] = False
 
     monkeypatch.setattr(EpisodeRun, "advance", forgets)
     found(look("loss mask", artifacts), "fail", "<|im_end|>", "tokens that the policy did not choose")
@@ -84,8 +84,8 @@ def test_a_mask_that_leaves_the_end_of_a_turn_out_fails(artifacts: Path, monkeyp
 
 def size(reference: PlayedReference) -> Size:
     """What a played reference takes of each budget."""
-    sampled, (prompt, *_) = split_by_mask(reference.trajectory)
-    rest = len(reference.trajectory.token_ids) - len(prompt)
+    sampled, (prompt, *_) = split_by_mask(reference.trajectory.sequences[0])
+    rest = reference.trajectory.num_tokens - len(prompt)
     return size_of(reference.problem, turns=[len(ids) for ids in sampled], prompt=len(prompt), rest=rest)
 
 

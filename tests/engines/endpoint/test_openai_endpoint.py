@@ -70,7 +70,7 @@ def test_the_tools_go_out_as_json_schema_and_replies_find_their_calls(served: tu
     assert endpoint.keys == {f"Bearer {KEY}"}
     assert [turn.text for turn in trajectory.turns] == TEXTS
     assert trajectory.turns[0].calls == [{"name": "note", "arguments": {"text": "a"}}]
-    assert trajectory.token_ids == trajectory.sampled_mask == trajectory.sampler_logp == []
+    assert trajectory.sequences == []
 
 
 def test_what_an_endpoint_may_not_want_is_left_out(served: tuple[ChatEndpoint, str]) -> None:

@@ -81,7 +81,7 @@ def test_whichever_shard_is_slow_every_log_prob_is_bitwise_the_same(folder: Path
             assert len(engine.shards) == 2
             for number, shard in enumerate(engine.shards if seed else []):
                 shard.advance = slowed(shard.advance, 10 * seed + number)
-            found = [(item.token_ids, item.sampler_logp) for item in played(folder, engine)]
+            found = [(item.sequences[0].token_ids, item.sequences[0].sampler_logp) for item in played(folder, engine)]
         expected = expected or found
         assert found == expected
 
@@ -89,7 +89,10 @@ def test_whichever_shard_is_slow_every_log_prob_is_bitwise_the_same(folder: Path
 def test_a_second_play_with_the_same_engine_is_bitwise_the_first(folder: Path) -> None:
     """As in a run that is killed between two iterations, whose second is the first of a new process."""
     with closing(two_shards(folder)) as engine:
-        first, second = ([(item.token_ids, item.sampler_logp) for item in played(folder, engine)] for _ in range(2))
+        first, second = (
+            [(item.sequences[0].token_ids, item.sequences[0].sampler_logp) for item in played(folder, engine)]
+            for _ in range(2)
+        )
     assert first == second
 
 

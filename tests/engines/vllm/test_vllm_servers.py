@@ -127,7 +127,7 @@ def within(seconds: float, look: Callable[[], Any]) -> Any:
 
 
 def assert_same_tokens(found: list[Trajectory], expected: list[Trajectory]) -> None:
-    assert [item.token_ids for item in found] == [item.token_ids for item in expected]
+    assert [item.sequences[0].token_ids for item in found] == [item.sequences[0].token_ids for item in expected]
     assert [item.outcome for item in found] == [item.outcome for item in expected]
     assert all(item.fault is None for item in found)
 
@@ -148,10 +148,10 @@ def one_turn(engine: ServerEngine, model_folder: Path, *, episode: int = 901, **
 
 def test_sampled_ids_have_the_log_probs_a_plain_forward_gives_them(undisturbed: list[Trajectory], model: Any) -> None:
     for trajectory in undisturbed:
-        expected = plain_logp(model, trajectory.token_ids)
-        for position, is_sampled in enumerate(trajectory.sampled_mask):
+        expected = plain_logp(model, trajectory.sequences[0].token_ids)
+        for position, is_sampled in enumerate(trajectory.sequences[0].sampled_mask):
             if is_sampled:
-                assert trajectory.sampler_logp[position] == pytest.approx(expected[position - 1], abs=1e-4)
+                assert trajectory.sequences[0].sampler_logp[position] == pytest.approx(expected[position - 1], abs=1e-4)
 
 
 def test_the_same_seed_gives_the_same_tokens_at_another_concurrency_and_spread(
@@ -251,7 +251,7 @@ def test_a_turn_ends_at_its_limit_at_a_stop_string_and_at_end_of_turn(
     assert stopped.finish == "stop_string" and chat.decode(stopped.token_ids).endswith(text)
     assert stopped.token_ids == whole.token_ids[: len(stopped.token_ids)]
 
-    ended = [item for item in undisturbed if chat.end_of_turn in item.token_ids]
+    ended = [item for item in undisturbed if chat.end_of_turn in item.sequences[0].token_ids]
     assert ended, "no turn of these episodes ended by itself"
 
 

@@ -82,7 +82,8 @@ def test_models_may_be_measured_with_another_distribution_than_they_are_trained_
     cut = {"temperature": 0.7, "top_p": 1e-6}
     assert evaluated(paths, None, sampling=cut)["sampling"] == cut
     for _, row in read_jsonl(paths.stage("evaluate") / "trajectories" / "test_best.jsonl"):
-        assert row["sampler_logp"] == [0.0] * len(row["token_ids"])
+        (tokens,) = row["sequences"]
+        assert tokens["sampler_logp"] == [0.0] * len(tokens["token_ids"])
 
 
 @pytest.mark.slow

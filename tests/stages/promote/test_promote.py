@@ -18,7 +18,7 @@ import yaml
 
 from tasks.commands.registry import adopt
 from tasks.core.files import read_json, write_json, write_jsonl
-from tasks.core.records import Problem, Trajectory, Turn
+from tasks.core.records import Problem, TokenSequence, Trajectory, Turn
 from tasks.core.settings import Paths, load
 from tasks.drift.pin import ACCEPT_VARIABLE, check_pin, make_pin, play_probes, write_pin
 from tasks.environments.travel_desk.environment import TravelDesk, TravelDeskEpisode
@@ -103,9 +103,7 @@ def play(share: float, problems: list[Problem] = PROBLEMS, *, fingerprint: str |
             sample_index=0,
             policy_version=0,
             environment_fingerprint=fingerprint or TravelDesk().fingerprint(),
-            token_ids=[1, 2],
-            sampled_mask=[False, True],
-            sampler_logp=[0.0, -0.5],
+            sequences=[TokenSequence([1, 2], [False, True], [0.0, -0.5])],
             turns=[Turn("Done.")],
             outcome="success" if RANK[problem.id] < share * len(PROBLEMS) else "failure",
             limit=None,

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tasks.core.files import file_hash, read_json, write_json, write_jsonl
-from tasks.core.records import Trajectory
+from tasks.core.records import TokenSequence, Trajectory
 from tasks.stages.evaluate.noted import note_evaluation
 from tasks.stages.evaluate.results import episodes_file
 from tasks.stages.evaluate.stage import hash_episodes
@@ -176,7 +176,7 @@ def test_a_repeat_is_free_on_the_very_same_episodes_only(pipeline: Pipeline, mon
 
 def drawn_anew(share: float) -> list[Trajectory]:
     """As successful, in other tokens."""
-    return [replace(item, token_ids=[1, 3]) for item in play(share)]
+    return [replace(item, sequences=[TokenSequence(token_ids=[1, 3])]) for item in play(share)]
 
 
 @pytest.mark.parametrize("has_next", [True, False])

@@ -96,7 +96,7 @@ def test_an_edited_token_count_is_refused_whoever_asks(pipeline: Pipeline, polic
     pipeline.evaluate(0.9)
     file = evaluation_file(pipeline).parent / "trajectories" / f"test_{policy}.jsonl"
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    rows[3][field] = rows[3][field][:1]
+    rows[3]["sequences"][0][field] = rows[3]["sequences"][0][field][:1]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     with pytest.raises(
         ValueError, match=r"(is not the file that|artifacts/evaluate is not what).* (evaluate|it) left.*dvc repro"

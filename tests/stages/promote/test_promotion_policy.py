@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import t as student
 
-from tasks.core.records import Trajectory
+from tasks.core.records import TokenSequence, Trajectory
 from tasks.measurement.savings import saving
 from tasks.measurement.significance import holm
 from tasks.stages.promote.checks.categories import refuse_unknown_categories
@@ -52,9 +52,7 @@ def episodes(outcomes: Sequence[bool | str], *, category: str = "book", tokens: 
                 category=category,
                 outcome=outcome if isinstance(outcome, str) else None,
             ),
-            token_ids=[1] * tokens,
-            sampled_mask=[True] * tokens,
-            sampler_logp=[-0.1] * tokens,
+            sequences=[TokenSequence([1] * tokens, [True] * tokens, [-0.1] * tokens)],
         )
         for number, outcome in enumerate(outcomes)
     ]
@@ -384,7 +382,7 @@ def comparisons(draw: st.DrawFn) -> tuple[PolicySettings, list[Trajectory], list
                 trajectory(
                     f"p{problem}", outcome == "success", category=f"c{problem % 3}", sample_index=k, outcome=outcome
                 ),
-                sampled_mask=[True] * num_tokens,
+                sequences=[TokenSequence(sampled_mask=[True] * num_tokens)],
             )
             for (problem, k), outcome in zip(keys, outcomes, strict=True)
         ]

@@ -15,7 +15,7 @@ from tasks.commands.plan.output import print_plan
 from tasks.commands.plan.plan import as_json, make_plan
 from tasks.core.console import SafeConsole
 from tasks.core.files import read_jsonl, write_json, write_jsonl
-from tasks.core.records import Trajectory
+from tasks.core.records import TokenSequence, Trajectory
 from tasks.core.settings import Paths, load
 from tasks.learning.grpo.signal import share_without_signal
 from tasks.learning.grpo.solve_rates import Beta
@@ -34,8 +34,9 @@ TRAIN = tiny.problems(33)
 def an_episode(problem: Any, outcome: str, num_sampled: int = 50) -> Trajectory:
     return Trajectory(
         problem_id=problem.id, category=problem.category, request="", draw=0, sample_index=0, policy_version=0,
-        environment_fingerprint="", token_ids=[1] * num_sampled, sampled_mask=[True] * num_sampled,
-        sampler_logp=[0.0] * num_sampled, turns=[], outcome=outcome,  # type: ignore[arg-type]
+        environment_fingerprint="",
+        sequences=[TokenSequence([1] * num_sampled, [True] * num_sampled, [0.0] * num_sampled)],
+        turns=[], outcome=outcome,  # type: ignore[arg-type]
         limit=None, checks={}, num_calls=0, num_invalid_calls=0,
     )  # fmt: skip
 

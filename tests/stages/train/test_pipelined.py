@@ -184,11 +184,11 @@ def test_the_mismatch_weight_is_the_trainers_policy_over_the_older_one_that_wrot
     )
     trajectories = [item for group in groups for item in group.trajectories]
     for engine, found in ((written_by, sampler), (before, old)):
-        logp = engine.token_logp([item.token_ids for item in trajectories])
+        logp = engine.token_logp([item.sequences[0].token_ids for item in trajectories])
         expected = sorted(
             value
             for item, values in zip(trajectories, logp, strict=True)
-            for value, is_sampled in zip(values, item.sampled_mask[1:], strict=True)
+            for value, is_sampled in zip(values, item.sequences[0].sampled_mask[1:], strict=True)
             if is_sampled
         )
         assert found.sort().values.tolist() == pytest.approx(expected, abs=1e-4)

@@ -16,7 +16,7 @@ import torch
 
 from tasks.chat.format import ChatFormat
 from tasks.core import background
-from tasks.core.records import Group, Score, Trajectory, Turn
+from tasks.core.records import Group, Score, TokenSequence, Trajectory, Turn
 from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.travel_desk.environment import TravelDesk, TravelDeskEpisode
 from tasks.rollouts.collect import Abandoned, Collector
@@ -32,7 +32,7 @@ NOT_MORE = 120  # seconds; what a test waits for at most
 def group(iteration: int, version: int, *, round_number: int = 0) -> Group:
     trajectory = Trajectory(
         problem_id=f"p{iteration}", category="c", request="r", draw=iteration, sample_index=0, policy_version=version,
-        environment_fingerprint="f", token_ids=[1, 2], sampled_mask=[False, True], sampler_logp=[0.0, -0.1],
+        environment_fingerprint="f", sequences=[TokenSequence([1, 2], [False, True], [0.0, -0.1])],
         turns=[Turn("t", policy_version=version)], outcome="success", limit=None, checks={"right": True}, num_calls=0,
         num_invalid_calls=0,
     )  # fmt: skip

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from tasks.chat.format import load_chat
-from tasks.core.records import Demonstration, Group, Outcome, Problem, Score, Trajectory
+from tasks.core.records import Demonstration, Group, Outcome, Problem, Score, TokenSequence, Trajectory
 from tasks.core.settings import load, read_params
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.learning.grpo.metrics import rollout_metrics
@@ -104,10 +104,12 @@ def an_episode(rng: random.Random, number: int, share: float, filler: str) -> Tr
     is_cut = len(tokens) > BUDGET - READ
     tokens = tokens[: BUDGET - READ]
     outcome: Outcome = "overlong" if is_cut else "success" if number % 10 < 7 else "failure"
+    sequence = TokenSequence()
+    sequence.append_given([1] * READ)
+    sequence.append_sampled([token for token, _ in tokens], [logp for _, logp in tokens], [0] * len(tokens))
     return Trajectory(
         problem_id=f"p{number // 8}", category="book/none", request="", draw=0, sample_index=number % 8,
-        policy_version=0, environment_fingerprint="", token_ids=[1] * READ + [token for token, _ in tokens],
-        sampled_mask=[False] * READ + [True] * len(tokens), sampler_logp=[0.0] * READ + [logp for _, logp in tokens],
+        policy_version=0, environment_fingerprint="", sequences=[sequence],
         turns=[], outcome=outcome, limit="max_tokens_per_episode" if is_cut else None, checks={}, num_calls=0,
         num_invalid_calls=0,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tasks.chat.format import ChatFormat
-from tasks.core.records import Group, Problem, Score, Trajectory, Turn
+from tasks.core.records import Group, Problem, Score, TokenSequence, Trajectory, Turn
 from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.travel_desk.environment import TravelDesk, TravelDeskEpisode
 from tasks.learning.grpo.metrics import rollout_metrics
@@ -51,20 +51,22 @@ def test_each_token_has_the_log_prob_of_its_version_over_episodes_that_several_w
     played = [item for batch in batches for group in batch for item in group.trajectories]
     keys = [(item.problem_id, item.draw, item.sample_index) for item in played]
     assert len(set(keys)) == len(keys) == 6 * 4 * 4
-    of_several = [item for item in played if item.token_versions]
+    of_several = [item for item in played if item.sequences[0].token_versions]
     assert len(of_several) >= 8
     assert any(len({*turn_versions(item)}) > 1 for item in of_several)
-    versions = {version for item in of_several for version in item.sampled_versions}
+    versions = {version for item in of_several for version in item.sampled_versions(item.sequences[0])}
     assert versions <= {0, 1, 2, 3, 4}
     engines = {
         version: tiny.engine(tmp_path / "snapshots" / f"iteration-000{version}" if version else start)
         for version in versions
     }
     for item in of_several:
-        found = [item.sampler_logp[place] for place, is_sampled in enumerate(item.sampled_mask) if is_sampled]
-        logp = {version: engines[version].token_logp([item.token_ids])[0] for version in set(item.sampled_versions)}
-        places = [place for place, is_sampled in enumerate(item.sampled_mask) if is_sampled]
-        expected = [logp[item.token_versions[place]][place - 1] for place in places]
+        (tokens,) = item.sequences
+        places = [place for place, is_sampled in enumerate(tokens.sampled_mask) if is_sampled]
+        found = [tokens.sampler_logp[place] for place in places]
+        of_item = set(item.sampled_versions(tokens))
+        logp = {version: engines[version].token_logp([tokens.token_ids])[0] for version in of_item}
+        expected = [logp[tokens.token_versions[place]][place - 1] for place in places]
         assert found == pytest.approx(expected, abs=1e-4)
     assert row["staleness_max"] >= 2
     assert 1 <= row["staleness_mean"] <= row["staleness_max"]
@@ -138,12 +140,13 @@ def test_a_batch_most_of_whose_tokens_are_too_old_is_warned_of(capsys: pytest.Ca
 
 def written(versions: list[int]) -> Trajectory:
     count = len(versions)
+    sequence = TokenSequence(list(range(count + 1)), [False] + [True] * count, [0.0] + [-0.1] * count)
+    sequence.token_versions = [0, *versions] if len(set(versions)) > 1 else []
     return Trajectory(
         problem_id="p", category="c", request="r", draw=0, sample_index=0, policy_version=min(versions),
-        environment_fingerprint="f", token_ids=list(range(count + 1)), sampled_mask=[False] + [True] * count,
-        sampler_logp=[0.0] + [-0.1] * count, turns=[Turn("t", policy_version=versions[-1])], outcome="success",
+        environment_fingerprint="f", sequences=[sequence],
+        turns=[Turn("t", policy_version=versions[-1])], outcome="success",
         limit=None, checks={}, num_calls=0, num_invalid_calls=0,
-        token_versions=[0, *versions] if len(set(versions)) > 1 else [],
     )  # fmt: skip
 
 

@@ -165,14 +165,17 @@ def test_all_episodes_of_a_group_begin_with_the_same_replayed_turns_and_learn_fr
     assert sum(group.is_prefixed for group in groups) == 3
     for group in groups:
         (num_replayed,) = {item.num_replayed_turns for item in group.trajectories}
-        starts = {tuple(item.token_ids[: item.sampled_mask.index(True)]) for item in group.trajectories}
+        starts = {
+            tuple(item.sequences[0].token_ids[: item.sequences[0].sampled_mask.index(True)])
+            for item in group.trajectories
+        }
         assert len(starts) == 1 and (num_replayed > 0) is group.is_prefixed
         for item in group.trajectories:
-            first = item.sampled_mask.index(True)
-            given = ",".join(map(str, item.token_ids[:first]))
+            first = item.sequences[0].sampled_mask.index(True)
+            given = ",".join(map(str, item.sequences[0].token_ids[:first]))
             messages = reference_messages(chat, by_id[item.problem_id])[:num_replayed]
             assert all(",".join(map(str, message)) in given for message in messages)
-            assert [logp < 0.0 for logp in item.sampler_logp] == item.sampled_mask
+            assert [logp < 0.0 for logp in item.sequences[0].sampler_logp] == item.sequences[0].sampled_mask
 
 
 @pytest.mark.parametrize(
@@ -241,8 +244,10 @@ def test_a_shared_start_is_packed_once_and_gives_the_same_gradient(start: Path, 
             (whole_step,) = trainer._mini_batches(trainer.last_groups)
             positions[packing] = sum(batch.tensors.ids_BT.numel() for batch in trainer._micro_batches(whole_step))
     played = [item for group in trainer.last_groups for item in group.trajectories]
-    num_read = sum(len(item.token_ids) - 1 - item.sampled_mask[::-1].index(True) for item in played)
-    num_shared = sum(group.trajectories[0].sampled_mask.index(True) for group in trainer.last_groups)
+    num_read = sum(
+        len(item.sequences[0].token_ids) - 1 - item.sequences[0].sampled_mask[::-1].index(True) for item in played
+    )
+    num_shared = sum(group.trajectories[0].sequences[0].sampled_mask.index(True) for group in trainer.last_groups)
     assert positions["tree"] <= num_read - 3 * num_shared < num_read <= positions["none"]
     for name in ("loss", "grad_norm", "mismatch_mean"):
         assert rows["tree"][name] == pytest.approx(rows["none"][name], rel=1e-3, abs=1e-6)
@@ -665,7 +670,7 @@ def test_a_learning_rate_of_zero_leaves_success_and_log_probs_as_they_were(start
         tiny.collector(folder).collect(keys) for folder in (start, tmp_path / "output" / "snapshots" / "iteration-0006")
     )
     assert [item.outcome for item in before] == [item.outcome for item in after]
-    assert [item.sampler_logp for item in before] == [item.sampler_logp for item in after]
+    assert [item.sequences[0].sampler_logp for item in before] == [item.sequences[0].sampler_logp for item in after]
 
 
 def test_dynamic_sampling_takes_new_draw_numbers(start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ def test_the_agent_hears_what_the_user_says_and_never_the_hidden_goal(
         ("user", "Hello, what can I do?"), ("assistant", SAID[0]), ("user", "For whom?"),
         ("assistant", SAID[1]), ("user", "Noted."),
     ]  # fmt: skip
-    assert not any(part in chat.decode(trajectory.token_ids) for part in PARTS)
+    assert not any(part in chat.decode(trajectory.sequences[0].token_ids) for part in PARTS)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/v1", None])

@@ -58,7 +58,7 @@ def test_a_user_whose_opening_leaves_no_room_is_an_environment_error(
 ) -> None:
     monkeypatch.setattr(Notebook, "start_user", lambda self, problem, stream="": Rambler(problem.requests))
     played = play(chat, Notebook(QUICK), ["Noted."])
-    assert (played.outcome, played.turns, played.token_ids) == ("environment_error", [], [])
+    assert (played.outcome, played.turns, played.sequences) == ("environment_error", [], [])
     assert played.fault == "user: unavailable: its first message leaves no room for the agent"
 
 
