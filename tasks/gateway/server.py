@@ -81,6 +81,10 @@ class Gateway:
     def mcp_url(self) -> str:
         return f"{self.url}/mcp"
 
+    @property
+    def is_alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
     def __enter__(self) -> Gateway:
         self.start()
         return self

@@ -63,6 +63,7 @@ class AgentSettings(Settings):
     """
 
     examples_page: ClassVar[str] = "tasks/environments/agent/README.md"
+    drives_itself: ClassVar[bool] = True
     command: list[str] | None
     object: str | None
     environment: dict[str, LiteralValue | VariableName]
