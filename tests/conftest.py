@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import configuration, settings
 
 from tasks.pipeline.order import SPIN_COUNT, SPIN_VARIABLE
-from tests.parallel import FileScheduling, longest_first
+from tests.parallel import FileScheduling, group_of, longest_first
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -38,6 +39,8 @@ FIGURES = RESULTS / "bench"  # of benchmarks, which write them where the demo's 
 CHANGES = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "shutil.rmtree"}
 # Where an event tells the open folder that its path is relative to.
 FOLDER_ARGUMENT = {"os.mkdir": 2, "os.remove": 1, "os.rename": 2, "os.rmdir": 1}
+
+HELD = ExitStack()  # what tests of one group share, until the last of them
 
 WHOLE_FILE = re.compile(r"^pytestmark = (\[[^\]]*\]|.*)", re.MULTILINE)
 MARK = re.compile(r"pytest\.mark\.(\w+)")
@@ -108,31 +111,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=longest_first)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """After the last test of a group, end what its tests shared: two engines of vLLM hold 5 GB."""
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or group_of(nextitem) != group_of(item):
+            HELD.close()
+
+
 @pytest.fixture(scope="session")
-def vllm_in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMBench]:
+def vllm_in_process(tmp_path_factory: pytest.TempPathFactory) -> VLLMBench:
     """One vLLM for all tests that need it: it takes half a minute to start."""
     from tests.engine_benches import VLLMBench
 
-    bench = VLLMBench(tmp_path_factory.mktemp("vllm"))
-    yield bench
-    bench.close()
+    return HELD.enter_context(closing(VLLMBench(tmp_path_factory.mktemp("vllm"))))
 
 
 @pytest.fixture(scope="session")
-def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServerBench]:
+def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> VLLMServerBench:
     """The same behind a server of ours."""
     from tests.engine_benches import VLLMServerBench
 
-    bench = VLLMServerBench(tmp_path_factory.mktemp("vllm_server"), num_servers=1)
-    yield bench
-    bench.close()
+    return HELD.enter_context(closing(VLLMServerBench(tmp_path_factory.mktemp("vllm_server"), num_servers=1)))
 
 
 @pytest.fixture(scope="session")
-def vllm_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServerBench]:
+def vllm_servers(tmp_path_factory: pytest.TempPathFactory) -> VLLMServerBench:
     """And behind two, for the drills."""
     from tests.engine_benches import VLLMServerBench
 
-    bench = VLLMServerBench(tmp_path_factory.mktemp("vllm_servers"), num_servers=2)
-    yield bench
-    bench.close()
+    return HELD.enter_context(closing(VLLMServerBench(tmp_path_factory.mktemp("vllm_servers"), num_servers=2)))

@@ -1,8 +1,7 @@
 """How `make test` shares its tests among workers (pytest-xdist): a file at a time, the longest first.
 
 Files that wait for the same slow thing (an engine of vLLM, a whole flow, two ranks, the servers of tests/services) go
-to one worker, which starts it once. What needs both servers and the finished flow (`test_same_recipe.py`) is with the
-flow: the servers start in 20 s, and each of the two groups takes minutes.
+to one worker, which starts it once.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ TOGETHER = {
     "tests/pipeline/test_drift_check.py": "the finished flow",
     "tests/pipeline/test_flow.py": "toy flows",
     "tests/pipeline/test_schedule.py": "toy flows",
-    "tests/services/test_same_recipe.py": "the finished flow",
     "tests/services/test_approval.py": "servers",
     "tests/services/test_second_machine.py": "servers",
     "tests/services/test_servers.py": "servers",
@@ -64,14 +62,23 @@ LONGEST = (
 
 
 class FileScheduling(LoadScopeScheduling):
-    """Tests of one file, or of one entry of TOGETHER, run one after another in one worker."""
+    """Tests of one group run one after another in one worker."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.split("::")[0]
-        return TOGETHER.get(file, file)
+        return TOGETHER.get(file := nodeid.split("::")[0], file)
+
+
+def group_of(item: pytest.Item) -> str:
+    """Its entry of TOGETHER, or its file."""
+    return TOGETHER.get(file := _file_of(item), file)
 
 
 def longest_first(item: pytest.Item) -> int:
-    """What to sort the tests by."""
-    file = Path(item.path).relative_to(item.config.rootpath).as_posix()
-    return next((place for place, name in enumerate(LONGEST) if file.startswith(name)), len(LONGEST))
+    """What to sort the tests by: a group is where its first file is."""
+    file, group = _file_of(item), group_of(item)
+    first = next((name for name, of_group in TOGETHER.items() if of_group == group), file)
+    return next((place for place, name in enumerate(LONGEST) if first.startswith(name)), len(LONGEST))
+
+
+def _file_of(item: pytest.Item) -> str:
+    return Path(item.path).relative_to(item.config.rootpath).as_posix()

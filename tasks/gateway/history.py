@@ -51,6 +51,12 @@ def call_arguments(text: str) -> dict[str, Any]:
     return arguments
 
 
+def has_arguments(text: str) -> str:
+    """For validators: the text itself, if `call_arguments` can read it."""
+    call_arguments(text)
+    return text
+
+
 def written_call(id: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A call as an assistant message has it."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": dict(arguments)}}

@@ -1,4 +1,4 @@
-"""What a request says beside its protocol: its key, and its body, read within bounds."""
+"""What HTTP has beside the protocols: a request's key, its body within bounds, and the reply that refuses it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import json
 from typing import Any
 
 from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from tasks.core import json_text
 from tasks.gateway.completions import ProtocolError
+from tasks.gateway.wire import WireProtocol
 
 DRAINED_BODIES = 8  # of the largest size: a body that is too large is read on, so that its sender gets an answer
 
@@ -45,3 +47,7 @@ def as_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ProtocolError(400, "The body is JSON, but not an object.", code="invalid_json")
     return value
+
+
+def refusal(protocol: WireProtocol, error: ProtocolError) -> Response:
+    return JSONResponse(protocol.error(error), error.status)

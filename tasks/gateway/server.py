@@ -25,13 +25,17 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from tasks.gateway.completions import Backend, ProtocolError, ToolHost
-from tasks.gateway.http_io import key_of, read_body
-from tasks.gateway.protocols import chat
-from tasks.gateway.turn_endpoint import TurnEndpoint, refusal
+from tasks.gateway.http_io import key_of, read_body, refusal
+from tasks.gateway.protocols import chat, messages, responses
+from tasks.gateway.turn_endpoint import TurnEndpoint
 from tasks.gateway.waiting import told
 from tasks.gateway.wire import WireProtocol
 
-PROTOCOLS: Mapping[str, WireProtocol] = {"/v1/chat/completions": chat}
+PROTOCOLS: Mapping[str, WireProtocol] = {
+    "/v1/chat/completions": chat,
+    "/v1/responses": responses,
+    "/v1/messages": messages,
+}
 MAX_BODY_BYTES = 8 << 20
 KEEP_ALIVE_SECONDS = 10.0  # between two comments of a stream whose turn is not written yet
 IDLE_SECONDS = 300  # after which a connection without requests is closed: an agent may think between two turns
@@ -156,7 +160,16 @@ class Gateway:
             Route("/health", self._tell_health, methods=["GET"]),
             *(Route(path, self._answer(hook), methods=["POST"]) for path, hook in self.hooks.items()),
         ]
-        return Starlette(routes=routes, exception_handlers={HTTPException: _no_such_page})
+        if self.tools is None:
+            return Starlette(routes=routes, exception_handlers={HTTPException: _no_such_page})
+        from tasks.gateway.tool_endpoint import ToolEndpoint
+
+        endpoint = ToolEndpoint(self.tools, self._closing, max_body_bytes=self.max_body_bytes)
+        return Starlette(
+            routes=[*routes, Route("/mcp", endpoint)],
+            exception_handlers={HTTPException: _no_such_page},
+            lifespan=lambda _: endpoint.run(),
+        )
 
     def _turns(self, protocol: WireProtocol) -> TurnEndpoint:
         return TurnEndpoint(protocol, self.backend, self._closing, self.max_body_bytes, self.keep_alive_seconds)

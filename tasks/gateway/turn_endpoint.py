@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from tasks.gateway.completions import Backend, Completion, ProtocolError
-from tasks.gateway.http_io import as_object, key_of, read_body
+from tasks.gateway.http_io import as_object, key_of, read_body, refusal
 from tasks.gateway.waiting import HungUp, Waiting, told
 from tasks.gateway.wire import Asked, WireProtocol
 
@@ -42,7 +42,7 @@ class TurnEndpoint:
             try:
                 if asked.stream:
                     return await self._stream(asked, waiting, send)
-                response = self._response(asked, await _whole(waiting))
+                response = self._response(asked, await waiting.whole())
             finally:
                 waiting.stop()
         except ProtocolError as error:
@@ -81,16 +81,6 @@ class TurnEndpoint:
         except ProtocolError as error:
             await _send_piece(send, self.protocol.error_event(error).encode())
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def refusal(protocol: WireProtocol, error: ProtocolError) -> Response:
-    return JSONResponse(protocol.error(error), error.status)
-
-
-async def _whole(waiting: Waiting[Completion]) -> Completion:
-    completion = await waiting.result()
-    assert completion is not None  # it has no time limit
-    return completion
 
 
 async def _send_piece(send: Send, piece: bytes) -> None:

@@ -26,6 +26,12 @@ class Waiting(Generic[Awaited]):
         self._closed = asyncio.ensure_future(closing.wait())
         self._hung_up = asyncio.ensure_future(hang_up) if hang_up is not None else None
 
+    async def whole(self) -> Awaited:
+        """What is waited for, however long it takes."""
+        result = await self.result()
+        assert result is not None
+        return result
+
     async def result(self, *, timeout_seconds: float | None = None) -> Awaited | None:
         """None if it is not there in time. HungUp; ProtocolError for whatever else went wrong."""
         waited: set[asyncio.Future[Any]] = {self.work, self._closed, *([self._hung_up] if self._hung_up else [])}
@@ -35,12 +41,12 @@ class Waiting(Generic[Awaited]):
         if self._hung_up and self._hung_up.done():
             raise HungUp
         if self._closed.done():
-            raise ProtocolError(503, "The gateway is closing; no turn is written any more.", code="gateway_closing")
+            raise ProtocolError(503, "The gateway is closing and answers nothing any more.", code="gateway_closing")
         return None
 
     def _finished(self) -> Awaited:
         if self.work.cancelled():
-            raise ProtocolError(503, "The turn was given up; its episode is over.", code="turn_given_up")
+            raise ProtocolError(503, "This was given up, since the episode is over.", code="given_up")
         return told(self.work.result)
 
     def stop(self) -> None:

@@ -31,7 +31,7 @@ from tasks.pipeline.launch import (
 from tasks.pipeline.outer_launcher import launch_command, run_launched
 from tasks.pipeline.ray_cluster import refuse_without_ray
 from tasks.pipeline.run_lock import only_run
-from tasks.pipeline.settings import PipelineSettings
+from tasks.pipeline.settings import PipelineSettings, ServeSettings
 from tasks.pipeline.supervise import supervise, told_by_supervisor
 from tasks.planning.family import check_family
 from tasks.planning.nearest import check_size
@@ -69,6 +69,7 @@ class CommonSections(StorageSections):
     compute: ComputeSettings
     launch: LaunchSettings
     pipeline: PipelineSettings
+    serve: ServeSettings
 
 
 class EngineSections(Settings):

@@ -1,15 +1,15 @@
-"""The section `pipeline` of params.yaml: what a run does beside another, how long a stage may take, what is retried.
-
-It changes no result, so no DVC stage depends on it.
+"""The sections `pipeline` of params.yaml (what a run does beside another, how long a stage may take, what is retried)
+and `serve` (`python -m tasks serve`). They change no result, so no DVC stage depends on them.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from tasks.core.settings import Settings
+from tasks.core.settings import Settings, VariableName
 from tasks.pipeline.champion_check import DriftCheckSettings
 
 Hours = Annotated[float, Field(gt=0)]
@@ -53,3 +53,32 @@ class PipelineSettings(Settings):
 
 class PipelineSections(Settings):
     pipeline: PipelineSettings
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is no regular expression ({error}), so it would hide nothing") from None
+    return pattern
+
+
+class RecordSettings(Settings):
+    """What `serve --record` hides of conversations, beside secrets, and how large a file of them gets."""
+
+    redact: list[Annotated[str, Field(min_length=1), AfterValidator(_compiles)]]
+    max_file_mib: int = Field(ge=1)
+
+
+class ServeSettings(Settings):
+    """`port` is on the loopback, 0 is a free one. `key_variable`: whose value every request must give; null asks for
+    none. `webhook_secret_variable`: of MLflow's webhook that posts to /reload. `poll_seconds`: between two looks at
+    where the alias leads. `max_waiting`: requests that are not begun; one more is told to come again.
+    """
+
+    port: int = Field(ge=0, le=65535)
+    key_variable: VariableName | None
+    webhook_secret_variable: VariableName | None
+    poll_seconds: float = Field(gt=0)
+    max_waiting: int = Field(ge=1)
+    record: RecordSettings

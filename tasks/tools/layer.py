@@ -48,6 +48,15 @@ class BoundTool:
     own_clock: bool = False
 
 
+def as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments that can be sent to a server; ToolError where JSON has no such value."""
+    try:
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        raise ToolError("invalid_arguments", "they hold what JSON cannot") from None
+    return dict(arguments)
+
+
 def envelope(type: ErrorType, tool: str, message: str) -> str:
     return error_text(type, message)
 

@@ -24,7 +24,7 @@ from tasks.core.records import Group, Problem
 from tasks.core.settings import Paths
 from tasks.core.splits import read_split
 from tasks.learning.grpo.mini_batches import divide
-from tasks.learning.shared.batching import Row
+from tasks.learning.shared.rows import Row
 from tasks.stages.train import groups as grouping
 from tasks.stages.train import run as training
 from tasks.stages.train.settings import TrainSections

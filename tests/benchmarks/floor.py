@@ -22,7 +22,8 @@ import torch
 from transformers import PreTrainedModel
 
 from tasks.core.records import Group
-from tasks.learning.shared.batching import MicroBatch, Row, micro_batches
+from tasks.learning.shared.batching import MicroBatch, micro_batches
+from tasks.learning.shared.rows import Row
 from tests.benchmarks.demo_iterations import Played
 
 MATRIX_SIZES = (512, 1024, 2048)

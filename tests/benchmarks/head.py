@@ -14,7 +14,8 @@ import time
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tasks.learning.shared import policy
-from tasks.learning.shared.batching import Row, micro_batches
+from tasks.learning.shared.batching import micro_batches
+from tasks.learning.shared.rows import Row
 from tasks.models.attention import ATTENTION, register_attention
 from tasks.models.settings import on_cpu
 from tasks.models.torch_setup import prepare_torch

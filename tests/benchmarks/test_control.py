@@ -22,7 +22,7 @@ from tasks.core.splits import read_split
 from tasks.environments.catalog import load_environment
 from tasks.environments.settings import EnvironmentSettings
 from tasks.learning.sft.trainer import SupervisedTrainer
-from tasks.learning.shared.batching import Row
+from tasks.learning.shared.rows import Row
 from tasks.learning.shared.settings import SupervisedSettings
 from tasks.measurement.statistics import paired_difference, summarise
 from tasks.models.folders import load_model, save_snapshot

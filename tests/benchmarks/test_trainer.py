@@ -19,8 +19,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from tasks.core.files import write_json
 from tasks.core.settings import Paths
 from tasks.core.splits import read_split
-from tasks.learning.shared.batching import micro_batches, rows_of
+from tasks.learning.shared.batching import micro_batches
 from tasks.learning.shared.policy import token_logp
+from tasks.learning.shared.rows import rows_of
 from tasks.models.settings import EmbeddedModelSettings
 from tests.benchmarks import demo_iterations, floor, on_cuda, packing, scaling, trl_step
 from tests.benchmarks.demo import demo_artifacts, demo_params

@@ -31,8 +31,8 @@ def params_of(variant: Variant) -> dict[str, Any]:
 def run(folder: Path, variant: Variant) -> dict[str, float]:
     """Bytes at the peak: loading the model, a step, and the next one while the checkpoint is written."""
     from tasks.learning.sft.trainer import SupervisedTrainer
-    from tasks.learning.shared.batching import Row
     from tasks.learning.shared.checkpoints import Checkpoints
+    from tasks.learning.shared.rows import Row
     from tasks.models.folders import load_model
     from tasks.planning.setup import PlanSections
 

@@ -91,6 +91,7 @@ def test_help_lists_the_stages_in_the_order_they_run():
         "prune",
         "lineage",
         "fetch",
+        "serve",
         "doctor",
         "plan",
         "profile",

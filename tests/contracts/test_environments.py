@@ -32,7 +32,7 @@ from tasks.tools.schemas import ArgumentSchema
 from tasks.tools.settings import FaultSettings, PoolSettings
 from tasks.tools.user.settings import UserSettings
 from tests import tiny
-from tests.environments import mcp_server
+from tests.environments import mcp_server, openenv_server
 from tests.readme import page_block
 from tests.worlds import cache_settings, environment_settings
 
@@ -126,6 +126,12 @@ def mcp(folder: Path) -> Case:
     return Case(environment, mcp_server.problems(12))
 
 
+def openenv(folder: Path) -> Case:
+    """A stand-in server of the protocol; `test_openenv_package.py` plays the package's own."""
+    environment = load_environment(openenv_server.environment_settings())
+    return Case(environment, list(environment.generate(seed=1, num_problems=6, max_level=1) or ()))
+
+
 def bfcl(folder: Path) -> Case:
     problems = random.Random(0).sample(bfcl_problems("multi_turn_base", "first"), 30)
     return Case(load_environment(environment_settings("bfcl")), problems, reports=True)
@@ -157,6 +163,7 @@ def mixture(folder: Path) -> Case:
 MAKERS: dict[str, Callable[[Path], Case]] = {
     "travel_desk": travel_desk,
     "mcp": mcp,
+    "openenv": openenv,
     "bfcl": bfcl,
     "research": research,
     "tau2": tau2,
@@ -172,7 +179,17 @@ MAKERS: dict[str, Callable[[Path], Case]] = {
 
 
 # They start servers, or load a package.
-SLOW = {"travel_desk in workers", "mcp", "bfcl", "tau2", "tau2, retail", "tau2, airline", "research", "mixture"}
+SLOW = {
+    "travel_desk in workers",
+    "mcp",
+    "openenv",
+    "bfcl",
+    "tau2",
+    "tau2, retail",
+    "tau2, airline",
+    "research",
+    "mixture",
+}
 
 
 @pytest.fixture(
@@ -287,9 +304,9 @@ def test_a_pool_that_has_no_effect_is_told(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in environment_names() if name not in ("mcp", "custom")])
+@pytest.mark.parametrize("name", [name for name in environment_names() if name not in ("mcp", "openenv", "custom")])
 def test_worker_processes_play_what_this_process_plays(name: str, tmp_path: Path):
-    """The servers of mcp are processes already; tests/tools/test_pool.py plays a world of a user's own."""
+    """The servers of mcp and openenv are processes already; tests/tools/test_pool.py plays a world of a user's own."""
     case = MAKERS[name](tmp_path)
     pooled = load_environment(environment_settings(name, pool=TWO_WORKERS))
     try:

@@ -68,7 +68,7 @@ def test_64_episodes_at_once_each_get_their_own_verdict(
 def warm_started(folder: Path, texts: list[list[str]], problems: list[Problem]) -> Path:
     """A tiny model that has seen a few solutions, so that it calls tools at all."""
     from tasks.learning.sft.trainer import SupervisedTrainer
-    from tasks.learning.shared.batching import Row
+    from tasks.learning.shared.rows import Row
     from tasks.learning.shared.settings import SupervisedSettings
     from tasks.models.embedded import build_model, build_tokenizer
     from tasks.models.folders import load_model, save_snapshot

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
 from tasks.gateway.server import Gateway
+from tests.gateway.clients import ChatClient, Client, MessagesClient, ResponsesClient
 from tests.gateway.scripted import KEY, ScriptedBackend, ScriptedHost, turn
 
 
@@ -23,8 +25,17 @@ def gateway(backend: ScriptedBackend) -> Iterator[Gateway]:
 
 
 @pytest.fixture(scope="session")
-def openai_client(gateway: Gateway):
+def clients(gateway: Gateway) -> Iterator[dict[str, Client]]:
+    """By protocol. They do not try again."""
+    from anthropic import Anthropic
     from openai import OpenAI
 
-    with OpenAI(base_url=gateway.openai_url, api_key=KEY, max_retries=0) as client:
-        yield client
+    with ExitStack() as stack:
+        openai = stack.enter_context(OpenAI(base_url=gateway.openai_url, api_key=KEY, max_retries=0))
+        anthropic = stack.enter_context(Anthropic(base_url=gateway.url, api_key=KEY, max_retries=0))
+        yield {"chat": ChatClient(openai), "responses": ResponsesClient(openai), "messages": MessagesClient(anthropic)}
+
+
+@pytest.fixture(params=["chat", "responses", "messages"])
+def client(request: pytest.FixtureRequest, clients: dict[str, Client]) -> Client:
+    return clients[request.param]

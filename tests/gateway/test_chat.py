@@ -12,10 +12,10 @@ CALL = {"id": "call-0", "type": "function", "function": {"name": "price", "argum
 REPLY = {"role": "tool", "tool_call_id": "call-0", "content": [{"type": "text", "text": "40"}]}
 
 
-def test_a_request_reaches_the_backend_in_plain_words(openai_client, backend):
+def test_a_request_reaches_the_backend_in_plain_words(clients, backend):
     backend.script = lambda request: turn("Hello.")
     answered = {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning_content": "hm"}
-    openai_client.chat.completions.create(
+    clients["chat"].client.chat.completions.create(
         model=MODEL,
         messages=[{"role": "developer", "content": "Be brief."}, *HELLO, answered, REPLY],
         tools=[{"type": "function", "function": {"name": "price", "strict": True}}],
@@ -67,10 +67,10 @@ def test_a_request_reaches_the_backend_in_plain_words(openai_client, backend):
         ({"messages": [{"role": "user", "content": "x" * (9 << 20)}]}, 413, None, "request_too_large"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_honoured_is_an_error_that_names_it(openai_client, backend, changed, status, parameter, code):
+def test_what_cannot_be_honoured_is_an_error_that_names_it(clients, backend, changed, status, parameter, code):
     num_requests = len(backend.requests)
     with pytest.raises(APIStatusError) as raised:
-        openai_client.chat.completions.create(**{"model": MODEL, "messages": HELLO, **changed})
+        clients["chat"].client.chat.completions.create(**{"model": MODEL, "messages": HELLO, **changed})
 
     assert (raised.value.status_code, raised.value.param, raised.value.code) == (status, parameter, code)
     assert str(raised.value).endswith(".")

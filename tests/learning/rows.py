@@ -11,7 +11,7 @@ import torch
 
 from tasks.core.records import Group, Score, TokenSequence, Trajectory
 from tasks.learning.shared import batching
-from tasks.learning.shared.batching import Row
+from tasks.learning.shared.rows import Row
 
 
 def random_rows(seed: int, count: int) -> list[Row]:

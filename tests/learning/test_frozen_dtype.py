@@ -9,11 +9,12 @@ import torch
 
 from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.agreement import trainer_logp
-from tasks.learning.shared.batching import MicroBatch, Row, micro_batches
+from tasks.learning.shared.batching import MicroBatch, micro_batches
 from tasks.learning.shared.checkpoints import seed_generators
 from tasks.learning.shared.lora import POLICY, SERVED, Adapter, adapter_tensors, frozen_copy
 from tasks.learning.shared.policy import LogProbs
 from tasks.learning.shared.reference import Reference, unique_tensors, with_tied
+from tasks.learning.shared.rows import Row
 from tasks.models.architecture import model_logp
 from tasks.models.differences import Differences, tolerance_of
 from tasks.models.folders import load_model

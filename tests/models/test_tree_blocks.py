@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from tasks.learning.shared.batching import Row, micro_batches
+from tasks.learning.shared.batching import micro_batches
+from tasks.learning.shared.rows import Row
 from tasks.models.tree_blocks import BLOCK, tree_block_mask
 from tests.learning.rows import subtree_end
 

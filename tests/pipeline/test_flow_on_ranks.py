@@ -9,7 +9,7 @@ import pytest
 from tasks.core.files import read_json
 from tests.pipeline.project import Project, make_project
 
-pytestmark = pytest.mark.demo
+pytestmark = pytest.mark.rank_drill
 
 
 def test_a_flow_on_two_ranks_ends_as_one_on_one_rank_does(

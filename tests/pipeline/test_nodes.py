@@ -196,7 +196,7 @@ def metrics(project: Project) -> list[dict[str, Any]]:
     return [row for _, row in read_jsonl(project.artifacts / "train" / "metrics.jsonl")]
 
 
-@pytest.mark.demo
+@pytest.mark.rank_drill
 def test_one_command_trains_on_two_ranks_what_one_trains(untrained: Project, both: Project, tmp_path: Path) -> None:
     """Of the later iterations nothing is said: the last digits of weights differ, and so may a token that is drawn."""
     alone = copy_of(untrained, tmp_path / "alone")
@@ -222,7 +222,7 @@ def rank_process(project: Project, rank: int) -> psutil.Process | None:
     return None
 
 
-@pytest.mark.demo
+@pytest.mark.rank_drill
 @pytest.mark.parametrize("rank", [0, 1])
 def test_after_kill_9_of_a_rank_all_start_again_and_end_bitwise_as_if_nothing_had_happened(
     untrained: Project, both: Project, tmp_path: Path, rank: int
@@ -245,7 +245,7 @@ def test_after_kill_9_of_a_rank_all_start_again_and_end_bitwise_as_if_nothing_ha
     assert not project.processes()
 
 
-@pytest.mark.demo
+@pytest.mark.rank_drill
 def test_without_a_restart_left_a_death_is_one_line_with_the_status_of_what_may_pass(
     untrained: Project, tmp_path: Path
 ) -> None:
@@ -263,7 +263,7 @@ def test_without_a_restart_left_a_death_is_one_line_with_the_status_of_what_may_
     assert not project.processes()
 
 
-@pytest.mark.demo
+@pytest.mark.rank_drill
 def test_torchrun_on_two_nodes_trains_what_two_ranks_train(untrained: Project, both: Project, tmp_path: Path) -> None:
     """infra/launch/torchrun.sh, once per node."""
     project = on_two(untrained, tmp_path / "nodes", launcher="external")
@@ -277,7 +277,7 @@ def test_torchrun_on_two_nodes_trains_what_two_ranks_train(untrained: Project, b
     assert content_hash(project.artifacts / "train") == content_hash(both.artifacts / "train")
 
 
-@pytest.mark.demo
+@pytest.mark.rank_drill
 def test_a_job_of_slurm_trains_what_two_ranks_train(untrained: Project, both: Project, tmp_path: Path) -> None:
     """infra/launch/slurm.sh with an srun of our own on two nodes of a GPU each, and `tasks train` in place of the flow,
     which calls it. The job's own step has a task's variables too.

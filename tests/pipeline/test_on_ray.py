@@ -66,7 +66,7 @@ def on_ray(untrained: Project, folder: Path, address: str | None, **changed: obj
     return project
 
 
-@pytest.mark.demo
+@pytest.mark.rank_drill
 def test_after_kill_9_of_a_rank_all_start_again_and_end_bitwise_as_under_torchrun_without_it(
     untrained: Project, address: str, tmp_path: Path
 ) -> None:
@@ -117,7 +117,7 @@ def toy(untrained: Project, tmp_path_factory: pytest.TempPathFactory) -> Project
     return project
 
 
-@pytest.mark.demo
+@pytest.mark.rank_drill
 def test_a_mistake_that_all_ranks_find_is_told_once(toy: Project) -> None:
     process = start(toy, "mistake of all")
     _, errors = process.communicate(timeout=LONGEST_SECONDS)
@@ -126,7 +126,7 @@ def test_a_mistake_that_all_ranks_find_is_told_once(toy: Project) -> None:
     assert not toy.processes()
 
 
-@pytest.mark.demo
+@pytest.mark.rank_drill
 def test_a_command_that_is_stopped_ends_as_one_without_ranks(toy: Project) -> None:
     process = start(toy, "long")
     wait_for([toy.folder / f"started-{rank}" for rank in range(2)], process)

@@ -8,7 +8,7 @@ from tests.pipeline.project import Project, make_project
 from tests.services.fixtures import Services
 from tests.services.installation import Installation
 
-pytestmark = [pytest.mark.slow, pytest.mark.services]
+pytestmark = pytest.mark.outage  # two whole flows
 
 
 def test_the_same_recipe_in_a_folder_and_on_services_gives_the_same_weights_and_the_same_decision(

@@ -77,3 +77,20 @@ def fetch(
     from tasks.commands import fetch as verb
 
     return verb.fetch(uri, folder, registry)
+
+
+@command(models)
+def serve(
+    source: Annotated[str, Argument(metavar="SOURCE", help="models:/NAME@champion, models:/NAME/3, or a folder.")],
+    record: Annotated[
+        Path | None, Option("--record", metavar="DIR", help="Write every conversation there, redacted.")
+    ] = None,
+    port: Annotated[
+        int | None, Option("--port", min=0, max=65535, help="Default: serve.port; 0 is a free one.")
+    ] = None,
+    registry: RegistryAddress = None,
+) -> None:
+    """A model behind OpenAI's and Anthropic's protocols; follows its alias."""
+    from tasks.commands.serve import serve as verb
+
+    verb.serve(source, record=record, port=port, address=registry)

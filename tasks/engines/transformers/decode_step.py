@@ -11,7 +11,7 @@ Shapes: P packed positions, N live rows, A appends of W positions each, T positi
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +20,13 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from tasks.engines.transformers.ragged_cache import RaggedCache
+from tasks.engines.transformers.traces import Traced, structure_of, trace_once
 from tasks.models.attention import PromptPlan, StepPlan
 from tasks.rollouts.sampling import sample_tokens
 
 # Full attention in every layer and no branch on values: tracing would freeze either.
 TRACED_FAMILIES = ("llama", "qwen2", "qwen3")
 TRACED_ROTARY = ("default", "linear", "llama3")
-
-Traced = Callable[..., tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +92,11 @@ class Decoder:
         self.take_weights()
         self.traced: dict[tuple[bool, bool, bool], Traced] = {}  # has appends, is greedy, has a nucleus
         self.traced_prefill: Traced | None = None
+        self.structure = structure_of(model) if is_traceable(model) else ""
         self.set_distribution(temperature=temperature, top_p=top_p)
         if is_traceable(model):
-            self.traced_prefill = self._trace(run_prefill, [torch.zeros(2, 3, dtype=torch.long), torch.arange(3)])
+            example = [torch.zeros(2, 3, dtype=torch.long), torch.arange(3)]
+            self.traced_prefill = self._trace("prefill", run_prefill, example)
 
     def set_distribution(self, *, temperature: float, top_p: float) -> None:
         """Of the steps from now on. Other values need no other trace: only greedy steps, and those with a nucleus."""
@@ -104,7 +105,7 @@ class Decoder:
         for has_appends in (False, True):
             kind = has_appends, self.is_greedy, self.has_nucleus
             if kind not in self.traced and is_traceable(self.model):
-                self.traced[kind] = self._trace_step(*_example(self.model, has_appends=has_appends))
+                self.traced[kind] = self._trace_step(kind, *_example(self.model, has_appends=has_appends))
 
     def take_weights(self) -> None:
         """Look up the model's tensors again: needed after tensors were replaced, not after in-place changes."""
@@ -161,7 +162,7 @@ class Decoder:
             top_p=top_p if self.has_nucleus else 1.0,
         )
 
-    def _trace_step(self, step: Step, cache: RaggedCache) -> Traced:
+    def _trace_step(self, kind: Hashable, step: Step, cache: RaggedCache) -> Traced:
         example = [*self.distribution, *step.tensors()]
         num_inputs, num_layers = len(example), len(cache.layers)
 
@@ -169,10 +170,10 @@ class Decoder:
             inputs, storage = tensors[:num_inputs], tensors[num_inputs:]
             return self._sampled(model, RaggedCache.over(storage[:num_layers], storage[num_layers:]), *inputs)
 
-        return self._trace(run, [*example, *cache.storage])
+        return self._trace(kind, run, [*example, *cache.storage])
 
     @torch.no_grad()
-    def _trace(self, run: Callable[..., tuple[Tensor, ...]], example: list[Tensor]) -> Traced:
+    def _trace(self, kind: Hashable, run: Callable[..., tuple[Tensor, ...]], example: list[Tensor]) -> Traced:
         # As torch.func.functional_call, which itself cannot be traced.
         from torch.nn.utils.stateless import _reparametrize_module
 
@@ -183,8 +184,7 @@ class Decoder:
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch recommends export; the tracer warns of sizes that never change
-            traced: Traced = torch.jit.trace(of_tensors, (*example, *self.weights), check_trace=False)
-        return traced
+            return trace_once(self.structure, kind, of_tensors, (*example, *self.weights))
 
 
 def run_prefill(model: Callable[..., Any], ids_BT: Tensor, place_T: Tensor) -> tuple[Tensor, ...]:

@@ -23,7 +23,6 @@ from typing import Any, Self
 from tasks.core import background
 from tasks.core.files import json_hash
 from tasks.core.records import Problem
-from tasks.core.secrets import Secrets, read_secret
 from tasks.environments.mcp.checker import Checker, describe_checker, load_checker, run_checker
 from tasks.environments.mcp.connector import Connector
 from tasks.environments.mcp.http import HttpConnector
@@ -31,7 +30,7 @@ from tasks.environments.mcp.messages import Listing
 from tasks.environments.mcp.pools import LeasedSessions, Sessions, SharedSessions
 from tasks.environments.mcp.scratch import ScratchRoot, empty, with_path, without_path
 from tasks.environments.mcp.sessions import CLOSE_SECONDS, Session
-from tasks.environments.mcp.settings import LiteralValue, MCPSettings
+from tasks.environments.mcp.settings import MCPSettings
 from tasks.environments.mcp.stdio import StdioConnector
 from tasks.tools.authoring import describe_tool
 from tasks.tools.base import Answer, Environment, EnvironmentFault, Tool, ToolReply, Verdict, error_text
@@ -270,13 +269,8 @@ def _require_sdk() -> None:
 
 
 def _sessions(settings: MCPSettings, limits: ToolSettings, scratch: ScratchRoot) -> Sessions:
-    literals = {name: given.value for name, given in settings.environment.items() if isinstance(given, LiteralValue)}
-    named = {name: given for name, given in settings.environment.items() if not isinstance(given, LiteralValue)}
-    variables, headers = (
-        {name: read_secret(variable, setting=f"environment.settings.{part}.{name}") for name, variable in given.items()}
-        for part, given in (("environment", named), ("headers", settings.headers))
-    )
-    secrets = Secrets([*variables.values(), *headers.values()])
+    literals = settings.literals()
+    variables, headers, secrets = settings.read_secrets()
 
     def connector() -> Connector:
         if settings.command is not None:

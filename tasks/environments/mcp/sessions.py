@@ -8,7 +8,6 @@ EnvironmentFault that says so and quotes the server, without secrets.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from tasks.core.text import one_line, printable
 from tasks.environments.mcp.connector import Connector
 from tasks.environments.mcp.messages import UNKNOWN_TOOL, BadListing, Listing, error_type, read_listing, result_text
 from tasks.tools.base import EnvironmentFault, FaultType
-from tasks.tools.layer import ToolError
+from tasks.tools.layer import ToolError, as_json
 
 if TYPE_CHECKING:
     from mcp import ClientSession
@@ -85,7 +84,7 @@ class Session:
         """A tool's answer. ToolError if the tool refused the call, EnvironmentFault if it could not answer."""
         from mcp.shared.exceptions import MCPError
 
-        payload = _as_json(arguments)
+        payload = as_json(arguments)
         if self._tools_may_have_changed:
             await self.check_tools()
         if self._client is None or not self.is_alive:
@@ -235,14 +234,6 @@ async def _shake_hands(client: ClientSession) -> None:
         if error.code == CONNECTION_CLOSED:
             raise
         await client.discover()
-
-
-def _as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError):
-        raise ToolError("invalid_arguments", "they hold what JSON cannot") from None
-    return dict(arguments)
 
 
 def _in_words(error: BaseException) -> str:

@@ -4,37 +4,25 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from tasks.core.load_object import check_object_path
-from tasks.core.settings import Settings, is_variable_name
+from tasks.tools.server_settings import LiteralValue, ServerAddress
 
 SCRATCH = "{scratch}"
 
 
-class LiteralValue(Settings):
-    """A value written in params, where everybody can read it: never a secret."""
+class MCPSettings(ServerAddress):
+    """An MCP server. Without a `checker`, `environment.judge` decides on success.
 
-    value: str
-
-
-class MCPSettings(Settings):
-    """An MCP server. Exactly one of `command` and `url`. Without a `checker`, `environment.judge` decides on
-    success.
-
-    `environment` and `headers` map a name that the server reads to a variable of ours that contains the secret;
-    `environment` also takes public values: {value: …}. {scratch} in such a value or in `command` is the path of an
-    empty folder of the server (`scratch.py`).
+    {scratch} in a literal of `environment` or in `command` is the path of an empty folder of the server
+    (`scratch.py`).
 
     `reset` before each episode: start a new `process` with a new folder; empty the folder (`scratch`), for a server
     that keeps its state in files; call `reset_tool` (`tool`); or `none`. At most `max_servers` processes or sessions
     are open.
     """
 
-    command: list[str] | None
-    url: str | None
-    environment: dict[str, str | LiteralValue]
-    headers: dict[str, str]
     allowed_tools: list[str] | None
     reset: Literal["process", "scratch", "tool", "none"]
     reset_tool: str | None
@@ -52,43 +40,12 @@ class MCPSettings(Settings):
             )
         return given
 
-    @field_validator("environment", "headers", mode="before")
-    @classmethod
-    def _names_of_variables(cls, given: Any, info: ValidationInfo) -> Any:
-        """Refuse other values without printing them: one may be a secret."""
-        may_be_literal = info.field_name == "environment"
-        for name, value in given.items() if isinstance(given, dict) else ():
-            is_literal = may_be_literal and isinstance(value, dict) and value.keys() == {"value"}
-            is_literal = is_literal and isinstance(value["value"], str)
-            if not (is_variable_name(value) or is_literal or isinstance(value, LiteralValue)):
-                other = '; a value that is not secret may be written as {value: "…"}' if may_be_literal else ""
-                raise ValueError(
-                    f"{name} must be the name of an environment variable, in capitals such as SHOP_API_KEY (the value "
-                    f"is not shown, in case it is a secret). Export the value as an environment variable, and write "
-                    f"the variable's name{other}"
-                )
-        return given
-
     @field_validator("checker")
     @classmethod
     def _is_watched(cls, checker: str | None) -> str | None:
         if checker is not None:
             check_object_path(checker)
         return checker
-
-    @model_validator(mode="after")
-    def _one_way_to_the_server(self) -> MCPSettings:
-        if (self.command is None) == (self.url is None):
-            raise ValueError("set exactly one of command (a program to start) and url; the other is null")
-        if self.command is not None and not (self.command and all(self.command)):
-            raise ValueError("command is empty or has an empty part; give the program and each argument as one item")
-        if self.url is not None and not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url is {self.url!r}; an MCP server is reached at http:// or https://")
-        if self.environment and self.command is None:
-            raise ValueError("environment is for a server that command starts; use headers with url")
-        if self.headers and self.url is None:
-            raise ValueError("headers are for a server at url; use environment with command")
-        return self
 
     @model_validator(mode="after")
     def _one_way_to_reset(self) -> MCPSettings:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.environments.mcp.connector import MAX_MESSAGE_BYTES
 from tasks.environments.mcp.scratch import ScratchRoot, remove
 from tasks.environments.mcp.settings import SCRATCH
+from tasks.tools.server_settings import inherited_variables
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
@@ -32,7 +33,6 @@ EXIT_SECONDS = 0.5  # between the end of a server's stdout and its own
 GRACE_SECONDS, TERMINATE_SECONDS, KILL_SECONDS = 2.0, 1.0, 2.0
 LAST_WORDS_SECONDS = 0.1  # for the last output of an ended server; its children may keep the pipes open
 LOOK_AGAIN_SECONDS = 0.01
-INHERITED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR")
 
 
 class StdioConnector:
@@ -42,7 +42,7 @@ class StdioConnector:
         self, command: Sequence[str], secrets: Mapping[str, str], literals: Mapping[str, str], scratch: ScratchRoot
     ):
         self.command, self.literals, self.scratch = command, literals, scratch
-        self.variables = {name: os.environ[name] for name in INHERITED if name in os.environ} | dict(secrets)
+        self.variables = inherited_variables() | dict(secrets)
         self.flaw, self.status, self.folder = "", 0, ""
         self.process: asyncio.subprocess.Process | None = None
         self._is_open = self._is_ending = False

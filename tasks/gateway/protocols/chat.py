@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from tasks.gateway.completions import Completion, CompletionRequest, Message, ProtocolError, ToolChoice, WrittenCall
-from tasks.gateway.history import call_arguments, check_history, check_tools, written_call
+from tasks.gateway.history import call_arguments, check_history, check_tools, has_arguments, written_call
 from tasks.gateway.wire import (
     COMMON_IGNORED,
     Asked,
@@ -57,14 +57,9 @@ ERROR_TYPES = {
 }  # fmt: skip
 
 
-def _holds_an_object(text: str) -> str:
-    call_arguments(text)
-    return text
-
-
 class GivenFunction(Strict):
     name: Names
-    arguments: Annotated[str, AfterValidator(_holds_an_object)]
+    arguments: Annotated[str, AfterValidator(has_arguments)]
 
 
 class GivenCall(Strict):

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tasks.core.records import Group
-from tasks.learning.shared.batching import rows_of, share_of
+from tasks.learning.shared.batching import share_of
 from tasks.learning.shared.policy import LogProbs
 from tasks.learning.shared.ranks import Ranks
+from tasks.learning.shared.rows import rows_of
 from tasks.learning.shared.settings import GRPOSettings
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tasks.core.records import Group, Trajectory
 from tasks.learning.grpo.credit import carries_loss, group_credit
-from tasks.learning.shared.batching import Row, episode_rows
+from tasks.learning.shared.rows import Row, episode_rows
 from tasks.learning.shared.settings import GRPOSettings
 
 Item = TypeVar("Item")

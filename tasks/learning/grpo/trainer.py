@@ -31,12 +31,13 @@ from tasks.learning.grpo.metrics import (
 from tasks.learning.grpo.mini_batches import MiniBatch, divide, mini_batches, oldest_version
 from tasks.learning.grpo.step_loss import LossBatch, batch_loss, loss_batches
 from tasks.learning.shared.agreement import check_engine, prepare_model, trainer_logp
-from tasks.learning.shared.batching import check_tokens, share_of
+from tasks.learning.shared.batching import share_of
 from tasks.learning.shared.lora import POLICY, Adapter
 from tasks.learning.shared.optimizer import Optimizer
 from tasks.learning.shared.policy import LogProbs, prepare_for_gradients
 from tasks.learning.shared.ranks import ALONE, Ranks, on_all_ranks
 from tasks.learning.shared.reference import Reference, copy_tensors, unique_tensors
+from tasks.learning.shared.rows import check_tokens
 from tasks.learning.shared.settings import GRPOSettings
 from tasks.learning.shared.sharding import (
     NamedTensors,

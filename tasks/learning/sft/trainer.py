@@ -15,11 +15,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tasks.learning.shared.agreement import prepare_model
-from tasks.learning.shared.batching import MicroBatch, Row, Share, share_of
+from tasks.learning.shared.batching import MicroBatch, Share, share_of
 from tasks.learning.shared.optimizer import Optimizer, Step
 from tasks.learning.shared.policy import LogProbs, prepare_for_gradients
 from tasks.learning.shared.ranks import ALONE, Ranks, on_all_ranks
 from tasks.learning.shared.reference import copy_tensors, unique_tensors
+from tasks.learning.shared.rows import Row
 from tasks.learning.shared.settings import SupervisedSettings
 from tasks.learning.shared.sharding import (
     NamedTensors,

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.learning.sft.trainer import SupervisedTrainer
-from tasks.learning.shared.batching import Row
 from tasks.learning.shared.checkpoints import seed_generators
 from tasks.learning.shared.ranks import Ranks
+from tasks.learning.shared.rows import Row
 from tasks.learning.shared.whole_policy import refuse_other_weights
 from tasks.models.folders import load_model
 from tasks.models.settings import ComputeSettings

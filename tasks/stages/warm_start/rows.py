@@ -13,7 +13,7 @@ from tasks.core.records import Demonstration
 from tasks.core.settings import Paths
 from tasks.core.splits import read_split
 from tasks.environments.catalog import load_environment
-from tasks.learning.shared.batching import Row
+from tasks.learning.shared.rows import Row
 from tasks.stages.warm_start.settings import WarmStartSections
 
 

@@ -1,0 +1,129 @@
+"""A request of the gateway as a turn of the engine. A conversation that goes on is continued token by token, as in
+training (`rollouts/agents/transcript.py`), and the engine keeps what it computed of it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tasks.commands.serve.served import Served
+from tasks.gateway.completions import Completion, CompletionRequest, ProtocolError
+from tasks.rollouts.agents.answers import cut_at_stop, read_answer
+from tasks.rollouts.agents.transcript import Place, Transcript
+from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
+from tasks.rollouts.settings import SamplingSettings
+
+NUM_SEEDS = 1 << 63
+
+
+def refuse_unservable(request: CompletionRequest, sampling: SamplingSettings) -> None:
+    """ProtocolError for what this endpoint cannot do; nothing is silently left out."""
+    for name in ("temperature", "top_p"):
+        asked, has = getattr(request, name), getattr(sampling, name)
+        if asked is not None and asked != has:
+            message = f"{name} is {has:g} here, as the model was measured; leave it out or send {has:g}."
+            raise ProtocolError(400, message, parameter=name, code="unsupported_value")
+    if request.response_schema is not None:
+        message = "No engine here keeps to a JSON schema; leave response_format out."
+        raise ProtocolError(400, message, parameter="response_format", code="unsupported_parameter")
+    if request.tool_choice == "required":
+        message = "A call cannot be forced here; send tool_choice auto or none."
+        raise ProtocolError(400, message, parameter="tool_choice", code="unsupported_value")
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A turn under way; the engine had `num_cached` tokens of its prompt."""
+
+    request: CompletionRequest
+    place: Place
+    num_cached: int
+
+
+@dataclass(slots=True)
+class Conversations:
+    """Those of one model, and what its engine has of them: at most `most`, under way or waiting for their user."""
+
+    served: Served
+    sampling: SamplingSettings
+    name: str
+    most: int
+    transcript: Transcript = field(init=False)
+    under_way: dict[EpisodeHandle, Begun] = field(default_factory=dict)
+    _idle: OrderedDict[int, EpisodeHandle] = field(default_factory=OrderedDict)  # by sequence, the last used last
+    _num_opened: int = 0
+
+    def __post_init__(self) -> None:
+        self.transcript = Transcript(self.served.chat, most=self.most)
+
+    def begin(self, request: CompletionRequest) -> EpisodeHandle:
+        """Submit its turn. ProtocolError where the history cannot be rendered, or leaves no room."""
+        tools = [] if request.tool_choice == "none" else [dict(tool) for tool in request.tools]
+        place = self.transcript.place(request.messages, tools)
+        room = self.sampling.max_tokens_per_episode - len(place.prompt)
+        if room < 1:
+            raise ProtocolError(
+                400,
+                f"The conversation has {len(place.prompt)} tokens, and with the reply there is room for "
+                f"{self.sampling.max_tokens_per_episode}; shorten it.",
+                parameter="messages",
+                code="context_length_exceeded",
+            )
+        handle = None if place.is_new else self._idle.pop(place.sequence, None)
+        given = place.prompt if handle is None else place.given
+        if handle is None:
+            self._make_room()
+            self._num_opened += 1
+            handle = self._num_opened
+        limit = min(room, self.sampling.max_tokens_per_turn, request.max_tokens or room)
+        seed = secrets.randbelow(NUM_SEEDS) if request.seed is None else request.seed % NUM_SEEDS
+        self.under_way[handle] = Begun(request, place, num_cached=len(place.prompt) - len(given))
+        self.served.engine.submit(TurnRequest(handle, given, limit, seed))
+        return handle
+
+    def end(self, reply: TurnReply) -> Completion:
+        begun, chat = self.under_way.pop(reply.episode), self.served.chat
+        request, place = begun.request, begun.place
+        length = cut_at_stop(chat, reply.token_ids, request.stop)
+        written = reply.token_ids if length is None else reply.token_ids[:length]
+        answer = read_answer(chat, written, request, name=f"call_{secrets.token_hex(8)}")
+        sequence = self.transcript.record(place, written, answer.said)
+        if length is None and sequence not in self._idle:
+            self._idle[sequence] = reply.episode
+        else:  # the engine has ids of it that nobody will continue
+            self.served.engine.release(reply.episode)
+        text = answer.text if length is None else _before_stop(answer.text, request.stop)
+        return Completion(
+            id=secrets.token_hex(12),
+            model=self.name,
+            text=text,
+            calls=answer.calls,
+            finish=answer.finish if length is None or answer.calls else "stop",
+            num_prompt_tokens=len(place.prompt),
+            num_cached_tokens=begun.num_cached,
+            token_ids=written,
+            logp=reply.sampler_logp[: len(written)],
+            version=self.served.version,
+            thought=answer.thought,
+            tokens=[chat.decode([token]) for token in written] if request.wants_logprobs else [],
+        )
+
+    def release_all(self) -> None:
+        """Before the engine gets another model; no turn is under way."""
+        while self._idle:
+            self._release_oldest()
+
+    def _make_room(self) -> None:
+        while self._idle and len(self._idle) + len(self.under_way) >= self.most:
+            self._release_oldest()
+
+    def _release_oldest(self) -> None:
+        self.served.engine.release(self._idle.popitem(last=False)[1])
+
+
+def _before_stop(text: str, stop: Sequence[str]) -> str:
+    places = [place for one in stop if one and (place := text.find(one)) >= 0]
+    return text[: min(places)] if places else text

@@ -1,0 +1,112 @@
+"""Which model `serve` was told to serve, and where its alias leads now.
+
+A folder and models:/NAME/3 stay what they are. models:/NAME@champion is looked up again and again: an alias that moved
+in the middle of a promotion, or by hand, without the journal, is no decision and is not followed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tasks.models.folders import weights_hash
+from tasks.tracking.aliases import TRANSITION, find_discrepancies
+from tasks.tracking.history import read_history
+from tasks.tracking.model_uri import SCHEME, URI, find_version
+from tasks.tracking.registry import Registry
+from tasks.tracking.versions import Version
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`version` is what replies say; `fetch` gives the folder with its files, verified."""
+
+    version: str
+    fetch: Callable[[], Path]
+
+
+class OneFolder:
+    """A model folder, served as it is."""
+
+    is_followed = False
+
+    def __init__(self, folder: Path):
+        self.folder, self.name = folder, folder.name
+
+    def now(self) -> Found:
+        return Found(f"{self.name}@{weights_hash(self.folder)[:12]}", lambda: self.folder)
+
+    def tidy(self, kept: Path) -> None:
+        """The folder is the user's."""
+
+
+@dataclass
+class Registered:
+    """`models:/NAME@ALIAS` or `models:/NAME/NUMBER`, whose files come into `folder`, a folder for each version."""
+
+    uri: str
+    folder: Path
+    address: str | None = None
+    alias: str | None = field(init=False)
+    registry: Registry = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.registry, self._first = find_version(self.uri, self.address)
+        parts = URI.fullmatch(self.uri)
+        assert parts is not None
+        self.alias = parts["alias"]
+
+    @property
+    def name(self) -> str:
+        return self.registry.model
+
+    @property
+    def is_followed(self) -> bool:
+        return self.alias is not None
+
+    def now(self) -> Found | None:
+        """None while a promotion or a rollback is moving the aliases. ValueError where the alias is gone, is not as
+        recorded, or MLflow cannot be reached.
+        """
+        if self.alias is None:
+            return self._found(self._first)
+        if TRANSITION in self.registry.model_tags():
+            return None
+        for discrepancy in find_discrepancies(self.registry, read_history(self.registry)):
+            if discrepancy.alias == self.alias:
+                raise ValueError(discrepancy.sentence)
+        version = self.registry.at(self.alias)
+        if version is None:
+            raise ValueError(f"{self.uri}: there is no such version any more.")
+        return self._found(version)
+
+    def tidy(self, kept: Path) -> None:
+        """Remove the versions before: their files are in the registry."""
+        for folder in self.folder.iterdir():
+            if folder != kept and folder.is_dir():
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _found(self, version: Version) -> Found:
+        target = self.folder / str(version.version)
+        return Found(f"{version.model}/{version.version}", lambda: self._fetch(version, target))
+
+    def _fetch(self, version: Version, target: Path) -> Path:
+        return target if target.is_dir() else self.registry.fetch_model(version, target)
+
+
+Source = OneFolder | Registered
+
+
+def open_source(source: str, folder: Path, address: str | None) -> Source:
+    """ValueError in one line where there is no such model."""
+    if source.startswith(SCHEME):
+        return Registered(source, folder, address)
+    place = Path(source)
+    if not (place / "config.json").is_file():
+        raise ValueError(
+            f"{source}: is no model folder (it has no config.json), so there is nothing to serve. Name a folder, "
+            f"models:/NAME@champion or models:/NAME/3."
+        )
+    return OneFolder(place)

@@ -1,0 +1,86 @@
+"""The thread that follows the alias: it looks the registry up, prepares what it leads to, and changes models.
+
+What fails (an unreachable registry, a version that cannot be fetched or does not pass its probe) is told in one line,
+once, and the model that answers goes on. A version that failed is tried again only when the alias moves.
+"""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime
+
+from tasks.commands.serve.loop import EngineLoop
+from tasks.commands.serve.served import ModelHouse
+from tasks.commands.serve.versions import Found, Source
+from tasks.core.terminal import tell, warn
+from tasks.core.text import one_line
+
+END_SECONDS = 5.0  # a download may take longer
+
+
+class Watcher:
+    """`look_again` has it look at once."""
+
+    def __init__(self, source: Source, house: ModelHouse, loop: EngineLoop, *, poll_seconds: float):
+        self.source, self.house, self.loop, self.poll_seconds = source, house, loop, poll_seconds
+        self.trouble: str | None = None
+        self.num_changes = 0
+        self.changed_at: str | None = None
+        self._refused: str | None = None  # the version that failed
+        self._wake, self._is_ending = threading.Event(), False
+        self._thread = threading.Thread(target=self._run, name="alias-watcher", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def look_again(self) -> None:
+        self._wake.set()
+
+    def end(self) -> None:
+        """What it is preparing is given up."""
+        self._is_ending = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(END_SECONDS)
+
+    def _run(self) -> None:
+        while not self._is_ending:
+            self._wake.wait(self.poll_seconds)
+            self._wake.clear()
+            if not self._is_ending:
+                self.look()
+
+    def look(self) -> None:
+        """Once: follow the alias where it leads elsewhere."""
+        try:
+            found = self.source.now()
+        except ValueError as error:
+            self._tell(f"{error} {self.loop.served.version} goes on.")
+            return
+        if found is None:
+            return
+        if found.version == self.loop.served.version:
+            self._refused = self.trouble = None
+        elif found.version != self._refused:
+            self._change_to(found)
+
+    def _change_to(self, found: Found) -> None:
+        before = self.loop.served
+        try:
+            folder = found.fetch()
+            install = self.house.prepare(found.version, folder, before)
+            self.loop.exchange(install).result()
+        except Exception as error:  # whatever is wrong with its files or its engine, nobody may be left without a reply
+            self._refused = found.version
+            self._tell(f"{found.version} is not served: {one_line(error, 400)} {before.version} goes on.")
+            return
+        self._refused = self.trouble = None
+        self.num_changes += 1
+        self.changed_at = datetime.now(UTC).isoformat(timespec="seconds")
+        tell(f"{self.changed_at} {found.version} answers now, {before.version} before it")
+        self.source.tidy(folder)
+
+    def _tell(self, trouble: str) -> None:
+        if trouble != self.trouble and not self._is_ending:
+            warn(f"warning: {trouble}")
+        self.trouble = trouble

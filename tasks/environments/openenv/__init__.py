@@ -1,0 +1,1 @@
+"""openenv: any OpenEnv server as an environment; see the README."""
