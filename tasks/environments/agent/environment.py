@@ -26,11 +26,11 @@ from tasks.core.settings import Settings
 from tasks.environments.agent.programs import Agent, Function, Program, Result
 from tasks.environments.agent.settings import AgentSettings, ErrandSettings
 from tasks.environments.agent.verdicts import VerdictGiver
-from tasks.environments.mcp.settings import LiteralValue
 from tasks.environments.settings import EnvironmentSettings
 from tasks.tools.authoring import ToolEnvironment, ToolEpisode
 from tasks.tools.base import Environment, EnvironmentFault, Episode, Verdict
 from tasks.tools.driven import AgentClock, AgentEnd, Endpoint
+from tasks.tools.server_settings import LiteralValue
 from tasks.tools.wrappers import EnvironmentWrapper, EpisodeWrapper
 
 LOOK_SECONDS = 0.05  # at least between two looks at an agent's clock

@@ -24,9 +24,9 @@ from tasks.core.records import Problem
 from tasks.core.secrets import Secrets
 from tasks.core.text import one_line
 from tasks.core.user_code import users_line
-from tasks.environments.mcp.stdio import INHERITED
 from tasks.tools.base import EnvironmentFault
 from tasks.tools.driven import Endpoint
+from tasks.tools.server_settings import inherited_variables
 
 KEPT_BYTES, PIECE_BYTES = 1 << 14, 1 << 16
 MAX_RESULT_BYTES = 1 << 20
@@ -51,7 +51,6 @@ class Program:
         self.output = b""
         problem_file = self.folder / "problem.json"
         write_json(problem_file, problem.model_dump(mode="json"))
-        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
         told = {
             "OPENAI_BASE_URL": endpoint.openai_url,
             "OPENAI_API_KEY": endpoint.key,
@@ -65,7 +64,7 @@ class Program:
         reading, writing = os.pipe()
         try:
             self.child = ChildProcess(
-                command, env={**inherited, **variables, **told}, output=writing, folder=self.folder
+                command, env={**inherited_variables(), **variables, **told}, output=writing, folder=self.folder
             )
         except OSError as error:
             os.close(reading)

@@ -8,8 +8,8 @@ from pydantic import Field, field_validator, model_validator
 
 from tasks.core.load_object import check_object_path
 from tasks.core.settings import Settings, VariableName
-from tasks.environments.mcp.settings import LiteralValue
 from tasks.environments.settings import EnvironmentSettings, NamedEnvironment
+from tasks.tools.server_settings import LiteralValue
 
 VerdictBy = Literal["result", "checker", "http", "judge"]
 
