@@ -30,6 +30,7 @@ from tasks.tools.server_settings import inherited_variables
 
 KEPT_BYTES, PIECE_BYTES = 1 << 14, 1 << 16
 MAX_RESULT_BYTES = 1 << 20
+LAST_WORDS_SECONDS = 5.0  # to read what it printed, once all that may print has ended
 Result = dict[str, Any]  # what an agent says at its end: `success`, `answer`, `details`, each where it says it
 AgentFunction = Callable[[Problem, Endpoint], Coroutine[Any, Any, Any]]
 
@@ -71,7 +72,8 @@ class Program:
             raise EnvironmentFault(f"{command[0]!r} could not be started: {error.strerror}", tool="agent") from None
         finally:
             os.close(writing)
-        threading.Thread(target=self._listen, args=(reading,), name="agent output", daemon=True).start()
+        self.listener = threading.Thread(target=self._listen, args=(reading,), name="agent output", daemon=True)
+        self.listener.start()
         threading.Thread(target=self._wait, name="agent", daemon=True).start()
 
     def stop(self) -> None:
@@ -85,13 +87,15 @@ class Program:
     def _wait(self) -> None:
         status = self.child.wait()
         try:
+            result = self._read_result() if status == 0 else {}
+            self.child.stop()  # what it started, too
+            self.listener.join(LAST_WORDS_SECONDS)
             if status != 0:
                 raise EnvironmentFault(f"the agent {self.child.how_it_ended()}{self._last_line()}", tool="agent")
-            self.ended.set_result(self._read_result())
+            self.ended.set_result(result)
         except EnvironmentFault as fault:
+            self.child.stop()
             self.ended.set_exception(fault)
-        finally:
-            self.child.stop()  # also what it started
 
     def _last_line(self) -> str:
         lines = [line for line in self.output.decode("utf-8", "replace").splitlines() if line.strip()]

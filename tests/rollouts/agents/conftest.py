@@ -69,9 +69,8 @@ class Imitator(ScriptedEngine):
     def _write(self, request: TurnRequest) -> TurnReply:
         held = self.held[request.episode]
         text = self.chat.decode(held)
-        asked, turns = max(
-            (pair for pair in self.texts.items() if pair[0] in text), key=lambda pair: text.rfind(pair[0])
-        )
+        known = [pair for pair in self.texts.items() if pair[0] in text] or [("", ["Yes."])]
+        asked, turns = max(known, key=lambda pair: text.rfind(pair[0]))
         number = text[text.rfind(asked) :].count("assistant\n") - 1
         token_ids = [*self.chat.encode(turns[number % len(turns)]), self.end_of_turn][: request.max_new_tokens]
         logp = [-((sum(held) + place) % 97) / 97 for place in range(len(token_ids))]
