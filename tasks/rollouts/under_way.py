@@ -15,7 +15,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, cast
 
-from tasks.core.records import Problem
+from tasks.core.records import Problem, TokenSequence
 from tasks.core.terminal import tell, warn
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.conversation import EpisodeKey
@@ -113,8 +113,10 @@ def _take_again(run: EpisodeRun, row: dict[str, Any]) -> Replay:
             return False
         run.next_request()
         run.advance(TurnReply(run.handle, **reply))
-    written: list[int] = row["token_ids"]
-    return run.sequence.token_ids[: len(written)] == written
+    return len(run.sequences) >= len(row["sequences"]) and all(
+        sequence.token_ids[: len(written)] == written
+        for sequence, written in zip(run.sequences, row["sequences"], strict=False)
+    )
 
 
 def _warn_of(count: int, what: str, total: int) -> None:
@@ -123,19 +125,22 @@ def _warn_of(count: int, what: str, total: int) -> None:
 
 
 def _running_row(run: EpisodeRun, number: int) -> dict[str, Any]:
-    """`token_ids`: up to the last that the policy wrote."""
+    """`sequences`: the ids of each, up to the last that the policy wrote."""
     replies = [asdict(reply) for reply in run.replies]
     for reply in replies:
         del reply["episode"]
-    mask = run.sequence.sampled_mask
-    num_written = max((place + 1 for place, is_sampled in enumerate(mask) if is_sampled), default=0)
     return {
         "number": number,
         **_key_row(run.key),
         "attempt": run.attempt,
         "replies": replies,
-        "token_ids": run.sequence.token_ids[:num_written],
+        "sequences": [_written(sequence) for sequence in run.sequences],
     }
+
+
+def _written(sequence: TokenSequence) -> list[int]:
+    sampled = [place for place, is_sampled in enumerate(sequence.sampled_mask) if is_sampled]
+    return sequence.token_ids[: sampled[-1] + 1] if sampled else []
 
 
 def _key_row(key: EpisodeKey) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,20 @@ def a_group(number: int, rewards: list[float], outcomes: list[str] | None = None
     ]  # fmt: skip
     scores = [Score(reward, {"outcome": reward}) for reward in rewards]
     return Group(f"p{number}", "c", trajectories, scores, round_number)
+
+
+def in_sequences(whole: Trajectory, numbers: Sequence[int]) -> Trajectory:
+    """The same episode, each turn of which is in the sequence that `numbers` says: there all before it is given."""
+    (tokens,) = whole.sequences
+    edges = np.flatnonzero(np.diff(np.asarray([False, *tokens.sampled_mask, False], dtype=np.int8)))
+    turns = list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+    found = []
+    for number in sorted({*numbers[: len(turns)]}):
+        own = [turn for turn, chosen in zip(turns, numbers, strict=False) if chosen == number]
+        end = own[-1][1]
+        mask = [any(start <= place < stop for start, stop in own) for place in range(end)]
+        found.append(TokenSequence(tokens.token_ids[:end], mask, tokens.sampler_logp[:end]))
+    return replace(whole, sequences=found)
 
 
 def weights(model: Any) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -19,11 +20,20 @@ from tasks.models.folders import load_model
 from tasks.models.settings import on_cpu
 from tests import tiny
 from tests.learning.options import grpo
-from tests.learning.rows import a_group
+from tests.learning.rows import a_group, in_sequences
 
 # float32: the trainer packs the trajectories of a group as a tree, so sums are in another order.
 TOLERANCE = 1e-6  # absolute; the gradient differs by 1e-7 where it is 0.2
 GROUPS = [a_group(1, [1.0, 0.0, 0.0, 1.0]), a_group(2, [0.5, 0.5, 0.5]), a_group(3, [0.0, 0.25, 1.0, 0.5, 0.0])]
+
+# The first two episodes with each turn in one of three sequences, and the others as they are.
+IN_SEQUENCES = replace(
+    GROUPS[0],
+    trajectories=[
+        *(in_sequences(item, [0, 1, 0, 2, 1, 2, 0, 1] * 4) for item in GROUPS[0].trajectories[:2]),
+        *GROUPS[0].trajectories[2:],
+    ],
+)
 
 
 def move(model: torch.nn.Module, *, seed: int, size: float) -> None:
@@ -87,7 +97,9 @@ def by_hand(folder: Path, groups: list[Group], **options: float) -> tuple[float,
     return loss.item(), gradient(model)
 
 
-@pytest.mark.parametrize("packing_groups", [GROUPS, GROUPS[:1]], ids=["with a group of equal rewards", "one group"])
+@pytest.mark.parametrize(
+    "packing_groups", [GROUPS, [IN_SEQUENCES]], ids=["with a group of equal rewards", "episodes in several sequences"]
+)
 def test_loss_and_gradient_are_the_trainers_off_policy_and_with_tool_replies(
     tmp_path: Path, packing_groups: list[Group]
 ) -> None:

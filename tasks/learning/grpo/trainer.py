@@ -57,8 +57,7 @@ class Collect(Protocol):
 
 
 class GRPOTrainer:
-    """The policy, its reference and the optimizer. `tensors` and `state` are its whole state; `load` restores it
-    bitwise.
+    """The policy, its reference and the optimizer. `load` restores `tensors` and `state`, its whole state, bitwise.
 
     `max_tokens` is the most an episode may have. ValueError where its log-probs would differ from the model's own. With
     several ranks all have this trainer of equal weights; rank 0 calls its methods, and the others are in `follow`.
