@@ -16,8 +16,8 @@ from tasks.core.records import Problem
 from tasks.core.text import one_line
 from tasks.environments.agent.programs import Result, checked_result
 from tasks.environments.agent.settings import VerdictSettings
-from tasks.environments.mcp.checker import read_verdict
 from tasks.tools.base import EnvironmentFault, Verdict
+from tasks.tools.checks import read_verdict
 
 NUM_WORKERS = 8  # for checkers
 MAX_ANSWER_BYTES = 1 << 20

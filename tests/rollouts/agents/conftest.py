@@ -14,7 +14,7 @@ from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.catalog import load_environment
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.conversation import EpisodeKey
-from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest, never
+from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest, never
 from tasks.rollouts.kinds import kind_of
 from tasks.rollouts.settings import SamplingSettings
 from tasks.tools.base import Environment
@@ -75,7 +75,7 @@ class Imitator(ScriptedEngine):
         token_ids = [*self.chat.encode(turns[number % len(turns)]), self.end_of_turn][: request.max_new_tokens]
         logp = [-((sum(held) + place) % 97) / 97 for place in range(len(token_ids))]
         held += token_ids
-        finish = "end_of_turn" if token_ids[-1] == self.end_of_turn else "length"
+        finish: Finish = "end_of_turn" if token_ids[-1] == self.end_of_turn else "length"
         return TurnReply(request.episode, token_ids, logp, finish, [self.policy_version] * len(token_ids))
 
 
