@@ -17,29 +17,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tasks.commands.serve.serving import Keys, Serving
-from tasks.commands.serve.versions import Found, OneFolder, open_source
+from tasks.commands.serve.versions import open_source
 from tasks.commands.serve.webhook import is_signed
+from tests.commands.serve.alias import NAME, Alias
 from tests.commands.serve.clients import ask, until, user
 from tests.commands.serve.conftest import PLAY, SETTINGS
 
 pytestmark = pytest.mark.slow
 KEYS = Keys(request="k-1234-5678", webhook="w-1234-5678")
-NAME = "agent"
-
-
-class Alias(OneFolder):
-    """What an alias of a registry would lead to, without one."""
-
-    is_followed = True
-
-    def __init__(self, folder: Path):
-        super().__init__(folder)
-        self.name, self.trouble = NAME, ""
-
-    def now(self) -> Found:
-        if self.trouble:
-            raise ValueError(self.trouble)
-        return super().now()
 
 
 @pytest.fixture
@@ -110,7 +95,9 @@ def test_the_alias_is_looked_up_when_a_signed_webhook_or_whoever_has_the_key_ask
     until(lambda: serving.watcher.num_changes == 1)
     assert reply(serving, [user("hello")])["system_fingerprint"] == serving.loop.served.version != first
     alias.folder = models[0]
-    assert reload(serving, Authorization=f"Bearer {KEYS.request}") == 202
+    login = base64.b64encode(f"any:{KEYS.request}".encode()).decode()  # http://any:KEY@… as an address
+    assert reload(serving, Authorization=f"Basic {login}x") == 401
+    assert reload(serving, Authorization=f"Basic {login}") == 202
     until(lambda: serving.watcher.num_changes == 2)
     assert serving.loop.served.version == first
 
