@@ -85,6 +85,12 @@ class Gateway:
     def mcp_url(self) -> str:
         return f"{self.url}/mcp"
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it answers, and will go on to."""
+        is_running = self._thread is not None and self._thread.is_alive()
+        return is_running and self._server is not None and not self._server.should_exit
+
     def __enter__(self) -> Gateway:
         self.start()
         return self

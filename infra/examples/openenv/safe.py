@@ -1,6 +1,7 @@
-"""A server written with the package `openenv`, run in its own environment: a safe whose code is in two books.
+"""A server of OpenEnv with MCP tools and tasks, run in an environment of its own: a safe whose code is in two books.
 
-It has MCP tools and the task API. `read` gives a digit of the code, `open` takes the code: 1.0 and the end, or 0.0.
+`read` gives a digit of the code, `open` takes the code: 1.0 and the end, or 0.0. tests/examples/test_openenv.py plays
+it; `make setup-agents` installs what it needs.
 """
 
 import argparse
