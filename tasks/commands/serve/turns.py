@@ -29,9 +29,6 @@ def refuse_unservable(request: CompletionRequest, sampling: SamplingSettings) ->
     if request.response_schema is not None:
         message = "No engine here keeps to a JSON schema; leave response_format out."
         raise ProtocolError(400, message, parameter="response_format", code="unsupported_parameter")
-    if request.tool_choice == "required":
-        message = "A call cannot be forced here; send tool_choice auto or none."
-        raise ProtocolError(400, message, parameter="tool_choice", code="unsupported_value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +63,7 @@ class Conversations:
 
     def begin(self, request: CompletionRequest) -> EpisodeHandle:
         """Submit its turn. ProtocolError where the history cannot be rendered, or leaves no room."""
-        tools = [] if request.tool_choice == "none" else [dict(tool) for tool in request.tools]
-        place = self.transcript.place(request.messages, tools)
+        place = self.transcript.place(request.messages, request.tools)
         room = self.sampling.max_tokens_per_episode - len(place.prompt)
         if room < 1:
             raise ProtocolError(
@@ -90,6 +86,7 @@ class Conversations:
         return handle
 
     def end(self, reply: TurnReply) -> Completion:
+        """ProtocolError where a call was required and none was made."""
         begun, chat = self.under_way.pop(reply.episode), self.served.chat
         request, place = begun.request, begun.place
         length = cut_at_stop(chat, reply.token_ids, request.stop)
@@ -100,6 +97,9 @@ class Conversations:
             self._idle[sequence] = reply.episode
         else:  # the engine has ids of it that nobody will continue
             self.served.engine.release(reply.episode)
+        if request.tool_choice == "required" and not answer.calls:
+            message = "The model made no call, and tool_choice requires one; send auto, or ask again."
+            raise ProtocolError(422, message, parameter="tool_choice", code="no_call")
         text = answer.text if length is None else _before_stop(answer.text, request.stop)
         return Completion(
             id=secrets.token_hex(12),

@@ -75,6 +75,8 @@ def test_what_cannot_be_honoured_is_refused_and_the_next_request_is_answered(ser
     assert refusal(serving, key="another") == (401, "invalid_api_key")
     assert refusal(serving, temperature=0.5) == (400, "unsupported_value")
     assert refusal(serving, model="other") == (404, "model_not_found")
+    tools = [{"type": "function", "function": {"name": "book", "parameters": {"type": "object", "properties": {}}}}]
+    assert refusal(serving, tools=tools, tool_choice="required", seed=1) == (422, "no_call")
     long = ask(serving.gateway.url, [user("flight " * 300)], model=NAME, key=str(KEYS.request))
     assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
     reply(serving, [user("hello")], temperature=1.0)
