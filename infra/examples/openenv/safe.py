@@ -5,7 +5,6 @@ it; `make setup-agents` installs what it needs.
 """
 
 import argparse
-import os
 from typing import Any
 
 from fastmcp import FastMCP
@@ -25,7 +24,6 @@ class Safe(MCPEnvironment):
         self.code, self.reward, self.is_open = "", None, False
         server.tool(self.read)
         server.tool(self.open)
-        server.tool(self.break_down)
         super().__init__(server)
 
     def read(self, book: int) -> str:
@@ -39,10 +37,6 @@ class Safe(MCPEnvironment):
         self.is_open = code == self.code
         self.reward = float(self.is_open)
         return "open" if self.is_open else "shut"
-
-    def break_down(self) -> str:
-        """Ends the server."""
-        os._exit(9)
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **task: Any) -> Observation:
         self.code = CODES[task["split"]][task["index"]]
