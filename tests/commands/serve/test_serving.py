@@ -17,29 +17,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tasks.commands.serve.serving import Keys, Serving
-from tasks.commands.serve.versions import Found, OneFolder, open_source
+from tasks.commands.serve.versions import open_source
 from tasks.commands.serve.webhook import is_signed
+from tests.commands.serve.alias import NAME, Alias
 from tests.commands.serve.clients import ask, until, user
 from tests.commands.serve.conftest import PLAY, SETTINGS
 
 pytestmark = pytest.mark.slow
 KEYS = Keys(request="k-1234-5678", webhook="w-1234-5678")
-NAME = "agent"
-
-
-class Alias(OneFolder):
-    """What an alias of a registry would lead to, without one."""
-
-    is_followed = True
-
-    def __init__(self, folder: Path):
-        super().__init__(folder)
-        self.name, self.trouble = NAME, ""
-
-    def now(self) -> Found:
-        if self.trouble:
-            raise ValueError(self.trouble)
-        return super().now()
 
 
 @pytest.fixture
@@ -85,11 +70,20 @@ def test_a_conversation_goes_on_token_by_token_and_one_seed_gives_one_reply(serv
     assert usage["prompt_tokens_details"]["cached_tokens"] == before["prompt_tokens"] + before["completion_tokens"]
 
 
+def test_a_stop_string_ends_the_message_before_it(serving: Serving):
+    whole = reply(serving, [user("hello")], seed=3)["choices"][0]["message"]["content"]
+    stop = whole[len(whole) // 2 :][:3]
+    choice = reply(serving, [user("hello")], seed=3, stop=[stop])["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (whole[: whole.find(stop)], "stop")
+
+
 def test_what_cannot_be_honoured_is_refused_and_the_next_request_is_answered(serving: Serving):
     assert refusal(serving, key="") == (401, "invalid_api_key")
     assert refusal(serving, key="another") == (401, "invalid_api_key")
     assert refusal(serving, temperature=0.5) == (400, "unsupported_value")
     assert refusal(serving, model="other") == (404, "model_not_found")
+    tools = [{"type": "function", "function": {"name": "book", "parameters": {"type": "object", "properties": {}}}}]
+    assert refusal(serving, tools=tools, tool_choice="required", seed=1) == (422, "no_call")
     long = ask(serving.gateway.url, [user("flight " * 300)], model=NAME, key=str(KEYS.request))
     assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
     reply(serving, [user("hello")], temperature=1.0)
@@ -110,7 +104,9 @@ def test_the_alias_is_looked_up_when_a_signed_webhook_or_whoever_has_the_key_ask
     until(lambda: serving.watcher.num_changes == 1)
     assert reply(serving, [user("hello")])["system_fingerprint"] == serving.loop.served.version != first
     alias.folder = models[0]
-    assert reload(serving, Authorization=f"Bearer {KEYS.request}") == 202
+    login = base64.b64encode(f"any:{KEYS.request}".encode()).decode()  # http://any:KEY@… as an address
+    assert reload(serving, Authorization=f"Basic {login}x") == 401
+    assert reload(serving, Authorization=f"Basic {login}") == 202
     until(lambda: serving.watcher.num_changes == 2)
     assert serving.loop.served.version == first
 
