@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-demo test-services test-vllm test-ranks check lint bench bench-gpu clean setup-demo setup-services setup-ray setup-test setup-test-gpu setup-vllm-cpu setup-vllm-gpu chromium node services
+.PHONY: help demo test test-demo test-agents test-services test-vllm test-ranks check lint bench bench-gpu clean setup-demo setup-services setup-ray setup-agents setup-test setup-test-gpu setup-vllm-cpu setup-vllm-gpu chromium node services
 
 ifndef PYTHON
 PYTHON := $(shell for p in python3.11 python3 python; do \
@@ -33,6 +33,7 @@ help:  ## this list
 	@echo "make test   set up, then run the tests (about 20 minutes on two cores);"
 	@echo "            BROWSER=no, NODE=no and SERVICES=no leave out those that need Chromium, Node or Postgres"
 	@echo "make test-demo  the full demo, whole flows of BFCL and τ²-bench, a kill in each stage (about 15 minutes)"
+	@echo "make test-agents  agents of smolagents, the OpenAI Agents SDK and LangGraph, each in its own environment (a minute)"
 	@echo "make test-services  the pipeline on Postgres, S3, MLflow and Prefect servers, each of which fails in turn; make test"
 	@echo "            has the quick ones of these"
 	@echo "make test-vllm  the drills of vLLM's servers, where the engine or its lock has changed since they passed"
@@ -43,6 +44,7 @@ help:  ## this list
 	@echo "make setup-vllm-cpu, make setup-vllm-gpu  add the vLLM engine (engine.name: vllm) to what make demo sets up"
 	@echo "make setup-services  add what S3, Postgres and Kubernetes need to what make demo sets up"
 	@echo "make setup-ray  add what launch.launcher: ray needs to what make demo sets up"
+	@echo "make setup-agents  install other people's agents beside .venv, in .cache/agents; AGENTS='langgraph' names some"
 	@echo "make clean  delete results, the registry with its champion, and caches; .venv stays"
 	@echo "Variables:  TORCH_INDEX=URL  package index to take torch from (a CPU build is ten times smaller than CUDA's)"
 	@echo "            PYTHON=path      the Python to use; 3.11 is the one that is tested"
@@ -58,13 +60,16 @@ WITHOUT = $(if $(filter no,$(BROWSER)),and not browser) $(if $(filter no,$(NODE)
 
 test check: SCRATCH = $(MEMORY)
 test: setup-test $(PROGRAMS)
-	@$(TIDY) python -m pytest $(PARALLEL) -m "not bench and not demo and not drill and not rank_drill and not outage $(WITHOUT)" $(ARGS)
+	@$(TIDY) python -m pytest $(PARALLEL) -m "not bench and not demo and not drill and not rank_drill and not outage and not agents $(WITHOUT)" $(ARGS)
 
 test-services: setup-test services
 	@$(TIDY) python -m pytest -m "services or outage" $(ARGS)
 
 test-demo: setup-test
 	@$(TIDY) python -m pytest -m demo -s $(ARGS)
+
+test-agents: setup-test setup-agents
+	@$(TIDY) python -m pytest -m agents $(ARGS)
 
 test-vllm: setup-test
 	@$(TIDY) python -m tests.drills vllm $(ARGS)
@@ -80,7 +85,7 @@ bench-gpu: $(if $(shell command -v nvidia-smi),setup-test-gpu,setup-test)
 	@$(TIDY) python -m tests.benchmarks.gpu
 
 check: lint
-	@$(TIDY) python -m pytest $(PARALLEL) -m "not slow and not browser and not bench and not demo and not drill and not rank_drill and not outage" $(ARGS)
+	@$(TIDY) python -m pytest $(PARALLEL) -m "not slow and not browser and not bench and not demo and not drill and not rank_drill and not outage and not agents" $(ARGS)
 
 lint: setup-test
 	@ruff format --check --quiet . >/dev/null || { ruff format --check . | grep -e '-->'; \
@@ -93,10 +98,10 @@ clean:
 	@find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
 	@echo "removed artifacts (with the registry), .dvc/cache and tool caches; .venv stays"
 
-setup-demo setup-services setup-ray setup-test setup-test-gpu setup-vllm-cpu setup-vllm-gpu: setup-%:
+setup-demo setup-services setup-ray setup-agents setup-test setup-test-gpu setup-vllm-cpu setup-vllm-gpu: setup-%:
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 on the PATH; the lock is for 3.11 and untested on any other." \
 	  "Install python3.11, or try another at your own risk: make PYTHON=python3.12 ..." >&2; exit 1; }
-	@"$(PYTHON)" infra/locks/install.py $*
+	@"$(PYTHON)" infra/locks/install.py $* $(if $(filter agents,$*),$(AGENTS))
 
 chromium node services: setup-test
 	@bash infra/locks/$@.sh

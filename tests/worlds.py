@@ -48,6 +48,15 @@ TWO_WORLDS = {
     ]
 }
 OWN_SETTINGS: dict[str, dict[str, Any]] = {
+    "agent": {
+        "command": [sys.executable],
+        "object": None,
+        "environment": {},
+        "models": ["policy"],
+        "deadline_seconds": 60.0,
+        "world": {"name": "travel_desk", "settings": None},
+        "verdict": None,
+    },
     "bfcl": {"categories": ["multi_turn_base"], "turns": "first"},
     "tau2": {"domain": "telecom", "problems": "base"},
     "mixture": TWO_WORLDS,

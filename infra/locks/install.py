@@ -1,4 +1,5 @@
 """Set-up of `.venv` from the locks, in plain words: `python3.11 infra/locks/install.py demo` (or any key of LAYERS).
+`agents` sets up what infra/locks/agents has, or the named ones of it, each in an environment of its own: pins clash.
 
 Why not three lines of Makefile: the same set-up must be instant when nothing changed, must start afresh after an
 interruption or a moved folder, and must say what is wrong in one line. It uses the standard library alone, since it
@@ -44,14 +45,20 @@ PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input", "-qq", "install
 
 
 def main(arguments: list[str]) -> None:
-    if len(arguments) != 1 or arguments[0] not in LAYERS:
-        raise SystemExit(f"usage: install.py {'|'.join(LAYERS)}")
+    target, *agents = arguments or [""]
+    known = sorted(lock.stem for lock in (LOCKS / "agents").glob("*.txt"))
+    if target not in [*LAYERS, "agents"] or (agents and target != "agents") or not set(agents) <= set(known):
+        raise SystemExit(f"usage: install.py {'|'.join(LAYERS)}, or install.py agents [{'|'.join(known)} …]")
     check_place()
     cache = ROOT / ".cache"
     cache.mkdir(exist_ok=True)
     with (cache / "install.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # `make -j demo test` would otherwise install twice into one folder
-        install([layer for layer in LAYERS[arguments[0]] if not is_current(layer)])
+        if target == "agents":
+            for agent in agents or known:
+                install_agent(LOCKS / "agents" / f"{agent}.txt")
+        else:
+            install([layer for layer in LAYERS[target] if not is_current(layer)])
 
 
 def check_place() -> None:
@@ -83,6 +90,20 @@ def install(layers: list[str]) -> None:
         stamp(layer).write_text(fingerprint(layer))
     stamp("venv").write_text(place())
     say(f"complete in {time.monotonic() - started:.0f} s")
+
+
+def install_agent(lock: Path) -> None:
+    """A lock of infra/locks/agents goes into .cache/agents/NAME, once per version of the lock and the folder."""
+    folder = ROOT / ".cache" / "agents" / lock.stem
+    stamped, wanted = folder / ".turnwise", f"{folder} {sys.version}\n{lock.read_text(encoding='utf-8')}"
+    if stamped.exists() and stamped.read_text(encoding="utf-8") == wanted:
+        return
+    say(f"installing the agent {lock.stem} into .cache/agents/{lock.stem}")
+    shutil.rmtree(folder, ignore_errors=True)
+    run(f"creating {folder}", [getattr(sys, "_base_executable", sys.executable), "-m", "venv", str(folder)])
+    pip = [str(folder / "bin" / "python"), *PIP, "--no-deps", "-r", str(lock)]
+    run(f"installing the packages of infra/locks/agents/{lock.name}", pip)
+    stamped.write_text(wanted, encoding="utf-8")
 
 
 def check_engines(layers: list[str]) -> None:

@@ -20,6 +20,7 @@ from tasks.tools.base import EnvironmentFault
 from tasks.tools.judge.evidence import Agreement, Evidence, Table, shortfalls
 from tasks.tools.judge.judge import Judge, Judgement, describe_judge
 from tasks.tools.judge.labels import Labelled, read_labels
+from tasks.tools.judge.prompt import Judged
 from tasks.tools.judge.settings import AgreementSettings, JudgeSettings
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def judge_check() -> bool:
     settings, wanted = find_settings()
     labels = Path(wanted.labels)
     labelled = read_labels(labels, show_reference=settings.show_reference)
-    judgements = judge_all(settings, labelled)
+    judgements = judge_all(settings, [item.judged for item in labelled])
     measured = measure(labelled, judgements, confidence=wanted.confidence)
     evidence = Evidence(judge=describe_judge(settings), labels=file_hash(labels), measured=measured)
     write_json(Path(wanted.evidence), evidence.model_dump())
@@ -69,13 +70,13 @@ def find_settings() -> tuple[JudgeSettings, AgreementSettings]:
     return judge, judge.agreement
 
 
-def judge_all(settings: JudgeSettings, labelled: Sequence[Labelled]) -> list[Judgement]:
+def judge_all(settings: JudgeSettings, episodes: Sequence[Judged]) -> list[Judgement]:
     """In order. ValueError where the judge cannot be asked; the votes that arrived are stored."""
     judge = Judge(settings)
 
     async def ask() -> list[Judgement | BaseException]:
         try:
-            return await asyncio.gather(*(judge.judge(item.judged) for item in labelled), return_exceptions=True)
+            return await asyncio.gather(*(judge.judge(judged) for judged in episodes), return_exceptions=True)
         finally:
             await judge.close()
 
@@ -83,8 +84,8 @@ def judge_all(settings: JudgeSettings, labelled: Sequence[Labelled]) -> list[Jud
     faults = [item for item in found if isinstance(item, BaseException)]
     if faults and isinstance(faults[0], EnvironmentFault):
         raise ValueError(
-            f"{settings.url or settings.model}: {len(faults)} of {len(labelled)} episodes could not be judged "
-            f"({faults[0]}), so the agreement is not known. Repair the judge and run again; the votes "
+            f"{settings.url or settings.model}: {len(faults)} of {len(episodes)} episodes could not be judged "
+            f"({faults[0]}), so nothing is known of them all. Repair the judge and run again; the votes "
             f"that arrived are stored."
         )
     if faults:

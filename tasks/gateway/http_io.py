@@ -50,4 +50,6 @@ def as_object(body: bytes) -> dict[str, Any]:
 
 
 def refusal(protocol: WireProtocol, error: ProtocolError) -> Response:
-    return JSONResponse(protocol.error(error), error.status)
+    """Clients would ask again after 409 and 429; only a server that is full or closing gives another answer then."""
+    again = error.status in (429, 503)
+    return JSONResponse(protocol.error(error), error.status, {"x-should-retry": "true" if again else "false"})

@@ -85,6 +85,12 @@ class Gateway:
     def mcp_url(self) -> str:
         return f"{self.url}/mcp"
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it answers, and will go on to."""
+        is_running = self._thread is not None and self._thread.is_alive()
+        return is_running and self._server is not None and not self._server.should_exit
+
     def __enter__(self) -> Gateway:
         self.start()
         return self
@@ -127,7 +133,8 @@ class Gateway:
 
     def _listen(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        listening = socket.socket(family, socket.SOCK_STREAM)
+        # asyncio sets TCP_NODELAY where the protocol is named; else each reply waits 40 ms for a delayed ACK.
+        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((self.host, self.port))

@@ -31,7 +31,7 @@ class CategoryResult(TypedDict):
 
     `pass_at_k` and `pass_hat_k` (any of k, all of k) use k = the fewest measured samples of any problem, which is
     `samples_per_problem` unless an environment error cost one. `mean_thinking_tokens`, of the sampled ones, are
-    those of thoughts; without a thought there is no such key.
+    those of thoughts; without a thought there is no such key, nor `mean_sequences` where no episode has several.
     """
 
     success_rate: float
@@ -42,14 +42,16 @@ class CategoryResult(TypedDict):
     outcomes: dict[str, float]
     mean_sampled_tokens: float
     mean_thinking_tokens: NotRequired[float]
+    mean_sequences: NotRequired[float]
     mean_calls: float
     invalid_call_share: float
     pass_at_k: float
     pass_hat_k: float
 
 
-class _Thinking(TypedDict):
+class _WhereSome(TypedDict):
     mean_thinking_tokens: NotRequired[float]
+    mean_sequences: NotRequired[float]
 
 
 class Result(CategoryResult):
@@ -209,7 +211,7 @@ def _summary(trajectories: list[Trajectory], confidence: float) -> CategoryResul
             for outcome in get_args(Outcome)
         },
         "mean_sampled_tokens": _round(mean([item.num_sampled_tokens for item in measured])),
-        **_thinking(measured),
+        **_where_some(measured),
         "mean_calls": _round(num_calls / len(measured)),
         "invalid_call_share": _round(num_invalid_calls / num_calls if num_calls else 0.0),
         "pass_at_k": _round(mean([pass_at_k(*count, fewest) for count in counts])),
@@ -217,10 +219,13 @@ def _summary(trajectories: list[Trajectory], confidence: float) -> CategoryResul
     }
 
 
-def _thinking(measured: list[Trajectory]) -> _Thinking:
-    if not any(turn.thought is not None for item in measured for turn in item.turns):
-        return {}
-    return {"mean_thinking_tokens": _round(mean([item.num_thought_tokens for item in measured]))}
+def _where_some(measured: list[Trajectory]) -> _WhereSome:
+    found: _WhereSome = {}
+    if any(turn.thought is not None for item in measured for turn in item.turns):
+        found["mean_thinking_tokens"] = _round(mean([item.num_thought_tokens for item in measured]))
+    if any(len(item.sequences) > 1 for item in measured):
+        found["mean_sequences"] = _round(mean([len(item.sequences) for item in measured]))
+    return found
 
 
 def _refuse_other_problems(challenger: list[Trajectory], other: list[Trajectory]) -> None:

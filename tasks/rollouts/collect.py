@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -19,9 +19,9 @@ from tasks.core.records import Problem, Trajectory
 from tasks.core.terminal import tell
 from tasks.rollouts.clock import RolloutClock
 from tasks.rollouts.conversation import Conversation, EpisodeKey, EpisodeKind
-from tasks.rollouts.episode import EngineEpisodes
 from tasks.rollouts.fault_log import FaultLog, in_words
 from tasks.rollouts.finished import FinishedEpisodes, find_missing, merge_finished
+from tasks.rollouts.kinds import kind_of
 from tasks.rollouts.settings import PlaySettings
 from tasks.tools.base import Environment
 
@@ -207,10 +207,11 @@ def sample_episodes(
     if not find_missing(keys, finished):
         return merge_finished(keys, [], finished)
     chat = load_checked_chat(model_folder, environment, problems, play.sampling)
-    with nullcontext(engines) if engines else closing(Engines(play)) as at_hand:
+    with ExitStack() as resources:
+        at_hand = engines or resources.enter_context(closing(Engines(play)))
         engine = at_hand.over(model_folder, chat, environment, problems)
         collector = Collector(
-            EngineEpisodes(engine, chat, play.sampling),
+            resources.enter_context(kind_of(environment, engine, chat, play.sampling)),
             environment,
             max_concurrent_episodes=play.engine.max_concurrent_episodes,
             seed=play.seed,

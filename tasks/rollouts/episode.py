@@ -46,6 +46,7 @@ class EpisodeRun(Conversation):
     those it took. All of it is one `sequence`, which is empty until the user has opened it.
     """
 
+    is_replayable = True  # from what the policy wrote: the environment answers that as before
     _unsent: list[int]  # what the engine has not been given yet
 
     def __init__(

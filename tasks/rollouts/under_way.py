@@ -3,7 +3,7 @@
 No environment can be written to a file, so a row has what the policy wrote, and the environment answers it afresh. That
 gives the same state where tools do; judges and simulated users are asked again. An episode that is now answered
 otherwise is played again, with the same random numbers. Turns are whole: those under way are completed first, since no
-engine says what it has of one.
+engine says what it has of one. No agent that drives itself can be written either: its episode is played from its start.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ def suspend(collector: Collector) -> Rows:
     collector.ready = [run for run in running if run in collector.ready]
     for run in running:
         kind.withdraw(run)
+    anew = [(number, run.key, run.attempt) for run, number in running.items() if not run.is_replayable]
     return {
-        "running": [_running_row(run, number) for run, number in running.items()],
+        "running": [_running_row(run, number) for run, number in running.items() if run.is_replayable],
         "waiting": [
-            {"number": number, **_key_row(key), "attempt": attempt} for number, key, attempt in collector.waiting
+            {"number": number, **_key_row(key), "attempt": attempt}
+            for number, key, attempt in [*anew, *collector.waiting]
         ],
     }
 

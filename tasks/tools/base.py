@@ -268,6 +268,10 @@ class Environment(Protocol):
         """Whether an episode sees nothing of earlier ones."""
         return True
 
+    def is_driven_by_agent(self) -> bool:
+        """Whether an agent drives its episodes and asks an endpoint for turns (`driven.py`)."""
+        return False
+
     def is_live(self) -> bool:
         """Whether replies may differ without a fault, as a clock's do."""
         return False

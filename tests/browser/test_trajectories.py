@@ -13,9 +13,13 @@ from urllib.parse import unquote
 
 import pytest
 
+from tasks.core.files import read_jsonl, write_jsonl
+from tasks.report.browser import build_browser
 from tests.browser.conftest import PATIENCE, Tab
 from tests.browser.test_report_page import SHAPES
+from tests.core.test_records import with_a_helper
 from tests.measurement.hostile import HANDLER, NO_UTF_8_SHOWN, PROBLEM, SCRIPT
+from tests.measurement.small_world import small_policies
 
 pytestmark = pytest.mark.browser
 Open = Callable[..., Tab]
@@ -247,6 +251,20 @@ def test_turns_of_all_columns_stand_level_and_a_fifth_column_does_not_fit(small:
         assert len(tops) == 4 and max(tops) - min(tops) < 1
     assert page.get_by_role("button", name="+ big-model-1").is_disabled()
     assert page.evaluate("document.documentElement.scrollWidth") == 1440
+
+
+def test_the_sequences_of_an_episode_are_told_apart(tmp_path: Path, open_page: Open):
+    """A helper's turn between two of the agent: where each begins or goes on, and why another one began."""
+    policies = small_policies(tmp_path)
+    rows = [row for _, row in read_jsonl(policies[0].trajectories)]
+    place = {name: rows[0][name] for name in ("problem_id", "sample_index", "category")}
+    write_jsonl(policies[0].trajectories, [with_a_helper().to_row() | place, *rows[1:]])
+    file = build_browser(tmp_path / "report", policies, title="sequences").absolute()
+    page = open_page(file, f"problem={place['problem_id']}").page
+    page.wait_for_selector(".sequence")
+    notes = ["sequence 1 begins", "sequence 2 began: another agent", "sequence 1 goes on"]
+    assert page.locator(".sequence").all_inner_texts() == notes
+    assert page.locator(".turn.branch").count() == 1
 
 
 def test_the_first_call_that_differs_is_marked_on_both_sides(small: Path, open_page: Open):

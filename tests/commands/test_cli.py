@@ -100,7 +100,18 @@ def test_help_lists_the_stages_in_the_order_they_run():
         "report",
         "ablate",
     ]
-    verbs += ["score", "rescore", "export", "evaluate-snapshot", "backup", "restore", "cache", "registry", "workspace"]
+    verbs += [
+        "score",
+        "rescore",
+        "export",
+        "evaluate-snapshot",
+        "harvest",
+        "backup",
+        "restore",
+        "cache",
+        "registry",
+        "workspace",
+    ]
     assert listed == [*STAGES, *verbs]
 
 

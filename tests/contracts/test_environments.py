@@ -84,6 +84,12 @@ def travel_desk(folder: Path, **changed: Any) -> Case:
     return Case(environment, tiny.problems(34, max_level=4), error=is_refusal_of_the_desk)
 
 
+def agent(folder: Path) -> Case:
+    """The world of an agent that is not launched, as references are played."""
+    environment = load_environment(environment_settings("agent"))
+    return Case(environment, tiny.problems(34, max_level=4), error=is_refusal_of_the_desk)
+
+
 def with_cache(folder: Path) -> Case:
     cache = cache_settings("replay", folder / "cache")
     return travel_desk(folder, cache=cache)
@@ -170,6 +176,7 @@ MAKERS: dict[str, Callable[[Path], Case]] = {
     "tau2, retail": partial(desk, domain="retail"),
     "tau2, airline": partial(desk, domain="airline"),
     "custom": custom,
+    "agent": agent,
     "mixture": mixture,
     "stockroom, the page's": page_example,
     "travel_desk in workers": in_workers,

@@ -48,11 +48,18 @@ TOOLS = [
     },
     {"name": "look", "description": "The keys pressed so far.", "input_schema": {"type": "object", "properties": {}}},
 ]
+WRONG = {
+    GARBAGE: "<html>no</html>",
+    CRASH: '{"type": "error", "data": {"message": "division by zero", "code": "EXECUTION_ERROR"}}',
+    NO_OBSERVATION: '{"type": "observation", "data": {"reward": 1.0}}',
+    BAD_REWARD: '{"type": "observation", "data": {"observation": {}, "reward": "much"}}',
+    NESTED: '{"type": "observation", "data": {"observation": {"a": ' + "[" * 90 + "]" * 90 + "}}}",
+}
 SPLITS = {"train": 6, "test": 3}
 
 
 def order_of(seed: int) -> list[int]:
-    return [seed % 10, seed // 10 % 10]
+    return [seed % DIE, seed // DIE % DIE]
 
 
 class Keypad:
@@ -61,7 +68,7 @@ class Keypad:
         self.order, self.pressed = [0, 0], list[int]()
 
     def reset(self, given: dict[str, Any]) -> dict[str, Any]:
-        seed = given.get("seed", given.get("index", 0) + (50 if given.get("split") == "test" else 10))
+        seed = given.get("seed", given.get("index", 0) + DIE * (2 if given.get("split") == "test" else 1))
         self.order, self.pressed = order_of(time.time_ns() // 100 if self.forgets_seed else seed), []
         return self.seen({"prompt": f"Press {self.order[0]}, then {self.order[1]}."}, reward=None)
 
@@ -109,14 +116,9 @@ async def trouble(websocket: WebSocket, key: Any) -> str | None:
     if key == CHATTER:
         await websocket.send_text(json.dumps({"type": "state", "data": {}}))
         await asyncio.sleep(3600)
-    return {
-        FLOOD: json.dumps({"type": "observation", "data": {"observation": {"text": "x" * (9 << 20)}}}),
-        GARBAGE: "<html>no</html>",
-        CRASH: error("division by zero", "EXECUTION_ERROR"),
-        NO_OBSERVATION: json.dumps({"type": "observation", "data": {"reward": 1.0}}),
-        BAD_REWARD: json.dumps({"type": "observation", "data": {"observation": {}, "reward": "much"}}),
-        NESTED: json.dumps({"type": "observation", "data": {"observation": {"a": json.loads("[" * 90 + "]" * 90)}}}),
-    }.get(key)
+    if key == FLOOD:
+        return json.dumps({"type": "observation", "data": {"observation": {"text": "x" * (9 << 20)}}})
+    return WRONG.get(key)
 
 
 class Server:

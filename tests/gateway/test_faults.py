@@ -8,8 +8,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
+import openai
 import pytest
 
+from tasks.gateway.completions import ProtocolError
 from tasks.gateway.server import Gateway
 from tests.gateway.scripted import KEY, MODEL, ScriptedBackend, turn
 
@@ -36,6 +38,15 @@ def test_an_agent_that_hangs_up_cancels_its_turn(gateway, backend, stream):
             assert agent.recv(4096).startswith(b"HTTP/1.1 200")  # it has begun, and is kept alive by comments
     waiting = backend.open.pop()
     until(waiting.cancelled)
+
+
+@pytest.mark.parametrize(("status", "num_requests"), [(409, 1), (500, 1), (503, 2)])
+def test_clients_ask_again_only_where_the_answer_may_be_another(clients, backend, status, num_requests):
+    backend.script = lambda request: ProtocolError(status, "Not now.")
+    first = len(backend.requests)
+    with pytest.raises(openai.APIStatusError, match="Not now"):
+        clients["chat"].client.with_options(max_retries=1).chat.completions.create(**BODY)
+    assert len(backend.requests) == first + num_requests
 
 
 def test_sixty_four_agents_wait_side_by_side_and_each_gets_its_own_turn(gateway, backend):

@@ -18,6 +18,7 @@ from tasks.learning.grpo.prefixes import _row as messages_of
 from tasks.learning.grpo.step_loss import loss_batches
 from tasks.learning.grpo.turn_credit import turn_advantages
 from tasks.learning.shared.batching import Packing, share_of
+from tasks.measurement.statistics import summarise
 from tests.learning.options import grpo
 from tests.learning.rows import a_group, in_sequences
 
@@ -153,6 +154,10 @@ def test_what_is_counted_of_an_episode_is_of_all_its_sequences() -> None:
     group = replace(a_group(0, [1.0]), trajectories=[episode])
     row = rollout_metrics([group])
     assert (episode.num_tokens, row["mean_sampled_tokens"], row["entropy"]) == (9, 5, 0.5)
+    assert (
+        row["mean_sequences"] == summarise([episode, of(tokens([1], 2))], confidence=0.9)["mean_sequences"] + 0.5 == 2
+    )
+    assert "mean_sequences" not in rollout_metrics([a_group(0, [1.0])])
     assert repetition(episode) == 0.0 and repetition(of(tokens([1], 2, 3, 2, 3, 2, 3))) == pytest.approx(1 / 3)
 
 

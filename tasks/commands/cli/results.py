@@ -101,3 +101,18 @@ def evaluate_snapshot(
 
     use_accept_drift(accept_drift)
     SafeConsole().print(verb.table_of(verb.evaluate_snapshot(source)))
+
+
+@command(results)
+def harvest(
+    folder: Annotated[Path, Argument(metavar="DIR", help="What `serve --record` wrote.")],
+    out: Annotated[Path, Argument(metavar="OUT", help="A JSONL file of problems; what it has stays.")],
+    checker: Annotated[
+        str | None, Option("--checker", metavar="OBJECT", help="tasks.custom.module:function. Default: the judge.")
+    ] = None,
+) -> None:
+    """Recorded conversations as problems for curate."""
+    from tasks.commands.harvest import harvest as verb
+    from tasks.core.console import SafeConsole
+
+    SafeConsole().print(verb.harvest(folder, out, checker=checker))

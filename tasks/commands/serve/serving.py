@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hmac
 import json
 import time
@@ -126,13 +127,25 @@ class Serving:
         """POST /reload, by MLflow's webhook with its signature or whoever has the key: look where the alias leads."""
         is_webhook = self.keys.webhook is not None and is_signed(headers, body, self.keys.webhook, now=time.time())
         if not is_webhook:
-            scheme, _, key = headers.get("authorization", "").partition(" ")
-            self.keys.check(key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", ""))
+            self.keys.check(_key_of(headers))
         if not self.source.is_followed:
             raise ProtocolError(409, "What is served is no alias, so there is nothing to follow.")
         if _concerns(body, self.source.name):
             self.watcher.look_again()
         return 202, {"version": self.loop.served.version}
+
+
+def _key_of(headers: Mapping[str, str]) -> str:
+    """As clients of the protocols send it, or as the password of http://any:KEY@host: a webhook of Prefect's has an
+    address alone.
+    """
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip()
+    if scheme.lower() == "basic":
+        with suppress(ValueError):
+            return base64.b64decode(value, validate=True).decode().partition(":")[2]
+    return headers.get("x-api-key", "")
 
 
 def _concerns(body: bytes, model: str) -> bool:

@@ -59,6 +59,11 @@ class Conversations:
     def __post_init__(self) -> None:
         self.transcript = Transcript(self.served.chat, most=self.most)
 
+    @property
+    def most_per_turn(self) -> int:
+        """Thought and message together: here a thought has no end of its own."""
+        return self.sampling.max_tokens_per_turn + (self.sampling.max_thinking_tokens_per_turn or 0)
+
     def begin(self, request: CompletionRequest) -> EpisodeHandle:
         """Submit its turn. ProtocolError where the history cannot be rendered, or leaves no room."""
         tools = [] if request.tool_choice == "none" else [dict(tool) for tool in request.tools]
@@ -78,7 +83,7 @@ class Conversations:
             self._make_room()
             self._num_opened += 1
             handle = self._num_opened
-        limit = min(room, self.sampling.max_tokens_per_turn, request.max_tokens or room)
+        limit = min(room, self.most_per_turn, request.max_tokens or room)
         seed = secrets.randbelow(NUM_SEEDS) if request.seed is None else request.seed % NUM_SEEDS
         self.under_way[handle] = Begun(request, place, num_cached=len(place.prompt) - len(given))
         self.served.engine.submit(TurnRequest(handle, given, limit, seed))
@@ -108,6 +113,7 @@ class Conversations:
             logp=reply.sampler_logp[: len(written)],
             version=self.served.version,
             thought=answer.thought,
+            num_thought_tokens=chat.read_turn(written).num_thought_tokens,
             tokens=[chat.decode([token]) for token in written] if request.wants_logprobs else [],
         )
 

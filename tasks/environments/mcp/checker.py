@@ -19,6 +19,7 @@ from typing import Any
 from tasks.core.load_object import load_object
 from tasks.core.records import Problem
 from tasks.tools.base import EnvironmentFault, Verdict
+from tasks.tools.checks import read_verdict
 
 CallTool = Callable[[str, Mapping[str, Any]], str]
 Checker = Callable[[Problem, Sequence[Mapping[str, Any]], str | None, CallTool], Any]
@@ -74,14 +75,7 @@ def run_checker(
         raise _fault(f"problem {problem.id!r}: it raised {type(error).__name__}: {error}") from error
     if faults:
         raise faults[0]
-    return _verdict(said)
-
-
-def _verdict(said: Any) -> Verdict:
-    checks = {"success": said} if isinstance(said, bool) else said
-    if not isinstance(checks, dict) or not checks or not all(isinstance(value, bool) for value in checks.values()):
-        raise _fault(f"it returned {said!r:.100}, and must return True, False, or a dict of at least one named check")
-    return Verdict(all(checks.values()), {str(name): value for name, value in checks.items()})
+    return read_verdict(said)
 
 
 def _fault(message: str) -> EnvironmentFault:

@@ -44,6 +44,7 @@ def rollout_metrics(groups: Sequence[Group], oldest: int | None = None) -> Metri
         / max(1, num_sampled),
         "repetition": sum(map(repetition, trajectories)) / count,
         **thinking_metrics(trajectories),
+        **sequence_metrics(trajectories),
         **part_metrics([score for group in from_start for score in group.scores]),
         **prefix_metrics([group for group in groups if group.is_prefixed]),
     }
@@ -92,6 +93,12 @@ def thinking_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
         "mean_thinking_tokens": sum(turn.num_thought_tokens for turn in thoughts) / len(trajectories),
         "cut_thought_share": sum(turn.thought_was_cut for turn in thoughts) / len(thoughts),
     }
+
+
+def sequence_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
+    """Token sequences per trajectory; empty where none has several."""
+    counts = [len(trajectory.sequences) for trajectory in trajectories]
+    return {"mean_sequences": sum(counts) / len(counts)} if max(counts, default=0) > 1 else {}
 
 
 def repetition(trajectory: Trajectory) -> float:

@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any
 
 from tasks.chat.format import ChatFormat
+from tasks.core.records import Begun
 from tasks.core.text import one_line
 from tasks.gateway.completions import Message, ProtocolError
 from tasks.rollouts.agents.said import Said, canonical_tools, read_messages, shared_length
 
-Begun = Literal["", "edited_history", "compaction", "another_agent", "parallel"]
 Tools = Sequence[Mapping[str, Any]]
 
 

@@ -119,6 +119,17 @@ class EvaluateSections(PlaySections):
         return self
 
     @model_validator(mode="after")
+    def _speaks_to_no_agent(self) -> EvaluateSections:
+        if getattr(self.environment.settings, "drives_itself", False):
+            named = [name for name in ("frontier", "reflexion", "sharded") if getattr(self.evaluate, name) is not None]
+            if named:
+                raise ValueError(
+                    f"evaluate.{named[0]} speaks to a policy itself, and in environment.name: agent only the agent "
+                    f"does, so it would measure another task. Set evaluate.{named[0]} to null"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _judges_no_part_of_a_request(self) -> EvaluateSections:
         if self.evaluate.sharded is not None:
             self.environment.refuse_parts(of="evaluate.sharded", remedy="Set evaluate.sharded to null")

@@ -20,7 +20,7 @@ from tasks.learning.shared.ranks import ALONE, Ranks
 from tasks.learning.shared.whole_policy import WholePolicy
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.engine import AdjustableEngine
-from tasks.rollouts.episode import EngineEpisodes
+from tasks.rollouts.kinds import kind_of
 from tasks.rollouts.load import load_checked_chat, load_engine
 from tasks.rollouts.probe import probe_sequences
 from tasks.stages.train.alarms import Alarm
@@ -87,7 +87,7 @@ class TrainingRun:
         self.serving = Serving(settings, policy)
         if not settings.engine.own.has_own_memory:
             self._start_engine(resources, self.serving.served)
-        self.episodes = EngineEpisodes(self.engine, self.chat, settings.sampling)
+        self.episodes = resources.enter_context(kind_of(self.environment, self.engine, self.chat, settings.sampling))
         self.collector = Collector(
             self.episodes,
             self.environment,

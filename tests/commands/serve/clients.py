@@ -52,6 +52,10 @@ class Load:
     def answered_by(self, version: str) -> int:
         return sum(row.count(version) for row in self.versions)
 
+    @property
+    def num_answered(self) -> int:
+        return sum(map(len, self.versions))
+
     def _work(self, client: int) -> None:
         messages: list[dict[str, str]] = []
         with httpx2.Client(timeout=WAIT_SECONDS) as http:

@@ -27,7 +27,7 @@ SETTINGS = ServeSettings.model_validate(
         "webhook_secret_variable": None,
         "poll_seconds": 60.0,
         "max_waiting": 100,
-        "record": {"redact": [r"[\w.]+@[\w.]+"], "max_file_mib": 1},
+        "record": {"redact": [r"\b[\w.]{1,64}@[\w.]+"], "max_file_mib": 1},
     }
 )
 

@@ -1,0 +1,28 @@
+"""An agent of LangGraph in a world of turnwise: its model is the policy, its tools are the world's.
+
+Nothing here trains. It is what anybody would write: the client of the chat model finds OPENAI_BASE_URL and
+OPENAI_API_KEY by itself.
+"""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+from langchain.agents import create_agent
+from langchain_mcp_adapters.client import MultiServerMCPClient
+from langchain_openai import ChatOpenAI
+
+problem = json.loads(Path(os.environ["TURNWISE_PROBLEM"]).read_text())
+headers = {"x-api-key": os.environ["OPENAI_API_KEY"]}
+server = {"url": os.environ["TURNWISE_MCP_URL"], "transport": "streamable_http", "headers": headers}
+
+
+async def main() -> str:
+    tools = await MultiServerMCPClient({"desk": server}).get_tools()
+    agent = create_agent(ChatOpenAI(model=os.environ["TURNWISE_MODEL"]), tools)
+    said = await agent.ainvoke({"messages": [("user", problem["requests"][0])]}, {"recursion_limit": 30})
+    return said["messages"][-1].text
+
+
+Path(os.environ["TURNWISE_RESULT"]).write_text(json.dumps({"answer": asyncio.run(main())}))

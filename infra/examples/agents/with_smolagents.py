@@ -1,0 +1,20 @@
+"""An agent of smolagents in a world of turnwise: its model is the policy, its tools are the world's.
+
+Nothing here trains. It is what anybody would write, with the address, key and tools from the environment.
+"""
+
+import json
+import os
+from pathlib import Path
+
+from smolagents import MCPClient, OpenAIModel, ToolCallingAgent
+
+problem = json.loads(Path(os.environ["TURNWISE_PROBLEM"]).read_text())
+key = os.environ["OPENAI_API_KEY"]
+model = OpenAIModel(os.environ["TURNWISE_MODEL"], api_base=os.environ["OPENAI_BASE_URL"], api_key=key)
+server = {"url": os.environ["TURNWISE_MCP_URL"], "transport": "streamable-http", "headers": {"x-api-key": key}}
+
+with MCPClient(server, structured_output=False) as tools:
+    agent = ToolCallingAgent(tools=tools, model=model, max_steps=12, verbosity_level=0)
+    answer = agent.run(problem["requests"][0])
+Path(os.environ["TURNWISE_RESULT"]).write_text(json.dumps({"answer": str(answer)}))

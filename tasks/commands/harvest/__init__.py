@@ -1,0 +1,1 @@
+"""The command `harvest`: served conversations that were recorded become problems for `curate`."""

@@ -1,0 +1,176 @@
+"""Reads what `serve --record` wrote (`serve/recorder.py`): each conversation from its first message to its last reply.
+
+The text is whoever's talked to the agent: data, which is compared and copied, and never followed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from tasks.core import json_text
+from tasks.core.records import Record, ReferenceTurn, ToolCall
+from tasks.core.secrets import HIDDEN
+from tasks.tools.judge.prompt import Judged
+
+FILES = "conversations*.jsonl"
+
+
+class _Function(Record):
+    name: str = Field(min_length=1)
+    arguments: dict[str, Any]
+
+
+class _Call(Record):
+    id: str
+    type: str
+    function: _Function
+
+
+class Message(Record):
+    role: str
+    content: str = ""
+    tool_calls: list[_Call] = Field(default_factory=list)
+    tool_call_id: str | None = None
+    thought: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Row(Record):
+    at: str
+    conversation: str = Field(pattern="^[0-9a-f]{24}$")
+    number: int = Field(ge=0)
+    version: str
+    tools: list[dict[str, Any]] = Field(default_factory=list)
+    messages: list[Message]
+    reply: Message
+    finish: str
+    num_prompt_tokens: int
+    num_written_tokens: int
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """`version` wrote its last reply. `is_whole`: all its rows are there."""
+
+    id: str
+    version: str
+    messages: list[Message]
+    tools: list[dict[str, Any]]
+    finish: str
+    is_whole: bool
+
+    @cached_property
+    def turns(self) -> list[tuple[str, list[tuple[ToolCall, str]], str]]:
+        """Of each request of the user: its text, the calls with their replies, and the closing message; "" where there
+        is none yet. Messages of the user that follow one another are one.
+        """
+        found: list[tuple[str, list[tuple[ToolCall, str]], str]] = []
+        replies = {message.tool_call_id: message.content for message in self.messages if message.role == "tool"}
+        for before, message in zip([None, *self.messages], self.messages, strict=False):
+            if message.role == "user" and before is not None and before.role == "user":
+                found[-1] = (f"{found[-1][0]}\n\n{message.content}", [], "")
+            elif message.role == "user":
+                found.append((message.content, [], ""))
+            elif message.role == "assistant" and found:
+                request, calls, _ = found[-1]
+                made = [
+                    (ToolCall(**call.function.model_dump()), replies.get(call.id, "")) for call in message.tool_calls
+                ]
+                found[-1] = (request, [*calls, *made], "" if made else message.content)
+        return found
+
+    @property
+    def requests(self) -> list[str]:
+        return [request for request, _, _ in self.turns]
+
+    @property
+    def final_message(self) -> str:
+        return self.turns[-1][2]
+
+    @property
+    def fault(self) -> str | None:
+        """Why it is no problem, whatever it is worth."""
+        if not self.is_whole:
+            return "some of its rows are missing"
+        if not self.turns or not all(request.strip() for request in self.requests):
+            return "nobody asks anything"
+        if self.finish != "stop" or not all(answer.strip() for _, _, answer in self.turns):
+            return "it has no closing message"
+        if any(HIDDEN in request for request in self.requests):
+            return "a request was redacted"
+        return None
+
+    def judged(self) -> Judged:
+        """What a judge reads of it."""
+        events: list[dict[str, Any]] = []
+        for number, (_, calls, answer) in enumerate(self.turns):
+            events += [{"tool": call.name, "arguments": call.arguments, "reply": reply} for call, reply in calls]
+            if number + 1 < len(self.turns):
+                events.append({"message": answer, "user": self.turns[number + 1][0]})
+        return Judged(self.requests, events, self.final_message)
+
+    def reference(self, *, with_calls: bool) -> list[ReferenceTurn]:
+        return [
+            ReferenceTurn(calls=[call for call, _ in calls] if with_calls else [], answer=answer)
+            for _, calls, answer in self.turns
+        ]
+
+    def to_row(self) -> dict[str, Any]:
+        """As a checker gets it."""
+        messages = [message.model_dump(exclude_defaults=True) for message in self.messages]
+        return {"id": self.id, "version": self.version, "messages": messages, "tools": self.tools}
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    conversations: list[Conversation]
+    num_unreadable: int
+
+
+def read_conversations(folder: Path) -> Recorded:
+    """In order of their first rows. ValueError where nothing was recorded in `folder`."""
+    files = sorted(folder.glob(FILES))
+    if not files:
+        raise ValueError(
+            f"{folder}: has no {FILES}, so there is nothing to harvest. Record conversations with `python -m tasks "
+            f"serve SOURCE --record {folder}`."
+        )
+    rows: dict[str, list[_Row]] = {}
+    num_unreadable = 0
+    for row in (row for file in files for row in _rows(file)):
+        if row is None:
+            num_unreadable += 1
+        else:
+            rows.setdefault(row.conversation, []).append(row)
+    return Recorded([_joined(name, found) for name, found in rows.items()], num_unreadable)
+
+
+def _rows(file: Path) -> Iterator[_Row | None]:
+    """None for a line that is no row: the last of a server that writes, or was killed."""
+    with file.open("rb") as lines:
+        for line in lines:
+            try:
+                yield _Row.model_validate(_object(line))
+            except (ValidationError, ValueError):
+                yield None
+
+
+def _object(line: bytes) -> Mapping[str, Any]:
+    value = json_text.parse(line, max_depth=json_text.MAX_ROW_DEPTH)
+    if not isinstance(value, dict):
+        raise json.JSONDecodeError("no object", "", 0)
+    return value
+
+
+def _joined(name: str, rows: list[_Row]) -> Conversation:
+    rows = sorted(rows, key=lambda row: row.number)
+    is_whole = [row.number for row in rows] == [*range(len(rows))]
+    messages = [message for row in rows for message in (*row.messages, row.reply)]
+    return Conversation(name, rows[-1].version, messages, rows[0].tools, rows[-1].finish, is_whole)

@@ -1,0 +1,127 @@
+"""`harvest FOLDER OUT`: recorded conversations that succeeded become problems, a line each, for `curate.source`.
+
+A conversation is its own reference. Left out is what failed, what is there already (in OUT, or in train or select as
+they are curated here) and above all what is in test, which would no longer measure anything. OUT grows: what it has
+stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tasks.commands.harvest.conversations import Conversation, read_conversations
+from tasks.commands.harvest.labels import Label, label_by_checker, label_by_judge
+from tasks.core.files import json_hash, read_records, write_jsonl
+from tasks.core.records import Problem
+from tasks.core.settings import Paths, Settings, load, load_paths, read_params
+from tasks.core.splits import content_key
+from tasks.core.terminal import warn
+from tasks.environments.settings import EnvironmentSettings
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+TAKEN = "taken"
+SPLITS = {"train": "it is in train", "select": "it is in select", "test": "it is in test"}
+
+
+class HarvestSections(Settings):
+    environment: EnvironmentSettings
+
+
+def harvest(folder: Path, out: Path, *, checker: str | None = None) -> Table:
+    """Returns what was taken, and why the rest was not, by count."""
+    params = read_params()
+    settings, recorded = load(HarvestSections, params), read_conversations(folder)
+    before = list(read_records(out, Problem)) if out.exists() else []
+    known = Known(load_paths(params), before)
+    fates: Counter[str] = Counter({TAKEN: 0, "its row cannot be read": recorded.num_unreadable})
+    candidates = []
+    for conversation in recorded.conversations:
+        if fault := conversation.fault or known.fault(conversation.requests):
+            fates[fault] += 1
+        else:
+            candidates.append(conversation)
+    taken = []
+    for conversation, label in zip(candidates, _labels(candidates, settings, checker), strict=True):
+        problem = problem_of(conversation, label)
+        fault = _fault(label) or known.fault(problem.requests)
+        fates[fault or TAKEN] += 1
+        if fault is None:
+            taken.append(problem)
+            known.add(problem, "another conversation asks the same")
+    write_jsonl(out, (problem.model_dump() for problem in [*before, *taken]))
+    return _table(fates, out, num_problems=len(before) + len(taken))
+
+
+def problem_of(conversation: Conversation, label: Label) -> Problem:
+    """Those that begin with the same request are of one split group."""
+    return Problem(
+        id=f"served-{conversation.id}",
+        category=label.category,
+        level=label.level,
+        requests=conversation.requests,
+        world=label.world or {},
+        reference=conversation.reference(with_calls=label.world is not None),
+        split_group=f"served-{json_hash(plain(conversation.requests[0]))[:16]}",
+    )
+
+
+class Known:
+    """Why a problem would be one too many: what was harvested before, and the splits that are curated here."""
+
+    def __init__(self, paths: Paths, before: list[Problem]):
+        self.why: dict[str, str] = {}  # by content, and by requests alone
+        self.begin_test = set[str]()  # the first requests of test: what begins so might tell its rest
+        if not paths.split("test").exists():
+            warn(f"warning: {paths.split('test')} does not exist, so nothing is compared with test. Run curate first.")
+        for problem in before:
+            self.add(problem, "it was harvested before")
+        for split, why in SPLITS.items():  # test is the last: where a problem is in several, that counts
+            problems = list(read_records(paths.split(split), Problem)) if paths.split(split).exists() else []
+            for problem in problems:
+                self.add(problem, why)
+            if split == "test":
+                self.begin_test = {plain(problem.requests[0]) for problem in problems}
+
+    def add(self, problem: Problem, why: str) -> None:
+        self.why |= dict.fromkeys((content_key(problem), _requests_key(problem.requests)), why)
+
+    def fault(self, requests: list[str]) -> str | None:
+        return SPLITS["test"] if plain(requests[0]) in self.begin_test else self.why.get(_requests_key(requests))
+
+
+def plain(text: str) -> str:
+    """Two that differ in spaces and capitals alone are the same request."""
+    return " ".join(text.casefold().split())
+
+
+def _requests_key(requests: list[str]) -> str:
+    return json_hash([plain(request) for request in requests])
+
+
+def _labels(candidates: list[Conversation], settings: HarvestSections, checker: str | None) -> list[Label]:
+    if not candidates:
+        return []
+    if checker is not None:
+        return label_by_checker(candidates, checker)
+    return label_by_judge(candidates, settings.environment.judge)
+
+
+def _fault(label: Label) -> str | None:
+    if label.success:
+        return None
+    return "nobody can say whether it succeeded" if label.success is None else "it failed, so it shows no solution"
+
+
+def _table(fates: Counter[str], out: Path, *, num_problems: int) -> Table:
+    from tasks.core.text import printable
+    from tasks.report.summary import new_table
+
+    table = new_table(f"Served conversations: {printable(str(out))} has {num_problems:,} problems", "", "conversations")
+    for fate, count in sorted(fates.items(), key=lambda item: (item[0] != TAKEN, -item[1], item[0])):
+        if count or fate == TAKEN:
+            table.add_row(fate if fate == TAKEN else f"left out: {fate}", f"{count:,}")
+    return table

@@ -1,0 +1,107 @@
+"""Episodes of agents over an engine: the EpisodeKind, and what the gateway asks on behalf of the agents.
+
+One gateway serves all episodes, from the first to `close`; one whose server died is started again, and the agents that
+talked to it end with faults. Each attempt at an episode has a key of its own, which is worth nothing once it has ended.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from tasks.core.terminal import tell
+from tasks.gateway.completions import Completion, CompletionRequest
+from tasks.rollouts.agents.episode import AgentRun
+from tasks.rollouts.agents.inbox import Asked, Called, unknown_key
+from tasks.rollouts.conversation import EpisodeKey
+from tasks.rollouts.episode import EngineEpisodes
+from tasks.tools.base import Environment, Tool, ToolReply
+from tasks.tools.driven import Endpoint
+
+if TYPE_CHECKING:
+    from tasks.gateway.server import Gateway
+
+
+class AgentEpisodes(EngineEpisodes):
+    """Also the gateway's Backend and ToolHost, whose methods its thread calls."""
+
+    def __init__(self, *given: Any):
+        super().__init__(*given)
+        self.by_key: dict[str, AgentRun] = {}
+        self._gateway: Gateway | None = None
+        self._has_told = False
+
+    def open(self, key: EpisodeKey, environment: Environment, *, seed: int, stage: str, attempt: int) -> AgentRun:
+        if key.prefix:
+            raise ValueError(
+                "episodes of environment.name: agent cannot begin in the middle, since no agent can be brought there. "
+                "Switch off what begins them so (train.prefixes)"
+            )
+        self.num_opened += 1
+        gateway = self._serving()
+        run = AgentRun(
+            key,
+            self.num_opened,
+            environment=environment,
+            chat=self.chat,
+            sampling=self._open_problem(key.problem, environment).sampling,
+            seed=seed,
+            stage=stage,
+            attempt=attempt,
+            endpoint=Endpoint(gateway.openai_url, gateway.url, gateway.mcp_url, secrets.token_urlsafe(24), model=""),
+            by_key=self.by_key,
+        )
+        self.running[run.handle] = run
+        return run
+
+    def submit(self, run: AgentRun) -> None:  # type: ignore[override]  # it opens no others
+        if run.is_elsewhere:
+            self.withdraw(run)
+        super().submit(run)
+
+    def close(self) -> None:
+        if self._gateway is not None:
+            self._gateway.close()
+
+    def models(self, key: str) -> Sequence[str]:
+        return self._of(key).episode.models
+
+    def complete(self, key: str, request: CompletionRequest) -> Future[Completion]:
+        run, asked = self._of(key), Asked(request)
+        self._tell_what_is_the_trainers(request)
+        clock = run.episode.clock
+        clock.hold()
+        asked.answer.add_done_callback(lambda _: clock.go())
+        run.inbox.put(asked)
+        return asked.answer
+
+    def tools(self, key: str) -> Sequence[Tool]:
+        return self._of(key).offered
+
+    def call(self, key: str, name: str, arguments: Mapping[str, Any]) -> Future[ToolReply]:
+        called = Called(name, arguments)
+        self._of(key).inbox.put(called)
+        return called.answer
+
+    def _of(self, key: str) -> AgentRun:
+        run = self.by_key.get(key)
+        if run is None:
+            raise unknown_key()
+        return run
+
+    def _serving(self) -> Gateway:
+        from tasks.gateway.server import Gateway
+
+        if self._gateway is None or not self._gateway.is_alive:
+            self._gateway = Gateway(self, tools=self)
+            self._gateway.start()
+        return self._gateway
+
+    def _tell_what_is_the_trainers(self, request: CompletionRequest) -> None:
+        if not self._has_told and (request.temperature, request.top_p, request.seed) != (None, None, None):
+            self._has_told = True
+            tell(
+                "agents set temperature, top_p or seed: the run's own are used, or log-probs would be of another policy"
+            )

@@ -1,0 +1,68 @@
+"""Episodes that drive themselves: an agent asks an endpoint for turns, calls tools there, and ends when it wants to.
+
+An environment whose `is_driven_by_agent` is true starts a DrivenEpisode for each problem. Rollouts tell it where the
+policy is reached, wait for what it asks, and take its end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from tasks.tools.base import Episode
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where one episode's agent reaches the policy, and its tools by MCP. `key` tells the episode; `model` is the name
+    to ask for.
+    """
+
+    openai_url: str
+    anthropic_url: str
+    mcp_url: str
+    key: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentEnd:
+    """An agent ended by itself. `answer`: its final message, None where it told none and its last turn is it."""
+
+    answer: str | None = None
+
+
+class AgentClock:
+    """What is left of an agent's time. It stands still while the agent waits for the policy."""
+
+    def __init__(self, seconds: float):
+        self._left, self._since = seconds, time.monotonic()
+        self._num_held = 0
+
+    def hold(self) -> None:
+        self._left = self.left
+        self._num_held += 1
+
+    def go(self) -> None:
+        self._num_held -= 1
+        self._since = time.monotonic()
+
+    @property
+    def left(self) -> float:
+        return self._left - (0 if self._num_held else time.monotonic() - self._since)
+
+
+class DrivenEpisode(Episode, Protocol):
+    """`clock` is held while a turn of its agent is written. `call` is for tools that the endpoint serves. `models`: the
+    names that its agent may ask for.
+    """
+
+    clock: AgentClock
+    models: Sequence[str]
+
+    def launch(self, endpoint: Endpoint) -> Future[AgentEnd]:
+        """Start the agent. EnvironmentFault in the Future if it crashed, or its time ran out."""
+        ...

@@ -1,0 +1,172 @@
+"""Recorded conversations as problems: what is taken, what is left out and why, and who says that one succeeded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tasks.commands.harvest import labels
+from tasks.commands.harvest.harvest import harvest
+from tasks.core.console import SafeConsole
+from tasks.core.files import read_records, write_jsonl
+from tasks.core.records import Problem
+from tasks.tools.judge.prompt import Judged
+from tests import tiny
+from tests.profiles import profile_params
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "stock", "arguments": {"item": "tea"}}}
+CHECKER = '''"""A checker."""
+
+def check(conversation):
+    asked = conversation["messages"][0]["content"]
+    if "tea" in asked:
+        return {"success": True, "category": "shop", "level": 2, "world": {"tea": 3}}
+    return {"maybe": None, "bad": False}.get(asked.split()[0], True)
+'''
+
+
+def row(
+    number: int, messages: list[dict[str, Any]], text: str, *, name: str, calls: Any = (), finish: str = "stop"
+) -> dict[str, Any]:
+    reply = {"role": "assistant", "content": text, **({"tool_calls": list(calls)} if calls else {})}
+    return {
+        "at": "2026-01-01T00:00:00", "conversation": name * 24, "number": number, "version": "shop/3", "tools": [],
+        "messages": messages, "reply": reply, "finish": finish, "num_prompt_tokens": 9, "num_written_tokens": 4,
+    }  # fmt: skip
+
+
+def says(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Conversations of each fate, and curated splits with two of them."""
+    monkeypatch.chdir(tmp_path)
+    Path("params.yaml").write_text(yaml.safe_dump(profile_params("demo")), encoding="utf-8")
+    template = tiny.problems(1)[0]
+    for split, request in (("train", "Known to train"), ("select", "x"), ("test", "book  FLIGHT 7")):
+        given = template.model_copy(update={"requests": [request, "and then"] if split == "test" else [request]})
+        write_jsonl(tmp_path / "artifacts" / "curate" / f"{split}.jsonl", [given.model_dump()])
+    write_jsonl(
+        tmp_path / "served" / "conversations.jsonl",
+        [
+            row(0, says("is there tea?"), "", name="a", calls=[CALL], finish="tool_calls"),
+            row(0, says("hello"), "Hello.", name="b"),
+            row(1, [{"role": "tool", "tool_call_id": "call_1", "content": "3"}], "Three.", name="a"),
+            row(2, says("and sugar?"), "None.", name="a"),
+            row(0, says("  HELLO "), "Hi.", name="c"),
+            row(0, says("Book flight 7"), "Done.", name="d"),
+            row(0, says("known to train"), "Done.", name="e"),
+            row(0, says("bad luck"), "Sorry.", name="f"),
+            row(0, says("maybe so"), "Perhaps.", name="0"),
+            row(0, says("write to [redacted]"), "Done.", name="1"),
+            row(0, says("long"), "It goes o", name="2", finish="length"),
+            row(1, says("what was before?"), "Nothing.", name="3"),
+        ],
+    )
+    with (tmp_path / "served" / "conversations.jsonl").open("a") as file:
+        file.write('{"at": "20')
+    return tmp_path / "served"
+
+
+def counts(table: Any, capsys: pytest.CaptureFixture[str]) -> dict[str, int]:
+    SafeConsole(width=120).print(table)
+    lines = [line.rsplit(None, 1) for line in capsys.readouterr().out.splitlines()[2:] if line.strip()]
+    return {name.strip(): int(count) for name, count in lines}
+
+
+def test_what_succeeded_becomes_a_problem_and_every_other_says_why_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    namespace: dict[str, Any] = {}
+    exec(CHECKER, namespace)
+    monkeypatch.setattr(labels, "load_object", lambda path: namespace["check"])
+    out = Path("tasks/custom/served.jsonl")
+
+    found = counts(harvest(folder, out, checker="tasks.custom.shop:check"), capsys)
+
+    assert found == {
+        "taken": 2,
+        "left out: another conversation asks the same": 1,
+        "left out: a request was redacted": 1,
+        "left out: it failed, so it shows no solution": 1,
+        "left out: it has no closing message": 1,
+        "left out: it is in test": 1,
+        "left out: it is in train": 1,
+        "left out: its row cannot be read": 1,
+        "left out: nobody can say whether it succeeded": 1,
+        "left out: some of its rows are missing": 1,
+    }
+    tea, hello = read_records(out, Problem)
+    assert (tea.id, tea.category, tea.level, tea.world) == (f"served-{'a' * 24}", "shop", 2, {"tea": 3})
+    assert tea.requests == ["is there tea?", "and sugar?"]
+    assert [(len(turn.calls), turn.answer) for turn in tea.reference] == [(1, "Three."), (0, "None.")]
+    assert (hello.requests, hello.world, hello.reference[0].calls) == (["hello"], {}, [])
+    assert tea.split_group != hello.split_group
+
+    before = out.read_bytes()  # a second time takes nothing, and loses nothing
+    again = counts(harvest(folder, out, checker="tasks.custom.shop:check"), capsys)
+    assert again["taken"] == 0 and again["left out: it was harvested before"] == 3
+    assert out.read_bytes() == before
+
+
+def test_a_judge_reads_calls_and_what_the_user_said_next(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    judged: list[Judged] = []
+
+    class Yes:
+        success = True
+
+    def judge_all(settings: Any, episodes: list[Judged]) -> list[Any]:
+        judged.extend(episodes)
+        return [Yes() for _ in episodes]
+
+    monkeypatch.setattr(labels, "judge_all", judge_all)
+    with pytest.raises(ValueError, match=r"environment.judge is null.*--checker"):
+        harvest(folder, Path("out.jsonl"))
+    assert not Path("out.jsonl").exists()
+
+    params = profile_params("demo")
+    params["environment"]["judge"] = yaml.safe_load(JUDGE)
+    Path("params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
+    assert counts(harvest(folder, Path("out.jsonl")), capsys)["taken"] == 4
+    assert judged[0].to_row() == {
+        "requests": ["is there tea?", "and sugar?"],
+        "events": [
+            {"tool": "stock", "arguments": {"item": "tea"}, "reply": "3"},
+            {"message": "Three.", "user": "and sugar?"},
+        ],
+        "final_message": "None.",
+    }
+    tea = next(read_records(Path("out.jsonl"), Problem))
+    assert tea.world == {} and not any(turn.calls for turn in tea.reference)  # there is no world to replay them in
+
+    params["environment"]["judge"]["agreement"] = yaml.safe_load(AGREEMENT)  # asked for, and never measured
+    Path("params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"evidence.json does not exist.*judge-check"):
+        harvest(folder, Path("other.jsonl"))
+
+
+JUDGE = """
+{url: "http://127.0.0.1:9/v1", model: judge, api_key_variable: null, decides: true, show_reference: false,
+ rubric: tasks/tools/judge/rubric.md, structured: true, num_votes: 1, temperature: 0.0, seed: 0,
+ max_output_tokens: 200, max_characters: 4000, max_attempts: 1, max_retries: 0, max_concurrent_requests: 1,
+ timeout_seconds: 1.0, cache_folder: artifacts/judge, agreement: null}
+"""
+AGREEMENT = """
+{labels: tasks/custom/labels.jsonl, evidence: tasks/custom/evidence.json, confidence: 0.95, min_agreement: 0.8,
+ min_kappa: 0.6}
+"""
+
+
+def test_a_folder_without_conversations_says_how_they_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("params.yaml").write_text(yaml.safe_dump(profile_params("demo")), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"nothing to harvest.*serve SOURCE --record"):
+        harvest(tmp_path, tmp_path / "out.jsonl")
+    assert not (tmp_path / "out.jsonl").exists()

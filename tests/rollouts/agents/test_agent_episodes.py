@@ -1,0 +1,214 @@
+"""Agents that drive themselves, played by the collector: what our own loop plays they play alike, and what they do
+wrong is told to them, recorded, or a fault of theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tasks.chat.format import ChatFormat
+from tasks.core.records import Group, Problem, Score, Trajectory
+from tasks.environments.travel_desk.environment import TravelDesk
+from tasks.gateway.completions import CompletionRequest, ProtocolError
+from tasks.rollouts.agents.kind import AgentEpisodes
+from tasks.rollouts.collect import Collector
+from tasks.rollouts.conversation import EpisodeKey
+from tests import tiny
+from tests.conftest import ROOT
+from tests.learning.test_plain_grpo import by_the_trainer
+from tests.rollouts.agents.conftest import (
+    AGENTS,
+    VERDICT,
+    Imitator,
+    agent_world,
+    collect,
+    reference_texts,
+)
+
+pytestmark = pytest.mark.slow
+PROGRAM = [sys.executable, str(Path(__file__).with_name("scripted_agents.py"))]
+AS_OURS = {"environment": {"PYTHONPATH": {"value": str(ROOT)}}}
+ALL = [problem for problem in tiny.problems(340, max_level=4) if len(problem.requests) == 1]
+PROBLEMS = list({problem.requests[0]: problem for problem in ALL}.values())[:64]
+CALLING = [problem for problem in PROBLEMS if len(reference_texts(problem)) > 2]
+
+
+def imitator(chat: ChatFormat) -> Imitator:
+    return Imitator(chat, {problem.requests[0]: reference_texts(problem) for problem in PROBLEMS})
+
+
+def played_by(agent: str, chat: ChatFormat, problems: Sequence[Problem], **changed: Any) -> list[Trajectory]:
+    options = {key: changed.pop(key) for key in ("sampling", "at_once") if key in changed}
+    world = agent_world(object=f"{AGENTS}:{agent}", **changed)
+    return collect(world, imitator(chat), chat, problems, **options)
+
+
+def as_rows(played: Sequence[Trajectory]) -> list[dict[str, Any]]:
+    return [item.to_row() | {"environment_fingerprint": ""} for item in played]
+
+
+def test_an_agent_in_our_world_plays_what_our_own_loop_plays_and_trains_alike(chat: ChatFormat, tmp_path: Path):
+    """Ids, masks, log-probs, turns, verdicts, and the gradient of a GRPO step; a function and a program."""
+    some = CALLING[:6]
+    own = collect(TravelDesk(), imitator(chat), chat, some)
+    theirs = played_by("play", chat, some)
+    assert [item.outcome for item in own] == ["success"] * 6
+    assert as_rows(theirs) == as_rows(own)
+    program = collect(agent_world(command=PROGRAM, object=None, **AS_OURS), imitator(chat), chat, some[:2])
+    assert as_rows(program) == as_rows(own[:2])
+    folder = tiny.model_folder(tmp_path / "m")
+    scores = [Score(float(number % 2), {}) for number in range(6)]
+    gradients = [by_the_trainer(folder, [Group("p", "c", played, scores)])[1] for played in (own, theirs)]
+    torch.testing.assert_close(*gradients, atol=1e-5, rtol=0)
+    assert gradients[0].abs().max() > 1e-3
+
+
+def test_64_agents_are_under_way_at_once(chat: ChatFormat):
+    """Each waits for 63 others before it asks."""
+    played = played_by("meets_63_others", chat, PROBLEMS, at_once=64)
+    assert [item.outcome for item in played] == ["success"] * 64
+
+
+@pytest.mark.parametrize(
+    ("agent", "changed", "told"),
+    [
+        ("crashes", {}, "raised KeyError"),
+        ("hangs", {"deadline_seconds": 0.2}, "did not end in 0.2 s of its own"),
+        ("never_asks", {}, "without a turn"),
+    ],
+)
+def test_an_agent_that_fails_is_a_fault_tried_again_and_dropped(
+    agent: str, changed: dict[str, Any], told: str, chat: ChatFormat
+):
+    (played,) = played_by(agent, chat, PROBLEMS[:1], **changed)
+    assert (played.outcome, played.sequences) == ("environment_error", [])
+    assert told in str(played.fault)
+
+
+def test_a_program_that_crashes_tells_its_last_line_and_leaves_nothing_behind(chat: ChatFormat, tmp_path: Path):
+    """It starts a child that would sleep for ten minutes; the key is not in the message."""
+    child = f"import time,os; open({str(tmp_path / 'child')!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    code = (
+        f"import subprocess, sys, os, time; subprocess.Popen([sys.executable, '-c', {child!r}])\n"
+        f"while not os.path.exists({str(tmp_path / 'child')!r}): time.sleep(0.01)\n"
+        f"print('x' * 100_000, flush=True); sys.exit('no flight for ' + os.environ['OPENAI_API_KEY'])"
+    )
+    world = agent_world(command=[sys.executable, "-c", code], object=None)
+    (played,) = collect(world, imitator(chat), chat, PROBLEMS[:1])
+    assert "ended with status 1: no flight for [redacted]" in str(played.fault)
+    until = time.monotonic() + 60
+    while _lives(int((tmp_path / "child").read_text() or 0)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not _lives(int((tmp_path / "child").read_text()))
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+        return file.read().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_a_flood_is_refused_and_what_was_answered_counts(chat: ChatFormat):
+    """10 MB: 413. A thousand requests: ten turns are written, then the budget is told; too many at once: 429."""
+    (played,) = played_by("floods", chat, PROBLEMS[:1])
+    assert (played.outcome, played.limit, len(played.turns)) == ("max_turns", "max_turns", 10)
+
+
+def test_another_key_is_refused_and_one_of_an_ended_episode_too(chat: ChatFormat):
+    world, keys = agent_world(object=f"{AGENTS}:uses_another_key"), list[str]()
+
+    class Noting(AgentEpisodes):
+        def complete(self, key: str, request: CompletionRequest) -> Any:
+            keys.append(key)
+            return super().complete(key, request)
+
+    kind = Noting(imitator(chat), chat, tiny.ROOMY)
+    collector = Collector(kind, world, max_concurrent_episodes=1, seed=0, stage="test")
+    (played,) = collector.collect([EpisodeKey(PROBLEMS[0], 0, 0)])
+    assert played.outcome == "success"
+    with pytest.raises(ProtocolError) as refused:
+        kind.complete(keys[-1], CompletionRequest("policy", []))
+    assert refused.value.status == 401
+    kind.close()
+
+
+@pytest.mark.parametrize(
+    ("agent", "begun"), [("edits_its_history", "edited_history"), ("asks_twice_at_once", "parallel")]
+)
+def test_what_does_not_extend_a_sequence_begins_one(agent: str, begun: str, chat: ChatFormat):
+    (played,) = played_by(agent, chat, CALLING[:1])
+    assert [sequence.begun for sequence in played.sequences] == ["", begun]
+    assert sum(len(sequence.sampled_ids) for sequence in played.sequences) == played.num_sampled_tokens
+    assert played.turns[-1].sequence == 1
+    assert played.fault is None
+
+
+def test_what_cannot_be_honoured_is_an_error_and_a_stop_string_cuts_what_was_sampled(chat: ChatFormat):
+    (played,) = played_by("asks_for_too_much", chat, CALLING[:1])
+    assert played.fault is None
+    assert [turn.stop_reason for turn in played.turns] == ["end_of_turn", "stop_string", "max_tokens_per_turn"]
+    (sequence,) = played.sequences
+    written = chat.decode(sequence.sampled_ids)
+    first = reference_texts(CALLING[0])[0] + "<|im_end|>"
+    assert written.startswith(first)
+    assert "}" not in written.removeprefix(first)  # two calls, each cut in its middle
+
+
+@pytest.mark.parametrize(
+    ("limits", "outcome", "limit"),
+    [
+        ({"max_turns": 1}, "max_turns", "max_turns"),
+        ({"max_tokens_per_episode": 60}, "overlong", "max_tokens_per_episode"),
+    ],
+)
+def test_a_budget_ends_the_episode_as_in_our_own_loop(
+    limits: dict[str, int], outcome: str, limit: str, chat: ChatFormat
+):
+    sampling = tiny.ROOMY.model_copy(update=limits)
+    (played,) = played_by("play", chat, CALLING[:1], sampling=sampling)
+    (own,) = collect(TravelDesk(), imitator(chat), chat, CALLING[:1], sampling=sampling)
+    assert (played.outcome, played.limit) == (outcome, limit)
+    assert as_rows([played]) == as_rows([own])
+
+
+def test_a_gateway_that_dies_is_started_again_and_its_agents_play_again(chat: ChatFormat):
+    world = agent_world()
+
+    class Dying(AgentEpisodes):
+        num_killed = 0
+
+        def complete(self, key: str, request: CompletionRequest) -> Any:
+            if self.num_killed == 0 and self._gateway is not None:
+                self.num_killed = 1
+                threading.Thread(target=self._gateway.close).start()
+            return super().complete(key, request)
+
+    kind = Dying(imitator(chat), chat, tiny.ROOMY)
+    collector = Collector(kind, world, max_concurrent_episodes=4, seed=0, stage="test")
+    played = collector.collect([EpisodeKey(problem, 0, 0) for problem in PROBLEMS[:8]])
+    kind.close()
+    assert [item.outcome for item in played] == ["success"] * 8
+    assert collector.faults.restarts.total() > 0
+
+
+@pytest.mark.parametrize("by", ["result", "checker"])
+def test_an_agent_with_its_own_tools_is_judged_by_what_it_tells(by: str, chat: ChatFormat):
+    verdict = {**VERDICT, "by": by, "checker": f"{AGENTS}:check" if by == "checker" else None}
+    (played,) = played_by("answers_for_itself", chat, PROBLEMS[:1], world=None, verdict=verdict)
+    checks = {"success": True} if by == "result" else {"asked": True, "told": True}
+    assert (played.outcome, played.checks) == ("success", checks)
+    assert played.details == ({"tickets": 2} if by == "result" else {})
+    (silent,) = played_by("never_asks", chat, PROBLEMS[:1], world=None, verdict=verdict)
+    assert silent.outcome == "environment_error"
