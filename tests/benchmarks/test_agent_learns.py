@@ -36,6 +36,7 @@ def test_grpo_raises_the_success_of_an_agent_of_the_openai_agents_sdk(tmp_path: 
                 "verdict": None,
             },
             "engine.max_concurrent_episodes": 8,
+            "curate.source": "tasks/environments/agent",
             "curate.max_select_problems": 40,
             "curate.max_test_problems": 60,
             "assess.num_problems": 10,
