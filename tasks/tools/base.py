@@ -264,6 +264,10 @@ class Environment(Protocol):
         """The problem with this id; ValueError if there is none. None: search the problems of `curate`."""
         return None
 
+    def knows_solution(self, problem: Problem) -> bool:
+        """Whether the problem's reference is claimed to score 1; else nobody knows a solution, and none is asked."""
+        return True
+
     def starts_afresh(self) -> bool:
         """Whether an episode sees nothing of earlier ones."""
         return True

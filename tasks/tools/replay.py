@@ -115,6 +115,8 @@ def _attempt(environment: Environment, script: Script, *, stream: str) -> Steps:
 
 def demonstrate_reference(environment: Environment, problem: Problem) -> Demonstration | None:
     """The reference solution as a demonstration, played now; None where it is none."""
+    if not environment.knows_solution(problem):
+        return None
     script = Script.reference(problem)
     (played,) = play(environment, [script])
     return demonstration_of(script, played)

@@ -37,7 +37,7 @@ def find_version(uri: str, address: str | None = None) -> tuple[Registry, Versio
             f"Write models:/NAME@champion (or @previous, @challenger), or models:/NAME/3."
         )
     registry = open_registry(_tracking(address), found["model"])
-    _tell_discrepancies(registry, found["alias"])
+    check_alias(registry, found["alias"])
     version = registry.at(found["alias"]) if found["alias"] else registry.version(int(found["number"]))
     if version is None:
         raise ValueError(f"{uri}: there is no such version. {what_there_is(registry)}")
@@ -55,19 +55,22 @@ def _tracking(address: str | None) -> TrackingSettings:
     return load(TrackingSections, given, source=Path("--registry")).tracking
 
 
-def _tell_discrepancies(registry: Registry, alias: str | None) -> None:
-    """ValueError where the requested alias is not as recorded: it would name another model than was decided."""
+def check_alias(registry: Registry, alias: str | None, *, quietly: bool = False) -> None:
+    """ValueError where the requested alias is not as recorded: it would name another model than was decided. Other
+    differences are warnings, or `quietly` nothing.
+    """
+    tell = (lambda text: None) if quietly else warn
     try:
         found = find_discrepancies(registry, read_history(registry))
     except ValueError as error:  # no journal to compare it with
         if alias in ALIASES:
             raise
-        warn(f"warning: {error}")
+        tell(f"warning: {error}")
         return
     for discrepancy in found:
         if discrepancy.alias == alias:
             raise ValueError(f"{discrepancy.sentence} A version itself is named models:/{registry.model}/NUMBER.")
-        warn(f"warning: {discrepancy.sentence}")
+        tell(f"warning: {discrepancy.sentence}")
 
 
 def what_there_is(registry: Registry) -> str:

@@ -206,16 +206,22 @@ def began_otherwise(environment: OpenEnvEnvironment, problem: Problem) -> Enviro
 
 
 @pytest.mark.demo
-def test_what_is_curated_from_a_server_passes_the_doctor(tmp_path: Path):
+@pytest.mark.parametrize("is_solved", [True, False])
+def test_what_is_curated_from_a_server_passes_the_doctor_who_warns_where_nobody_knows_a_solution(
+    is_solved: bool, tmp_path: Path
+):
     params, paths = profile_params("test"), Paths(tmp_path / "artifacts")
     params["environment"] = keypad.environment_settings(max_dropped_share=0.05).model_dump(mode="json")
-    params["curate"] |= {"source": "tasks/environments/openenv", "num_generated": 300, "num_demonstrations": 50}
+    params["environment"]["settings"] |= {} if is_solved else {"solution": None}
+    params["curate"] |= {"source": "tasks/environments/openenv", "num_generated": 300}
+    params["curate"]["num_demonstrations"] = 50 if is_solved else 0
     curate(load(CurateSections, params), paths)
     card = json.loads((paths.stage("curate") / "card.json").read_text())
     assert sum(card["num_problems"].values()) == 280  # of 300: the test set is as large as params say
     examined = {item.check: item for item in examine(DoctorContext(load(DoctorSections, params), paths))}
     of_the_machine = {"threads", "memory", "disk", "duration"}
-    assert {item.result for name, item in examined.items() if name not in of_the_machine} == {"pass"}, examined
+    failing = {name for name, item in examined.items() if item.result != "pass"} - of_the_machine
+    assert failing == (set() if is_solved else {"references score 1"}), examined
 
 
 def child(environment: OpenEnvEnvironment) -> int:

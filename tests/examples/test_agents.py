@@ -94,6 +94,18 @@ def test_smolagents_writes_its_history_anew_so_each_request_is_a_sequence_and_re
         check_ids(trajectory, asked[trajectory.problem_id], chat)
 
 
+@pytest.mark.parametrize("name", ["openai-agents", "langgraph", "smolagents"])
+def test_what_the_model_gets_wrong_is_its_failure_and_no_crash_of_the_agent(
+    name: str, chat: ChatFormat, problems: list[Problem]
+):
+    """A tool that is not there, wrong arguments, and the same call until the turns are used up."""
+    wrong = [ToolCall(name="fly", arguments={}), ToolCall(name="convert_currency", arguments={"amount": "much"})]
+    again = call_text(ToolCall(name="get_nearest_airport_by_city", arguments={"location": "Rome"}))
+    (played,) = play(name, chat, problems[:1], lambda problem: [*map(call_text, wrong), *[again] * 20])
+    assert played.outcome in ("failure", "max_turns")
+    assert len(played.turns) > 2 or name == "openai-agents"  # which gives up at the first
+
+
 def check_ids(trajectory: Trajectory, requests: list[CompletionRequest], chat: ChatFormat) -> None:
     """Each request, rendered whole and without a record, is what was recorded up to where its turn was sampled."""
     assert len(requests) == len(trajectory.turns)

@@ -20,7 +20,13 @@ ROUNDING = 1e-9  # of sums of parts
 
 def references_score(context: DoctorContext) -> Finding:
     """References of all splits and categories: success, and a reward within the bounds of a success."""
-    references = context.references
+    references = [item for item in context.references if context.environment.knows_solution(item.problem)]
+    if not references:
+        return warned(
+            "nobody knows a solution of these problems, so one that cannot be solved looks like one that is hard",
+            "Give the environment solutions if you can; else watch `assess`: a problem that never succeeds teaches "
+            "nothing.",
+        )
     bounds = _bounds(context)
     failures, outside = [], []
     for reference in references:

@@ -136,7 +136,7 @@ class EngineLoop:
                 continue
             try:
                 handle = self._conversations.begin(asked.request)
-            except ProtocolError as error:
+            except Exception as error:
                 self._refuse(asked.answer, error)
             else:
                 self._answers[handle] = asked.answer
@@ -153,12 +153,18 @@ class EngineLoop:
         if not self._answers:
             return
         for reply in self.served.engine.poll(self._may_begin):
-            answer, completion = self._answers.pop(reply.episode), self._conversations.end(reply)
+            answer = self._answers.pop(reply.episode)
+            try:
+                completion = self._conversations.end(reply)
+            except Exception as error:
+                self._refuse(answer, error)
+                continue
             self.num_answered += 1
             with suppress(InvalidStateError):  # whoever asked has gone
                 answer.set_result(completion)
 
-    def _refuse(self, answer: Future[Completion], error: ProtocolError) -> None:
+    def _refuse(self, answer: Future[Completion], error: Exception) -> None:
+        """A mistake of ours in one request, which the gateway logs, ends no other."""
         self.num_refused += 1
         with suppress(InvalidStateError):
             answer.set_exception(error)

@@ -92,7 +92,7 @@ class Recorder:
         try:
             self.file.append(self.redaction.value(self._row(request, completion)))
             self.num_recorded += 1
-        except OSError as error:  # a full disk ends no conversation
+        except Exception as error:  # a full disk ends no conversation, nor does what cannot be written
             if self.trouble is None:
                 warn(f"warning: {self.file.folder}: conversations are not recorded: {one_line(error)}.")
             self.trouble = one_line(error)

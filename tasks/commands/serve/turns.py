@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tasks.commands.serve.served import Served
 from tasks.gateway.completions import Completion, CompletionRequest, ProtocolError
-from tasks.rollouts.agents.answers import cut_at_stop, read_answer
+from tasks.rollouts.agents.answers import before_stop, cut_at_stop, read_answer
 from tasks.rollouts.agents.transcript import Place, Transcript
 from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
 from tasks.rollouts.settings import SamplingSettings
@@ -29,9 +28,6 @@ def refuse_unservable(request: CompletionRequest, sampling: SamplingSettings) ->
     if request.response_schema is not None:
         message = "No engine here keeps to a JSON schema; leave response_format out."
         raise ProtocolError(400, message, parameter="response_format", code="unsupported_parameter")
-    if request.tool_choice == "required":
-        message = "A call cannot be forced here; send tool_choice auto or none."
-        raise ProtocolError(400, message, parameter="tool_choice", code="unsupported_value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +62,7 @@ class Conversations:
 
     def begin(self, request: CompletionRequest) -> EpisodeHandle:
         """Submit its turn. ProtocolError where the history cannot be rendered, or leaves no room."""
-        tools = [] if request.tool_choice == "none" else [dict(tool) for tool in request.tools]
-        place = self.transcript.place(request.messages, tools)
+        place = self.transcript.place(request.messages, request.tools)
         room = self.sampling.max_tokens_per_episode - len(place.prompt)
         if room < 1:
             raise ProtocolError(
@@ -90,23 +85,27 @@ class Conversations:
         return handle
 
     def end(self, reply: TurnReply) -> Completion:
+        """ProtocolError where a call was required and none was made."""
         begun, chat = self.under_way.pop(reply.episode), self.served.chat
         request, place = begun.request, begun.place
         length = cut_at_stop(chat, reply.token_ids, request.stop)
         written = reply.token_ids if length is None else reply.token_ids[:length]
         answer = read_answer(chat, written, request, name=f"call_{secrets.token_hex(8)}")
+        answer = answer if length is None else before_stop(answer, request.stop)
         sequence = self.transcript.record(place, written, answer.said)
         if length is None and sequence not in self._idle:
             self._idle[sequence] = reply.episode
         else:  # the engine has ids of it that nobody will continue
             self.served.engine.release(reply.episode)
-        text = answer.text if length is None else _before_stop(answer.text, request.stop)
+        if request.tool_choice == "required" and not answer.calls:
+            message = "The model made no call, and tool_choice requires one; send auto, or ask again."
+            raise ProtocolError(422, message, parameter="tool_choice", code="no_call")
         return Completion(
             id=secrets.token_hex(12),
             model=self.name,
-            text=text,
+            text=answer.text,
             calls=answer.calls,
-            finish=answer.finish if length is None or answer.calls else "stop",
+            finish=answer.finish,
             num_prompt_tokens=len(place.prompt),
             num_cached_tokens=begun.num_cached,
             token_ids=written,
@@ -128,8 +127,3 @@ class Conversations:
 
     def _release_oldest(self) -> None:
         self.served.engine.release(self._idle.popitem(last=False)[1])
-
-
-def _before_stop(text: str, stop: Sequence[str]) -> str:
-    places = [place for one in stop if one and (place := text.find(one)) >= 0]
-    return text[: min(places)] if places else text

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tasks.models.folders import weights_hash
-from tasks.tracking.aliases import TRANSITION, find_discrepancies
-from tasks.tracking.history import read_history
-from tasks.tracking.model_uri import SCHEME, URI, find_version
+from tasks.tracking.aliases import TRANSITION, lock_registry
+from tasks.tracking.model_uri import SCHEME, URI, check_alias, find_version
 from tasks.tracking.registry import Registry
 from tasks.tracking.versions import Version
 
@@ -51,6 +50,7 @@ class Registered:
     address: str | None = None
     alias: str | None = field(init=False)
     registry: Registry = field(init=False)
+    _was_moving: bool = False  # when it was last looked up
 
     def __post_init__(self) -> None:
         self.registry, self._first = find_version(self.uri, self.address)
@@ -67,16 +67,20 @@ class Registered:
         return self.alias is not None
 
     def now(self) -> Found | None:
-        """None while a promotion or a rollback is moving the aliases. ValueError where the alias is gone, is not as
+        """None while a promotion or a rollback is moving the aliases; what a killed one left half done is completed, as
+        by every command that reads the registry. ValueError where the alias is gone, is not as
         recorded, or MLflow cannot be reached.
         """
         if self.alias is None:
             return self._found(self._first)
         if TRANSITION in self.registry.model_tags():
-            return None
-        for discrepancy in find_discrepancies(self.registry, read_history(self.registry)):
-            if discrepancy.alias == self.alias:
-                raise ValueError(discrepancy.sentence)
+            if not self._was_moving:
+                self._was_moving = True
+                return None
+            with lock_registry(self.registry):  # it was killed, or else we wait for it
+                pass
+        self._was_moving = False
+        check_alias(self.registry, self.alias, quietly=True)
         version = self.registry.at(self.alias)
         if version is None:
             raise ValueError(f"{self.uri}: there is no such version any more.")

@@ -136,6 +136,9 @@ class Mixture(Environment):
         found = self.members[name].find_problem(own_id) if name in self.members else None
         return found and in_mixture(found, name)
 
+    def knows_solution(self, problem: Problem) -> bool:
+        return self._of(problem.id).knows_solution(own_problem(problem))
+
     def starts_afresh(self) -> bool:
         return all(member.starts_afresh() for member in self.members.values())
 

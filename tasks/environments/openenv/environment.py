@@ -23,7 +23,7 @@ from tasks.core.records import Problem
 from tasks.core.text import show_difference
 from tasks.environments.openenv.discovery import discover, find_splits
 from tasks.environments.openenv.messages import ENDED, STEP, Observed, Offer, rpc_reply, tool_reply
-from tasks.environments.openenv.problems import OBSERVED, RESET, Source, halves_of, load_solution
+from tasks.environments.openenv.problems import OBSERVED, RESET, Source, halves_of, load_solution, no_solution
 from tasks.environments.openenv.servers import Server, Servers
 from tasks.environments.openenv.sessions import CLOSE_SECONDS, Session
 from tasks.environments.openenv.settings import OpenEnvSettings
@@ -40,7 +40,7 @@ class OpenEnvEnvironment(Environment):
     def __init__(self, settings: OpenEnvSettings, limits: ToolSettings):
         _require_client()
         self.settings, self.limits = settings, limits
-        self.solution = load_solution(settings.solution) if settings.solution else None
+        self.solution = load_solution(settings.solution) if settings.solution else no_solution
         self.servers = Servers(settings)
         atexit.register(self.close)
         try:
@@ -80,14 +80,15 @@ class OpenEnvEnvironment(Environment):
             )
         return OpenEnvEpisode(self, problem)
 
-    def generate(self, *, seed: int, num_problems: int, max_level: int) -> Iterator[Problem] | None:
-        """Tasks of the splits, or seeds; a random sample where there are more. None without a `solution`."""
-        if self.solution is None:
-            return None
+    def generate(self, *, seed: int, num_problems: int, max_level: int) -> Iterator[Problem]:
+        """Tasks of the splits, or seeds; a random sample where there are more."""
         return iter(background.run(self.source.write(self.solution, seed=seed, num_problems=num_problems)).result())
 
-    def count_source(self, *, seed: int, num_problems: int, max_level: int) -> SourceCount | None:
-        return None if self.solution is None else self.source.count(num_problems)
+    def count_source(self, *, seed: int, num_problems: int, max_level: int) -> SourceCount:
+        return self.source.count(num_problems)
+
+    def knows_solution(self, problem: Problem) -> bool:
+        return any(turn.calls for turn in problem.reference)
 
     def published_halves(self) -> Halves | None:
         return halves_of(self.source.splits)

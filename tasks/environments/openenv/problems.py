@@ -1,12 +1,13 @@
 """Problems from a server: each task of its splits, or each seed, reset once to see how it begins.
 
 A task API says which tasks there are, and not what a model reads: that is the first observation. It becomes the
-request, and an episode that begins otherwise is a fault: the server would not follow its seed. A problem needs a
-solution that scores 1, which a server does not tell. A function of the user's gives it:
+request, and an episode that begins otherwise is a fault: the server would not follow its seed. A solution, which a
+server does not tell, is from a function of the user's:
 
     def solve(task, observation) -> list[dict]  # the calls, as {"name": …, "arguments": {…}}
 
-`task` is the server's own description, or {"seed": …}; `observation` the first one, with its metadata.
+`task` is the server's own description, or {"seed": …}; `observation` the first one, with its metadata. Without such a
+function the references are empty, and nobody claims that they score 1.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Source:
             level=1,
             requests=[self._request(chosen.id, observed)],
             world={RESET: chosen.reset, OBSERVED: observed.text(), "task": task},
-            reference=[ReferenceTurn(calls=calls, answer="Done.")],
+            reference=[ReferenceTurn(calls=calls, answer="Done." if calls else "")],
             split_group=chosen.id,
         )
 
@@ -155,6 +156,10 @@ def load_solution(path: str) -> Solution:
         )
     solution: Solution = found
     return solution
+
+
+def no_solution(task: Any, observation: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return []
 
 
 def solve(solution: Solution, task: Any, observation: Mapping[str, Any], id: str) -> list[ToolCall]:

@@ -17,7 +17,7 @@ class OpenEnvSettings(ServerAddress):
 
     Problems: the tasks of `splits`, by the server's task API; with no split a problem is a seed. Their request is
     `instructions`, then the field `request` of the first observation (null: all of it). `solution` is a function of
-    yours that solves a task; null: problems come from the file `curate.source`.
+    yours that solves a task; null: nobody knows a solution.
 
     An episode succeeds if its reward is at least `success_reward`: the `last` one the server gave, or their `sum`.
 

@@ -57,9 +57,11 @@ def _find_expert(replays: Replays, problems: Sequence[Problem]) -> Expert:
 
 
 def _reference_expert(replays: Replays, problems: Sequence[Problem]) -> Expert:
-    """Shows the reference, unless one of its calls fails or the problem has several requests."""
+    """Shows the reference, unless it is no solution, one of its calls fails or the problem has several requests."""
 
     def demonstrate(problem: Problem, rng: random.Random) -> Demonstration | None:
+        if not replays.environment.knows_solution(problem):
+            return None
         script = Script.reference(problem)
         (played,) = replays.play([script], label=LABEL)
         return demonstration_of(script, played)

@@ -154,7 +154,7 @@ def problem_table(
             "num_reference_turns": len(row.problem.reference),
             "unknown_tools": ", ".join(_unknown_tools(environment, row.problem)),
             "invalid_call": row.replay.invalid_call,
-            "reference_score": row.replay.score,
+            "reference_score": row.replay.score if environment.knows_solution(row.problem) else None,
             "fault": row.replay.fault,
         }
         for row in rows

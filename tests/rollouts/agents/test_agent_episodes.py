@@ -22,6 +22,8 @@ from tasks.gateway.completions import CompletionRequest, ProtocolError
 from tasks.rollouts.agents.kind import AgentEpisodes
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.conversation import EpisodeKey
+from tasks.rollouts.kinds import kind_of
+from tasks.rollouts.under_way import restore, suspend
 from tests import tiny
 from tests.conftest import ROOT
 from tests.learning.test_plain_grpo import by_the_trainer
@@ -201,6 +203,25 @@ def test_a_gateway_that_dies_is_started_again_and_its_agents_play_again(chat: Ch
     kind.close()
     assert [item.outcome for item in played] == ["success"] * 8
     assert collector.faults.restarts.total() > 0
+
+
+def test_agents_under_way_go_on_after_a_checkpoint_and_play_from_their_start_after_a_resume(chat: ChatFormat):
+    some = CALLING[:4]
+    own = as_rows(collect(TravelDesk(), imitator(chat), chat, some))
+    with kind_of(world := agent_world(), imitator(chat), chat, tiny.ROOMY) as kind:
+        stopped, resumed = (Collector(kind, world, max_concurrent_episodes=4, seed=0, stage="test") for _ in range(2))
+        stopped.begin()
+        stopped.add([EpisodeKey(problem, 0, 0) for problem in some])
+        while not any(run.turns for run in stopped.running):
+            stopped.step()
+        rows = suspend(stopped)
+        assert (rows["running"], [row["number"] for row in rows["waiting"]]) == ([], [0, 1, 2, 3])
+        resumed.begin()
+        restore(resumed, rows, {problem.id: problem for problem in some})
+        for collector in (stopped, resumed):
+            while collector.running or collector.waiting:
+                collector.step()
+            assert as_rows([collector.ended[number] for number in range(4)]) == own
 
 
 @pytest.mark.parametrize("by", ["result", "checker"])

@@ -1,10 +1,10 @@
-"""A server written with the package `openenv`, run in its own environment: a safe whose code is in two books.
+"""A server of OpenEnv with MCP tools and tasks, run in an environment of its own: a safe whose code is in two books.
 
-It has MCP tools and the task API. `read` gives a digit of the code, `open` takes the code: 1.0 and the end, or 0.0.
+`read` gives a digit of the code, `open` takes the code: 1.0 and the end, or 0.0. tests/examples/test_openenv.py plays
+it; `make setup-agents` installs what it needs.
 """
 
 import argparse
-import os
 from typing import Any
 
 from fastmcp import FastMCP
@@ -24,7 +24,6 @@ class Safe(MCPEnvironment):
         self.code, self.reward, self.is_open = "", None, False
         server.tool(self.read)
         server.tool(self.open)
-        server.tool(self.break_down)
         super().__init__(server)
 
     def read(self, book: int) -> str:
@@ -38,10 +37,6 @@ class Safe(MCPEnvironment):
         self.is_open = code == self.code
         self.reward = float(self.is_open)
         return "open" if self.is_open else "shut"
-
-    def break_down(self) -> str:
-        """Ends the server."""
-        os._exit(9)
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **task: Any) -> Observation:
         self.code = CODES[task["split"]][task["index"]]
