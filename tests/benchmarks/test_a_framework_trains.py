@@ -25,12 +25,14 @@ from tests.worlds import as_custom
 
 __all__ = ["start"]  # a fixture: the warm start
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(3_600)]
+ITERATIONS = 10
 EXAMPLES = ROOT / "infra" / "examples" / "agents"
 FLEET = as_custom("infra.examples.agents.fleet")
 
 
 def langgraph(paths: Paths) -> dict[str, Any]:
     params = params_of(paths, of_agent=True)
+    params["train"]["num_iterations"] = ITERATIONS
     params["environment"]["settings"] = agent_settings(object=f"{FLEET}:play", deadline_seconds=600.0)
     return params
 
