@@ -38,7 +38,9 @@ from tasks.models.template import state_template
 from tasks.planning.shapes import config_shape, count_parameters
 from tasks.rewards.settings import RewardSettings
 from tasks.rollouts.collect import Collector
+from tasks.rollouts.engine import TurnReply, TurnRequest
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
+from tasks.rollouts.kinds import kind_of
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 from tasks.stages.assess.base_model import embedded_texts
 from tasks.stages.assess.settings import AssessSettings
@@ -57,6 +59,7 @@ MOST_REPEATED = 24
 LONGEST_PAUSE_SECONDS = 0.02
 SWITCH_ON = "Set environment.cache.mode to replay or off to have the environment examined."
 # Limits that no reference meets: another check is about the limits of params.yaml.
+MOST_TURNS = 50  # of an agent
 NO_LIMITS = SamplingSettings(
     temperature=1.0,
     top_p=1.0,
@@ -67,6 +70,15 @@ NO_LIMITS = SamplingSettings(
     max_completion_tokens=None,
     stop_strings=[],
 )
+
+
+class RepeatingEngine(ScriptedEngine):
+    """Writes the last text of a script again and again."""
+
+    def _write(self, request: TurnRequest) -> TurnReply:
+        turns = self.turns_left[request.episode]
+        turns += turns if len(turns) == 1 else []
+        return super()._write(request)
 
 
 class DoctorSections(Settings):
@@ -187,16 +199,28 @@ class DoctorContext:
 
     def play(self, scripts: Sequence[tuple[Problem, list[str]]], *, concurrency: int = BATCH) -> list[Trajectory]:
         """Trajectories in which the model writes exactly these texts; the same key and seed each time."""
-        chat = self.chat
-        ids = [[[*given, *written] for given, written in map(chat.written_ids, texts)] for _, texts in scripts]
-        collector = Collector(
-            EngineEpisodes(ScriptedEngine(ids, end_of_turn=chat.end_of_turn), chat, NO_LIMITS),
+        ids = [self._script(texts) for _, texts in scripts]
+        kind = EngineEpisodes(ScriptedEngine(ids, end_of_turn=self.chat.end_of_turn), self.chat, NO_LIMITS)
+        return self._collector(kind, concurrency).collect([EpisodeKey(problem, 0, 0) for problem, _ in scripts])
+
+    def play_by_agent(self, reference: PlayedReference) -> Trajectory:
+        """The policy writes the reference's texts, and the last of them again to whoever asks further."""
+        engine = RepeatingEngine([self._script(reference.texts)], end_of_turn=self.chat.end_of_turn)
+        sampling = NO_LIMITS.model_copy(update={"max_turns": MOST_TURNS})
+        with kind_of(self.environment, engine, self.chat, sampling) as kind:
+            return self._collector(kind, 1).collect([EpisodeKey(reference.problem, 0, 0)])[0]
+
+    def _script(self, texts: Sequence[str]) -> list[list[int]]:
+        return [[*given, *written] for given, written in map(self.chat.written_ids, texts)]
+
+    def _collector(self, kind: EngineEpisodes, concurrency: int) -> Collector:
+        return Collector(
+            kind,
             self.environment,
             max_concurrent_episodes=concurrency,
             seed=self.settings.seed,
             stage="doctor",
         )
-        return collector.collect([EpisodeKey(problem, 0, 0) for problem, _ in scripts])
 
     def close(self) -> None:
         if "environment" in vars(self):  # it was used

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.commands.doctor.agents import agent_plays
 from tasks.commands.doctor.context import DoctorContext, DoctorSections
 from tasks.commands.doctor.conversation import chat_template, loss_mask, model_family, requests, tool_replies
 from tasks.commands.doctor.environment import lost_episodes, same_seed, separate_episodes, tools_answer
@@ -52,6 +53,7 @@ CHECKS: dict[str, Check] = {
     "separate episodes": separate_episodes,
     "references score 1": references_score,
     "doing nothing": doing_nothing,
+    "agent": agent_plays,
     "other environments": other_environments,
     "notes": notes,
     "signal": expected_signal,
@@ -71,6 +73,7 @@ NEEDS = dict.fromkeys(
         "same seed",
         "references score 1",
         "doing nothing",
+        "agent",
         "other environments",
         "notes",
     ),

@@ -32,6 +32,11 @@ class MixtureSettings(Settings):
                 f"{', '.join(twice)} is there twice, and a problem is told by the name of its environment. Name each "
                 f"environment once; the settings of some take several categories"
             )
+        if "agent" in names:
+            raise ValueError(
+                "an agent drives its episodes itself, and those of a mixture are played by our own loop. Train it "
+                "alone, by environment.name: agent"
+            )
         if "mixture" in names:
             raise ValueError("a mixture cannot be in a mixture. Name its members here instead")
         return members

@@ -16,6 +16,7 @@ from tasks.tools.authoring import tool
 from tasks.tools.base import EnvironmentFault
 from tasks.tools.layer import ToolError
 from tests.commands.doctor.project import found, in_world, look, look_at
+from tests.rollouts.agents.conftest import AGENTS, agent_settings
 
 FAULTS = {
     "seed": 0, "seen_by": "turnwise", "error_rate": 0.25, "timeout_rate": 0.0, "rate_limit_rate": 0.0,
@@ -129,3 +130,12 @@ def test_faults_on_purpose_are_left_out_and_a_strict_cache_leaves_nothing_to_pla
     assert look("references score 1", artifacts, environment__faults=FAULTS).result == "pass"
     strict = {"mode": "strict", "folder": str(artifacts / "none"), "frozen": None}
     found(look("same seed", artifacts, environment__cache=strict), "warn", "tools are switched off", "replay or off")
+
+
+def test_an_agent_is_started_once_before_training_depends_on_it(artifacts: Path) -> None:
+    """By default there is none; here one plays a cancellation, and one raises."""
+    found(look("agent", artifacts), "pass", "our own loop", "")
+    world: dict[str, Any] = {"environment__name": "agent", "environment__settings": agent_settings()}
+    found(look("agent", artifacts, **world), "pass", "success after 2 turns, in 1 sequences", "")
+    world["environment__settings"] = agent_settings(object=f"{AGENTS}:crashes")
+    found(look("agent", artifacts, **world), "fail", "raised KeyError", "every such episode")

@@ -19,9 +19,12 @@ from tasks.chat.format import ChatFormat
 from tasks.core.records import Group, Problem, Score, Trajectory
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.gateway.completions import CompletionRequest, ProtocolError
+from tasks.rewards.stored import turn_tokens
 from tasks.rollouts.agents.kind import AgentEpisodes
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.conversation import EpisodeKey
+from tasks.rollouts.kinds import kind_of
+from tasks.rollouts.under_way import restore, suspend
 from tests import tiny
 from tests.conftest import ROOT
 from tests.learning.test_plain_grpo import by_the_trainer
@@ -145,13 +148,15 @@ def test_another_key_is_refused_and_one_of_an_ended_episode_too(chat: ChatFormat
 
 
 @pytest.mark.parametrize(
-    ("agent", "begun"), [("edits_its_history", "edited_history"), ("asks_twice_at_once", "parallel")]
+    ("agent", "begun"), [("edits_its_history", ["edited_history"]), ("asks_thrice_at_once", ["parallel"] * 2)]
 )
-def test_what_does_not_extend_a_sequence_begins_one(agent: str, begun: str, chat: ChatFormat):
+def test_what_does_not_extend_a_sequence_begins_one(agent: str, begun: list[str], chat: ChatFormat):
+    """The three answers at once are of equal tokens, and each turn has those of its own sequence."""
     (played,) = played_by(agent, chat, CALLING[:1])
-    assert [sequence.begun for sequence in played.sequences] == ["", begun]
+    assert [sequence.begun for sequence in played.sequences] == ["", *begun]
+    assert len(turn_tokens(played)) == len(played.turns)
     assert sum(len(sequence.sampled_ids) for sequence in played.sequences) == played.num_sampled_tokens
-    assert played.turns[-1].sequence == 1
+    assert played.turns[-1].sequence == len(begun)
     assert played.fault is None
 
 
@@ -201,6 +206,25 @@ def test_a_gateway_that_dies_is_started_again_and_its_agents_play_again(chat: Ch
     kind.close()
     assert [item.outcome for item in played] == ["success"] * 8
     assert collector.faults.restarts.total() > 0
+
+
+def test_agents_under_way_go_on_after_a_checkpoint_and_play_from_their_start_after_a_resume(chat: ChatFormat):
+    some = CALLING[:4]
+    own = as_rows(collect(TravelDesk(), imitator(chat), chat, some))
+    with kind_of(world := agent_world(), imitator(chat), chat, tiny.ROOMY) as kind:
+        stopped, resumed = (Collector(kind, world, max_concurrent_episodes=4, seed=0, stage="test") for _ in range(2))
+        stopped.begin()
+        stopped.add([EpisodeKey(problem, 0, 0) for problem in some])
+        while not any(run.turns for run in stopped.running):
+            stopped.step()
+        rows = suspend(stopped)
+        assert (rows["running"], [row["number"] for row in rows["waiting"]]) == ([], [0, 1, 2, 3])
+        resumed.begin()
+        restore(resumed, rows, {problem.id: problem for problem in some})
+        for collector in (stopped, resumed):
+            while collector.running or collector.waiting:
+                collector.step()
+            assert as_rows([collector.ended[number] for number in range(4)]) == own
 
 
 @pytest.mark.parametrize("by", ["result", "checker"])
