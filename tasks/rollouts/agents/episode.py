@@ -146,7 +146,7 @@ class AgentRun(EpisodeRun):
         assert place is not None
         reply = self._cut(reply, asked.request)
         turn = self._read_turn(reply)
-        turn.sequence = self.sequences.index(self.sequence)
+        (turn.sequence,) = (number for number, item in enumerate(self.sequences) if item is self.sequence)
         self.turns.append(turn)
         written = self._written
         self._begin_turn()
