@@ -88,7 +88,7 @@ def test_an_agent_that_drives_itself_may_write_a_sequence_a_turn_and_begins_at_t
     assert episode_limits(longer, sections.environment).max_sampled_tokens == 1000
     prefixes = {"source": "own", "share": [{"iteration": 1, "value": 0.5}], "depth": [{"iteration": 1, "value": 0.5}]}
     params["train"]["exploration"] = NO_EXPLORATION | {"prefixes": prefixes}
-    with pytest.raises(ValueError, match=r"^params.yaml: train.exploration.prefixes .* to null$"):
+    with pytest.raises(ValueError, match=r"^params.yaml: train.exploration.prefixes begins .* to null"):
         load(TrainSections, params)
 
 
