@@ -17,6 +17,7 @@ from typing import Any, cast
 import psutil
 import pytest
 
+from tasks.chat.format import ChatFormat
 from tasks.commands.doctor.context import DoctorContext, DoctorSections
 from tasks.commands.doctor.doctor import examine
 from tasks.core.records import Problem
@@ -25,9 +26,11 @@ from tasks.environments.openenv.environment import OpenEnvEnvironment
 from tasks.stages.curate.settings import CurateSections
 from tasks.stages.curate.stage import run as curate
 from tasks.tools.base import EnvironmentFault, SourceCount, ToolReply, Verdict, block_until
+from tests import tiny
 from tests.environments import openenv_server as keypad
 from tests.environments.test_mcp import WORLDLESS
 from tests.profiles import profile_params
+from tests.rollouts.agents.conftest import Imitator, collect, reference_texts
 
 pytestmark = pytest.mark.slow
 
@@ -153,10 +156,23 @@ def test_a_server_killed_in_mid_episode_is_a_fault_of_its_episodes_and_a_fresh_o
         block_until(episode.call("step", {"key": 0}))
     os.kill(child(world), signal.SIGKILL)
     for episode in (first, second):
-        with pytest.raises(EnvironmentFault, match="the server was ended by SIGKILL"):
+        with pytest.raises(EnvironmentFault, match="the server was ended by signal 9"):
             block_until(episode.call("step", {"key": 1}))
         episode.close()
     assert play(world, problem, 0, 1)[1].success
+
+
+def test_a_server_that_dies_again_and_again_costs_a_batch_no_episode():
+    """Ten episodes of two steps, two at a time, on a server that dies at its seventh step: it is played on, at most
+    six steps of each life count, and none of the 20 is lost.
+    """
+    chat = ChatFormat(tiny.tokenizer(), source="test")
+    environment = keypad.make_environment("--dies-at-step", "7", max_sessions=2)
+    problems = problems_of(environment, 10)
+    engine = Imitator(chat, {problem.requests[0]: reference_texts(problem) for problem in problems})
+    played = collect(environment, engine, chat, problems, at_once=2)
+    assert [trajectory.outcome for trajectory in played] == ["success"] * 10
+    assert environment.servers.num_restarts >= 3  # 20 steps, six in each life
 
 
 def test_a_server_that_hangs_is_replaced_and_one_that_ends_too_often_is_not(problem: Problem):
@@ -182,7 +198,7 @@ def test_no_process_is_left_behind_and_every_place_is_given_back(problem: Proble
         replies.append(done.result().text)
         episodes.pop(waiting.index(done)).close()
         waiting.remove(done)
-    processes = [psutil.Process(server.process._child.pid) for server in environment.servers.servers if server.process]
+    processes = [psutil.Process(server.process.pid) for server in environment.servers.servers if server.process]
     assert replies == ['{"pressed": [0]}'] * 6
     assert len(processes) == 2
     environment.close()
@@ -227,7 +243,7 @@ def test_what_is_curated_from_a_server_passes_the_doctor_who_warns_where_nobody_
 def child(environment: OpenEnvEnvironment) -> int:
     server = environment.servers.servers[-1]
     assert server.process is not None
-    return server.process._child.pid
+    return server.process.pid
 
 
 class Elsewhere(BaseHTTPRequestHandler):
@@ -264,6 +280,7 @@ def test_what_cannot_be_used_is_one_line_that_names_the_setting(elsewhere: str):
     assert "could not be started: No such file" in refusal(command=["/nowhere/python", "{port}"])
     assert "Set splits to []" in refusal(splits=["train"])
     assert "It has: train, test" in refusal("--tasks", splits=["dev"])
+    assert "the server answered with no task for test-00000" in refusal("--tasks", "--odd-tasks", splits=["test"])
     assert "environment.settings.request is 'question'" in refusal(request="question")
     with pytest.raises(ValueError, match=r"command does not contain \{port\}"):
         keypad.environment_settings(command=["python"])
