@@ -19,6 +19,7 @@ from tasks.core.splits import read_split
 from tasks.measurement.intervals import clustered_interval
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.conversation import EpisodeKey
+from tasks.stages.assess import stage as assess
 from tasks.stages.curate import stage as curate
 from tasks.stages.train.run import TrainingRun
 from tasks.stages.train.settings import TrainSections
@@ -33,7 +34,7 @@ ITERATIONS = 16
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Paths:
     paths = Paths(tmp_path_factory.mktemp("agents"))
-    for stage in (curate, warm_start):
+    for stage in (curate, assess, warm_start):
         stage.run(load(stage.SETTINGS, params_of(paths, of_agent=False)), paths)
     return paths
 

@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -123,7 +124,7 @@ class Function:
         threading.Thread(target=self._run, args=(work,), name="agent", daemon=True).start()
 
     def stop(self) -> None:
-        if not self.loop.is_closed():
+        with suppress(RuntimeError):  # it has ended
             self.loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
