@@ -33,7 +33,7 @@ help:  ## this list
 	@echo "make test   set up, then run the tests (about 20 minutes on two cores);"
 	@echo "            BROWSER=no, NODE=no and SERVICES=no leave out those that need Chromium, Node or Postgres"
 	@echo "make test-demo  the full demo, whole flows of BFCL and τ²-bench, a kill in each stage (about 15 minutes)"
-	@echo "make test-agents  agents of smolagents, the OpenAI Agents SDK and LangGraph, each in its own environment (a minute)"
+	@echo "make test-agents  smolagents, the OpenAI Agents SDK, LangGraph, verifiers, OpenEnv servers, each in its own environment (minutes)"
 	@echo "make test-services  the pipeline on Postgres, S3, MLflow and Prefect servers, each of which fails in turn; make test"
 	@echo "            has the quick ones of these"
 	@echo "make test-vllm  the drills of vLLM's servers, where the engine or its lock has changed since they passed"

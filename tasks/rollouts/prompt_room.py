@@ -11,6 +11,18 @@ from tasks.rollouts.settings import SamplingSettings
 from tasks.tools.base import Environment
 
 
+def check_context(
+    config: Mapping[str, Any], sampling: SamplingSettings, *, budget_key: str = "sampling.max_tokens_per_episode"
+) -> None:
+    """ValueError where an episode could exceed the context in the model's config.json."""
+    max_positions = config.get("text_config", config).get("max_position_embeddings")
+    if max_positions is not None and sampling.max_tokens_per_episode > max_positions:
+        raise ValueError(
+            f"{budget_key} is {sampling.max_tokens_per_episode} and the model's context is "
+            f"{max_positions} tokens, so long episodes would exceed it. Set it to at most {max_positions}."
+        )
+
+
 def check_prompts(
     chat: ChatFormat,
     config: Mapping[str, Any],
@@ -25,12 +37,7 @@ def check_prompts(
 
     `budget_key` is the key of params that the episode's budget is from.
     """
-    max_positions = config.get("text_config", config).get("max_position_embeddings")
-    if max_positions is not None and sampling.max_tokens_per_episode > max_positions:
-        raise ValueError(
-            f"{budget_key} is {sampling.max_tokens_per_episode} and the model's context is "
-            f"{max_positions} tokens, so long episodes would exceed it. Set it to at most {max_positions}."
-        )
+    check_context(config, sampling, budget_key=budget_key)
     longest, problem_id = 0, ""
     for problem in problems:
         environment.check_user(problem)

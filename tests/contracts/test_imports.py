@@ -160,6 +160,13 @@ def test_learning_and_rollouts_need_nothing_a_bare_gpu_machine_lacks(package: st
     assert not lacking
 
 
+def test_the_gateways_interface_is_there_without_a_server():
+    """Rollouts are written against it, also where starlette and uvicorn are missing."""
+    files = closure([Path("tasks/gateway/completions.py")])
+    libraries = {item.name.split(".")[0] for file in files for item in imports(file) if not is_ours(item.name)}
+    assert libraries and not libraries & {"starlette", "uvicorn", "mcp", "openai", "anthropic", "httpx2"}
+
+
 def test_what_every_command_loads_imports_heavy_libraries_inside_functions_only():
     """Stage files and all that checks params.yaml stay light, so that a typo is told in a blink."""
     start = [

@@ -24,7 +24,7 @@ from tests.learning.resume_cases import go_on, load_one_by_one
 from tests.learning.rows import branching_group
 from tests.ranks import RankProcesses
 
-USUAL = ["padded rows", "packed trees", "an adapter", "one group, so that only one rank has work"]
+USUAL = ["padded rows of several sequences", "packed trees", "an adapter", "one group, so that only one rank has work"]
 OTHERS = [case for case in CASES if case not in USUAL]
 
 

@@ -19,6 +19,7 @@ from tasks.models.torch_setup import find_device, free_unused, product_dtype
 from tasks.rollouts.engine import Engine, FixedWeights, TurnReply, TurnRequest
 from tasks.rollouts.load import load_engine, refuse_thinking_budget
 from tasks.rollouts.probe import compare_logp
+from tasks.rollouts.prompt_room import check_context
 from tasks.rollouts.settings import PlaySettings
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class ModelHouse:
     def _chat(self, folder: Path) -> ChatFormat:
         chat = load_chat(folder)
         refuse_thinking_budget(chat, self.sampling)
+        check_context(model_config(folder), self.sampling)
         return chat
 
     def _refresh(self, version: str, folder: Path, before: Served) -> Install:

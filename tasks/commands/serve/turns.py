@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tasks.commands.serve.served import Served
 from tasks.gateway.completions import Completion, CompletionRequest, ProtocolError
-from tasks.rollouts.agents.answers import cut_at_stop, read_answer
+from tasks.rollouts.agents.answers import before_stop, cut_at_stop, read_answer
 from tasks.rollouts.agents.transcript import Place, Transcript
 from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
 from tasks.rollouts.settings import SamplingSettings
@@ -92,6 +91,7 @@ class Conversations:
         length = cut_at_stop(chat, reply.token_ids, request.stop)
         written = reply.token_ids if length is None else reply.token_ids[:length]
         answer = read_answer(chat, written, request, name=f"call_{secrets.token_hex(8)}")
+        answer = answer if length is None else before_stop(answer, request.stop)
         sequence = self.transcript.record(place, written, answer.said)
         if length is None and sequence not in self._idle:
             self._idle[sequence] = reply.episode
@@ -100,13 +100,12 @@ class Conversations:
         if request.tool_choice == "required" and not answer.calls:
             message = "The model made no call, and tool_choice requires one; send auto, or ask again."
             raise ProtocolError(422, message, parameter="tool_choice", code="no_call")
-        text = answer.text if length is None else _before_stop(answer.text, request.stop)
         return Completion(
             id=secrets.token_hex(12),
             model=self.name,
-            text=text,
+            text=answer.text,
             calls=answer.calls,
-            finish=answer.finish if length is None or answer.calls else "stop",
+            finish=answer.finish,
             num_prompt_tokens=len(place.prompt),
             num_cached_tokens=begun.num_cached,
             token_ids=written,
@@ -128,8 +127,3 @@ class Conversations:
 
     def _release_oldest(self) -> None:
         self.served.engine.release(self._idle.popitem(last=False)[1])
-
-
-def _before_stop(text: str, stop: Sequence[str]) -> str:
-    places = [place for one in stop if one and (place := text.find(one)) >= 0]
-    return text[: min(places)] if places else text

@@ -9,7 +9,6 @@ last 16 kB are kept, for the message about its end.
 from __future__ import annotations
 
 import asyncio
-import os
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -19,8 +18,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tasks.core import json_text
-from tasks.core.child_processes import ChildProcess
 from tasks.core.files import write_json
+from tasks.core.heard_process import HeardProcess
 from tasks.core.records import Problem
 from tasks.core.secrets import Secrets
 from tasks.core.text import one_line
@@ -29,7 +28,6 @@ from tasks.tools.base import EnvironmentFault
 from tasks.tools.driven import Endpoint
 from tasks.tools.server_settings import inherited_variables
 
-KEPT_BYTES, PIECE_BYTES = 1 << 14, 1 << 16
 MAX_RESULT_BYTES = 1 << 20
 LAST_WORDS_SECONDS = 5.0  # to read what it printed, once all that may print has ended
 Result = dict[str, Any]  # what an agent says at its end: `success`, `answer`, `details`, each where it says it
@@ -50,7 +48,6 @@ class Program:
         self.folder = Path(tempfile.mkdtemp(prefix="turnwise-agent-"))
         self.result_file = self.folder / "result.json"
         self.secrets = Secrets([*variables.values(), endpoint.key])
-        self.output = b""
         problem_file = self.folder / "problem.json"
         write_json(problem_file, problem.model_dump(mode="json"))
         told = {
@@ -63,34 +60,20 @@ class Program:
             "TURNWISE_PROBLEM": str(problem_file),
             "TURNWISE_RESULT": str(self.result_file),
         }
-        reading, writing = os.pipe()
         try:
-            self.child = ChildProcess(
-                command, env={**inherited_variables(), **variables, **told}, output=writing, folder=self.folder
-            )
+            self.child = HeardProcess(command, env={**inherited_variables(), **variables, **told}, folder=self.folder)
         except OSError as error:
-            os.close(reading)
             raise EnvironmentFault(f"{command[0]!r} could not be started: {error.strerror}", tool="agent") from None
-        finally:
-            os.close(writing)
-        self.listener = threading.Thread(target=self._listen, args=(reading,), name="agent output", daemon=True)
-        self.listener.start()
         threading.Thread(target=self._wait, name="agent", daemon=True).start()
 
     def stop(self) -> None:
         self.child.stop()
-
-    def _listen(self, reading: int) -> None:
-        with os.fdopen(reading, "rb", buffering=0) as output:
-            while piece := output.read(PIECE_BYTES):
-                self.output = (self.output + piece)[-KEPT_BYTES:]
 
     def _wait(self) -> None:
         status = self.child.wait()
         try:
             result = self._read_result() if status == 0 else {}
             self.child.stop()  # what it started, too
-            self.listener.join(LAST_WORDS_SECONDS)
             if status != 0:
                 raise EnvironmentFault(f"the agent {self.child.how_it_ended()}{self._last_line()}", tool="agent")
             self.ended.set_result(result)
@@ -99,7 +82,7 @@ class Program:
             self.ended.set_exception(fault)
 
     def _last_line(self) -> str:
-        lines = [line for line in self.output.decode("utf-8", "replace").splitlines() if line.strip()]
+        lines = self.child.last_words(1, wait_seconds=LAST_WORDS_SECONDS)
         return f": {one_line(self.secrets.hide(lines[-1]))}" if lines else ", and printed nothing"
 
     def _read_result(self) -> Result:

@@ -8,16 +8,13 @@ ends by itself, or did not answer an episode in time, is replaced, `max_restarts
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import socket
-import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from tasks.core import json_text
-from tasks.core.child_processes import ChildProcess
+from tasks.core.heard_process import HeardProcess
 from tasks.core.secrets import Secrets
 from tasks.core.text import one_line
 from tasks.environments.openenv.messages import MAX_MESSAGE_BYTES
@@ -29,7 +26,6 @@ from tasks.tools.server_settings import inherited_variables
 if TYPE_CHECKING:
     from tasks.core.bounded_http import BoundedClient
 
-KEPT_OUTPUT_BYTES = 1 << 14
 MAX_LAST_LINES = 3
 LOOK_SECONDS = 0.05
 END_SECONDS = 0.5  # between the end of a connection and that of the process
@@ -40,7 +36,7 @@ class Server:
     """`seconds`: for each answer over HTTP; `num_sessions`: episodes on it now; `is_spent`: it takes no more."""
 
     def __init__(
-        self, url: str, headers: Mapping[str, str], secrets: Secrets, process: ServerProcess | None, *, seconds: float
+        self, url: str, headers: Mapping[str, str], secrets: Secrets, process: HeardProcess | None, *, seconds: float
     ):
         self.url, self.headers, self.secrets, self.process = url, dict(headers), secrets, process
         self.seconds = seconds
@@ -95,7 +91,9 @@ class Server:
             return ""
         for _ in range(int(END_SECONDS / LOOK_SECONDS)):
             if not self.process.is_alive():
-                return self.process.account(self.secrets)
+                said = await asyncio.to_thread(self.process.last_words, MAX_LAST_LINES, wait_seconds=END_SECONDS)
+                told = f"; it last said: {' | '.join(said)}" if said else ""
+                return self.secrets.hide(f"{self.process.how_it_ended()}{told}")
             await asyncio.sleep(LOOK_SECONDS)
         return ""
 
@@ -116,46 +114,6 @@ class Server:
                 max_bytes=MAX_MESSAGE_BYTES, headers=self.headers, trust_env=not is_ours, **limits
             )
         return self._client
-
-
-class ServerProcess:
-    """A server that `command` starts. Its output is read all the time, so that it never blocks; the end is kept."""
-
-    def __init__(self, command: list[str], env: Mapping[str, str]):
-        reading, writing = os.pipe()
-        self._kept, self._is_cut = b"", False
-        try:
-            self._child = ChildProcess(command, env=env, output=writing)
-        except OSError as error:
-            os.close(reading)
-            raise EnvironmentFault(
-                f"the server could not be started: {error.strerror}: {command[0]!r}", tool="server"
-            ) from None
-        finally:
-            os.close(writing)
-        self._reader = threading.Thread(target=self._keep, args=(reading,), name="openenv output", daemon=True)
-        self._reader.start()
-
-    def is_alive(self) -> bool:
-        return self._child.is_alive()
-
-    def stop(self) -> None:
-        self._child.stop()
-
-    def account(self, secrets: Secrets) -> str:
-        self._reader.join(END_SECONDS)  # what it started may hold its output open
-        status = self._child.process.returncode
-        ended = f"ended with status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
-        lines = [line.strip() for line in secrets.hide(self._kept.decode(errors="replace")).splitlines()]
-        whole = [line for line in lines[self._is_cut :] if line]  # half a line may contain half a secret
-        return f"{ended}; it last said: {' | '.join(whole[-MAX_LAST_LINES:])}" if whole else ended
-
-    def _keep(self, reading: int) -> None:
-        with open(reading, "rb", buffering=0) as output:
-            while piece := output.read(1 << 16):
-                whole = self._kept + piece
-                self._is_cut = self._is_cut or len(whole) > KEPT_OUTPUT_BYTES
-                self._kept = whole[-KEPT_OUTPUT_BYTES:]
 
 
 class Servers:
@@ -216,7 +174,7 @@ class Servers:
             port = _free_port()
             url, command = f"http://127.0.0.1:{port}", [part.replace(PORT, port) for part in self.settings.command]
             env = inherited_variables() | self.variables | self.settings.literals()
-            process = await asyncio.to_thread(ServerProcess, command, env)
+            process = await asyncio.to_thread(_start_process, command, env)
         seconds = self.settings.start_timeout_seconds
         server = Server(url, self.headers, self.secrets, process, seconds=seconds)
         self.servers.append(server)
@@ -245,6 +203,14 @@ class Servers:
             self.leaving.append(gone)
         else:
             await gone.end()
+
+
+def _start_process(command: list[str], env: Mapping[str, str]) -> HeardProcess:
+    try:
+        return HeardProcess(command, env=env)
+    except OSError as error:
+        told = f"the server could not be started: {error.strerror}: {command[0]!r}"
+        raise EnvironmentFault(told, tool="server") from None
 
 
 def _free_port() -> str:

@@ -27,7 +27,7 @@ from tasks.environments.openenv.messages import (
 from tasks.tools.base import EnvironmentFault, FaultType
 
 if TYPE_CHECKING:
-    from websockets.asyncio.client import ClientConnection
+    from websockets.asyncio.client import ClientConnection, connect
 
 CLOSE_SECONDS = 2.0
 Reason = Callable[[], Awaitable[str]]  # why a connection may have ended, to follow "the server"; empty if unknown
@@ -43,12 +43,11 @@ class Session:
 
     async def open(self, *, seconds: float) -> None:
         """EnvironmentFault if the server cannot be reached."""
-        from websockets.asyncio.client import connect
         from websockets.exceptions import WebSocketException
 
         address = f"ws{self.url.removeprefix('http').rstrip('/')}/ws"
         try:
-            self._socket = await connect(
+            self._socket = await _connect_class()(
                 address,
                 additional_headers=self.headers,
                 max_size=MAX_MESSAGE_BYTES,
@@ -152,3 +151,14 @@ class Session:
             return (refusal_of(message.data) if asked == "step" else None) or fault_of(message.data, tool)
         except BadAnswer as error:
             return EnvironmentFault(f"the server {error}", tool=tool)
+
+
+def _connect_class() -> type[connect]:
+    """The library's own, without redirects, which could lead to a server on this machine."""
+    from websockets.asyncio.client import connect
+
+    class Connect(connect):
+        def process_redirect(self, exc: Exception) -> Exception | str:
+            return exc
+
+    return Connect

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tasks.chat.format import ChatFormat
 from tasks.gateway.completions import CompletionRequest, FinishReason, WrittenCall
@@ -56,3 +56,10 @@ def cut_at_stop(chat: ChatFormat, written: Sequence[int], stop: Sequence[str]) -
         has_one = any(text in chat.decode(list(written[:middle])) for text in stop)
         low, high = (low, middle) if has_one else (middle + 1, high)
     return low
+
+
+def before_stop(answer: Answer, stop: Sequence[str]) -> Answer:
+    """Without the stop string, as endpoints give it; calls before it count."""
+    places = [place for text in stop if text and (place := answer.text.find(text)) >= 0]
+    text = answer.text[: min(places)] if places else answer.text
+    return replace(answer, text=text, finish="tool_calls" if answer.calls else "stop")

@@ -19,7 +19,7 @@ from uuid import uuid4
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Limit, Outcome, TokenSequence, Turn
 from tasks.gateway.completions import Completion, CompletionRequest, ProtocolError
-from tasks.rollouts.agents.answers import Answer, cut_at_stop, read_answer
+from tasks.rollouts.agents.answers import Answer, before_stop, cut_at_stop, read_answer
 from tasks.rollouts.agents.inbox import Asked, Called, Ended, Inbox
 from tasks.rollouts.agents.transcript import Place, Transcript
 from tasks.rollouts.conversation import EpisodeKey, Waits
@@ -146,7 +146,7 @@ class AgentRun(EpisodeRun):
         assert place is not None
         reply = self._cut(reply, asked.request)
         turn = self._read_turn(reply)
-        turn.sequence = self.sequences.index(self.sequence)
+        (turn.sequence,) = (number for number, item in enumerate(self.sequences) if item is self.sequence)
         self.turns.append(turn)
         written = self._written
         self._begin_turn()
@@ -155,7 +155,7 @@ class AgentRun(EpisodeRun):
             yield from self._run_out(asked, "overlong", self._token_budget)
             return
         answer = read_answer(self.chat, written, asked.request, name=f"call_{len(self.turns) - 1}")
-        answer = _before_stop(answer, asked.request) if turn.stop_reason == "stop_string" else answer
+        answer = before_stop(answer, asked.request.stop) if turn.stop_reason == "stop_string" else answer
         self._note_answer(turn, answer, place.sequence)
         self.transcript.record(place, written, answer.said)
         if asked.request.tool_choice == "required" and not answer.calls:
@@ -286,10 +286,3 @@ def _refuse_response_schema(request: CompletionRequest) -> None:
     if request.response_schema is not None:
         message = "Answers cannot be held to a JSON schema while the policy is trained; ask for one in the prompt."
         raise ProtocolError(400, message, parameter="response_format", code="unsupported_parameter")
-
-
-def _before_stop(answer: Answer, request: CompletionRequest) -> Answer:
-    """Without the stop string, as endpoints give it; calls before it count."""
-    places = [place for text in request.stop if (place := answer.text.find(text)) >= 0]
-    text = answer.text[: min(places)] if places else answer.text
-    return replace(answer, text=text, finish="tool_calls" if answer.calls else "stop")

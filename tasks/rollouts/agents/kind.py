@@ -37,7 +37,7 @@ class AgentEpisodes(EngineEpisodes):
         if key.prefix:
             raise ValueError(
                 "episodes of environment.name: agent cannot begin in the middle, since no agent can be brought there. "
-                "Switch off what begins them so (train.prefixes)"
+                "Set train.exploration.prefixes to null"
             )
         self.num_opened += 1
         gateway = self._serving()

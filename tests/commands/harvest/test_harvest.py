@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,12 @@ from tasks.commands.harvest.harvest import harvest
 from tasks.core.console import SafeConsole
 from tasks.core.files import read_records, write_jsonl
 from tasks.core.records import Problem
+from tasks.core.settings import load, load_paths
+from tasks.environments.catalog import load_bare_environment
+from tasks.stages.curate.references import Replays
+from tasks.stages.curate.settings import CurateSections
+from tasks.stages.curate.splitting import split_and_cap
+from tasks.stages.curate.stage import read_rows
 from tasks.tools.judge.prompt import Judged
 from tests import tiny
 from tests.profiles import profile_params
@@ -161,6 +168,45 @@ JUDGE = """
 AGREEMENT = """
 {labels: tasks/custom/labels.jsonl, evidence: tasks/custom/evidence.json, confidence: 0.95, min_agreement: 0.8,
  min_kappa: 0.6}
+"""
+
+
+def test_curate_takes_what_was_harvested_and_what_it_put_into_test_is_never_harvested_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(labels, "load_object", lambda path: lambda conversation: True)
+    params = profile_params("demo")
+    params["environment"] |= {"name": "agent", "settings": yaml.safe_load(AGENT)}
+    params["curate"] |= {"source": "served.jsonl", "num_demonstrations": 0, "sharded": None}
+    Path("params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
+    asked = [f"what does article {number} cost?" for number in range(40)]
+
+    def serve_all(name: str) -> None:
+        given = [row(0, says(text), "It costs 4.", name="a") for text in asked]
+        named = [one | {"conversation": f"{name}{number:023x}"} for number, one in enumerate(given)]
+        write_jsonl(Path("served/conversations.jsonl"), named)
+
+    serve_all("a")
+    assert counts(harvest(Path("served"), Path("served.jsonl"), checker="x"), capsys)["taken"] == 40
+    settings = load(CurateSections, params)
+    with closing(load_bare_environment(settings.environment)) as environment:
+        rows = read_rows(settings, Replays(environment))
+    assert len(rows) == 40 and all(row.replay.score == 1 for row in rows)  # each reference solves its problem
+    splits = split_and_cap(rows, settings.curate)
+    for name, found in splits.items():
+        write_jsonl(load_paths(params).split(name), (row.problem.model_dump() for row in found))
+
+    serve_all("b")
+    capsys.readouterr()
+    again = counts(harvest(Path("served"), Path("other.jsonl"), checker="x"), capsys)
+    assert again["left out: it is in test"] == len(splits["test"]) > 0
+    assert again["left out: it is in train"] == len(splits["train"]) > again["taken"]
+
+
+AGENT = """
+{command: [python3, agent.py], object: null, environment: {}, models: [policy], deadline_seconds: 60.0, world: null,
+ verdict: {by: result, checker: null, url: null, timeout_seconds: 60.0}}
 """
 
 

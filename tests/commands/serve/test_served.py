@@ -76,3 +76,6 @@ def test_a_model_of_another_shape_is_refused_before_anybody_waits_for_it(models:
     other = tiny.model_folder(tmp_path / "m", embedded=tiny.EMBEDDED.model_copy(update={"num_hidden_layers": 1}))
     with pytest.raises(ValueError, match=r"another architecture.*Start `serve` again"):
         ModelHouse(PLAY).prepare("agent/2", other, first)
+    roomy = PLAY.model_copy(update={"sampling": tiny.ROOMY})
+    with pytest.raises(ValueError, match=r"max_tokens_per_episode is 600 and the model's context is 256"):
+        ModelHouse(roomy).open("agent/1", models[0])

@@ -70,6 +70,13 @@ def test_a_conversation_goes_on_token_by_token_and_one_seed_gives_one_reply(serv
     assert usage["prompt_tokens_details"]["cached_tokens"] == before["prompt_tokens"] + before["completion_tokens"]
 
 
+def test_a_stop_string_ends_the_message_before_it(serving: Serving):
+    whole = reply(serving, [user("hello")], seed=3)["choices"][0]["message"]["content"]
+    stop = whole[len(whole) // 2 :][:3]
+    choice = reply(serving, [user("hello")], seed=3, stop=[stop])["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (whole[: whole.find(stop)], "stop")
+
+
 def test_what_cannot_be_honoured_is_refused_and_the_next_request_is_answered(serving: Serving):
     assert refusal(serving, key="") == (401, "invalid_api_key")
     assert refusal(serving, key="another") == (401, "invalid_api_key")

@@ -142,11 +142,11 @@ async def edits_its_history(problem: Problem, endpoint: Endpoint) -> None:
     await with_client(endpoint, use)
 
 
-async def asks_twice_at_once(problem: Problem, endpoint: Endpoint) -> None:
+async def asks_thrice_at_once(problem: Problem, endpoint: Endpoint) -> None:
     async def use(client: Client) -> None:
         messages = [user(problem.requests[0])]
-        one, other = await asyncio.gather(client.ask(messages), client.ask(messages))
-        assert one["tool_calls"][0]["function"] == other["tool_calls"][0]["function"]
+        one, *others = await asyncio.gather(*(client.ask(messages) for _ in range(3)))
+        assert all(other["tool_calls"][0]["function"] == one["tool_calls"][0]["function"] for other in others)
 
     await with_client(endpoint, use)
 

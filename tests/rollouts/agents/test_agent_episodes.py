@@ -22,6 +22,7 @@ from tasks.chat.format import ChatFormat
 from tasks.core.records import Group, Problem, Score, Trajectory
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.gateway.completions import CompletionRequest, ProtocolError
+from tasks.rewards.stored import turn_tokens
 from tasks.rollouts.agents.kind import AgentEpisodes
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.conversation import EpisodeKey
@@ -151,13 +152,15 @@ def test_another_key_is_refused_and_one_of_an_ended_episode_too(chat: ChatFormat
 
 
 @pytest.mark.parametrize(
-    ("agent", "begun"), [("edits_its_history", "edited_history"), ("asks_twice_at_once", "parallel")]
+    ("agent", "begun"), [("edits_its_history", ["edited_history"]), ("asks_thrice_at_once", ["parallel"] * 2)]
 )
-def test_what_does_not_extend_a_sequence_begins_one(agent: str, begun: str, chat: ChatFormat):
+def test_what_does_not_extend_a_sequence_begins_one(agent: str, begun: list[str], chat: ChatFormat):
+    """The three answers at once are of equal tokens, and each turn has those of its own sequence."""
     (played,) = played_by(agent, chat, CALLING[:1])
-    assert [sequence.begun for sequence in played.sequences] == ["", begun]
+    assert [sequence.begun for sequence in played.sequences] == ["", *begun]
+    assert len(turn_tokens(played)) == len(played.turns)
     assert sum(len(sequence.sampled_ids) for sequence in played.sequences) == played.num_sampled_tokens
-    assert played.turns[-1].sequence == 1
+    assert played.turns[-1].sequence == len(begun)
     assert played.fault is None
 
 

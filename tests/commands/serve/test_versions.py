@@ -1,0 +1,34 @@
+"""Where an alias leads: by the journal, never in the middle of a promotion, and not where a hand moved it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tasks.commands.serve.versions import Registered
+from tasks.tracking.aliases import TRANSITION
+from tests.tracking.candidates import MODEL, promote
+
+pytestmark = pytest.mark.slow
+
+
+def test_an_alias_is_followed_as_the_journal_has_it(project: Path):
+    promote("a")
+    promote("b")
+    source = Registered(f"models:/{MODEL}@champion", project / "served")
+    client, found = source.registry.client, source.now()
+    assert found is not None and found.version == f"{MODEL}/2" and source.is_followed
+    assert (found.fetch() / "model.safetensors").read_bytes() == b"b"
+
+    client.set_registered_model_tag(MODEL, TRANSITION, "the aliases are being set")
+    assert source.now() is None  # whoever is at it completes it
+    again = source.now()  # nobody was: it had been killed
+    assert again is not None and again.version == f"{MODEL}/2"
+    assert TRANSITION not in source.registry.model_tags()
+
+    client.set_registered_model_alias(MODEL, "champion", "1")
+    with pytest.raises(ValueError, match="registry restore"):
+        source.now()
+    fixed = Registered(f"models:/{MODEL}/1", project / "served")
+    assert not fixed.is_followed and fixed.now() is not None
