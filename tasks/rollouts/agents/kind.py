@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.terminal import tell
-from tasks.gateway.completions import Completion, CompletionRequest
+from tasks.gateway.completions import Completion, CompletionRequest, ProtocolError
 from tasks.rollouts.agents.episode import AgentRun
 from tasks.rollouts.agents.inbox import Asked, Called, unknown_key
 from tasks.rollouts.conversation import EpisodeKey
@@ -74,7 +74,11 @@ class AgentEpisodes(EngineEpisodes):
         clock = run.episode.clock
         clock.hold()
         asked.answer.add_done_callback(lambda _: clock.go())
-        run.inbox.put(asked)
+        try:
+            run.inbox.put(asked)
+        except ProtocolError:
+            asked.answer.cancel()
+            raise
         return asked.answer
 
     def tools(self, key: str) -> Sequence[Tool]:

@@ -4,11 +4,14 @@ wrong is told to them, recorded, or a fault of theirs.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,7 @@ from tests.rollouts.agents.conftest import (
     AGENTS,
     VERDICT,
     Imitator,
+    agent_settings,
     agent_world,
     collect,
     reference_texts,
@@ -73,6 +77,11 @@ def test_an_agent_in_our_world_plays_what_our_own_loop_plays_and_trains_alike(ch
     gradients = [by_the_trainer(folder, [Group("p", "c", played, scores)])[1] for played in (own, theirs)]
     torch.testing.assert_close(*gradients, atol=1e-5, rtol=0)
     assert gradients[0].abs().max() > 1e-3
+
+
+def test_calls_that_the_policy_did_not_make_are_not_counted_as_its_own(chat: ChatFormat):
+    (own,) = collect(TravelDesk(), imitator(chat), chat, CALLING[:1])
+    assert as_rows(played_by("calls_on_its_own", chat, CALLING[:1])) == as_rows([own])
 
 
 def test_64_agents_are_under_way_at_once(chat: ChatFormat):
@@ -227,12 +236,62 @@ def test_agents_under_way_go_on_after_a_checkpoint_and_play_from_their_start_aft
             assert as_rows([collector.ended[number] for number in range(4)]) == own
 
 
-@pytest.mark.parametrize("by", ["result", "checker"])
-def test_an_agent_with_its_own_tools_is_judged_by_what_it_tells(by: str, chat: ChatFormat):
-    verdict = {**VERDICT, "by": by, "checker": f"{AGENTS}:check" if by == "checker" else None}
+class Judging(BaseHTTPRequestHandler):
+    """Says yes to a text that is done."""
+
+    def do_POST(self) -> None:
+        said = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        done = "done" in said["final_message"] and said["problem"]["id"] == PROBLEMS[0].id
+        body = json.dumps({"success": done, "details": {"by": "us"}}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing is printed."""
+
+
+@pytest.fixture
+def judging() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Judging) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("by", "checks", "details"),
+    [
+        ("result", {"success": True}, {"tickets": 2}),
+        ("checker", {"asked": True, "told": True}, {}),
+        ("http", {"success": True}, {"by": "us"}),
+    ],
+)
+def test_an_agent_with_its_own_tools_is_judged_by_what_it_tells(
+    by: str, checks: dict[str, bool], details: dict[str, Any], judging: str, chat: ChatFormat
+):
+    named = {"checker": f"{AGENTS}:check" if by == "checker" else None, "url": judging if by == "http" else None}
+    verdict = {**VERDICT, "by": by, **named}
     (played,) = played_by("answers_for_itself", chat, PROBLEMS[:1], world=None, verdict=verdict)
-    checks = {"success": True} if by == "result" else {"asked": True, "told": True}
-    assert (played.outcome, played.checks) == ("success", checks)
-    assert played.details == ({"tickets": 2} if by == "result" else {})
-    (silent,) = played_by("never_asks", chat, PROBLEMS[:1], world=None, verdict=verdict)
-    assert silent.outcome == "environment_error"
+    assert (played.outcome, played.checks, played.details) == ("success", checks, details)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"command": ["agent"]}, "exactly one of command"),
+        ({"object": "somewhere.else:play"}, "is not in tasks/custom"),
+        ({"object": f"{AGENTS}:check"}, "is no async function"),
+        ({"object": None, "command": ["no-such-program"]}, "there is no program"),
+        ({"object": None, "command": ["python"], "environment": {"KEY": "sk-123"}}, "name of an environment variable"),
+        ({"verdict": VERDICT}, "exactly one of world"),
+        ({"world": None, "verdict": {**VERDICT, "by": "checker"}}, "belong together"),
+        ({"world": None, "verdict": {**VERDICT, "by": "judge"}}, "only a judge can say"),
+        ({"world": {"name": "agent", "settings": agent_settings()}}, "no world to play in"),
+    ],
+)
+def test_bad_settings_are_refused_in_one_line_before_anything_runs(changed: dict[str, Any], told: str):
+    with pytest.raises(ValueError, match=re.escape(told)) as refused:
+        agent_world(**changed)
+    assert "sk-123" not in str(refused.value)
