@@ -80,6 +80,11 @@ def test_an_agent_in_our_world_plays_what_our_own_loop_plays_and_trains_alike(ch
     assert gradients[0].abs().max() > 1e-3
 
 
+def test_calls_that_the_policy_did_not_make_are_not_counted_as_its_own(chat: ChatFormat):
+    (own,) = collect(TravelDesk(), imitator(chat), chat, CALLING[:1])
+    assert as_rows(played_by("calls_on_its_own", chat, CALLING[:1])) == as_rows([own])
+
+
 def test_64_agents_are_under_way_at_once(chat: ChatFormat):
     """Each waits for 63 others before it asks."""
     played = played_by("meets_63_others", chat, PROBLEMS, at_once=64)
