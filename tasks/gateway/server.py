@@ -90,6 +90,11 @@ class Gateway:
         is_running = self._thread is not None and self._thread.is_alive()
         return is_running and self._server is not None and not self._server.should_exit
 
+    def wait(self) -> None:
+        """Until its server has ended, whoever ended it."""
+        if self._thread is not None:
+            self._thread.join()
+
     def __enter__(self) -> Gateway:
         self.start()
         return self
