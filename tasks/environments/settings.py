@@ -72,6 +72,11 @@ class EnvironmentSettings(NamedEnvironment):
         """Whether an episode begins with the whole request."""
         return self.user is None or self.user.reveal == "at_once"
 
+    @property
+    def has_agent(self) -> bool:
+        """Whether an agent that drives itself plays some of its episodes."""
+        return any(getattr(named.settings, "drives_itself", False) for named in (self, *members_of(self)))
+
     def refuse_parts(self, *, of: str, remedy: str) -> None:
         """ValueError where the setting `of` tells a request in parts to an environment that judges after each message:
         a part has no reference of its own. In a mixture only problems that state parts are told so.

@@ -3,7 +3,7 @@
     with Gateway(backend, tools=host) as gateway:
         run_agent(OPENAI_BASE_URL=gateway.openai_url, ANTHROPIC_BASE_URL=gateway.url, TURNWISE_MCP_URL=gateway.mcp_url)
 
-It listens on loopback and a free port unless told otherwise. It never renders and never samples: `completions.Backend`
+It listens on the loopback, by default on a free port. It never renders and never samples: `completions.Backend`
 does. Import this inside functions: starlette and uvicorn are missing on a bare GPU machine.
 """
 
@@ -31,6 +31,7 @@ from tasks.gateway.turn_endpoint import TurnEndpoint
 from tasks.gateway.waiting import told
 from tasks.gateway.wire import WireProtocol
 
+LOOPBACK = "127.0.0.1"
 PROTOCOLS: Mapping[str, WireProtocol] = {
     "/v1/chat/completions": chat,
     "/v1/responses": responses,
@@ -56,7 +57,6 @@ class Gateway:
         backend: Backend,
         *,
         tools: ToolHost | None = None,
-        host: str = "127.0.0.1",
         port: int = 0,
         max_body_bytes: int = MAX_BODY_BYTES,
         keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
@@ -65,7 +65,7 @@ class Gateway:
     ):
         self.backend, self.tools, self.max_body_bytes = backend, tools, max_body_bytes
         self.keep_alive_seconds, self.health, self.hooks = keep_alive_seconds, health, hooks or {}
-        self.host, self.port = host, port
+        self.port = port
         self._closing = asyncio.Event()
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
@@ -74,8 +74,7 @@ class Gateway:
     @property
     def url(self) -> str:
         """For ANTHROPIC_BASE_URL, whose clients add /v1."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return f"http://{LOOPBACK}:{self.port}"
 
     @property
     def openai_url(self) -> str:
@@ -90,6 +89,11 @@ class Gateway:
         """Whether it answers, and will go on to."""
         is_running = self._thread is not None and self._thread.is_alive()
         return is_running and self._server is not None and not self._server.should_exit
+
+    def wait(self) -> None:
+        """Until its server has ended, whoever ended it."""
+        if self._thread is not None:
+            self._thread.join()
 
     def __enter__(self) -> Gateway:
         self.start()
@@ -132,16 +136,15 @@ class Gateway:
         self._thread.join(timeout=2 * CLOSE_SECONDS)
 
     def _listen(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         # asyncio sets TCP_NODELAY where the protocol is named; else each reply waits 40 ms for a delayed ACK.
-        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listening.bind((self.host, self.port))
+            listening.bind((LOOPBACK, self.port))
         except OSError as error:
             listening.close()
             raise ValueError(
-                f"the gateway cannot listen on {self.host}:{self.port} ({error.strerror or error}), so no agent could "
+                f"the gateway cannot listen on {LOOPBACK}:{self.port} ({error.strerror or error}), so no agent could "
                 f"reach it. Choose another port; 0 takes a free one."
             ) from None
         listening.listen(BACKLOG)

@@ -58,8 +58,11 @@ class ToolEndpoint:
         return await self._manager.handle_request(scope, receive, send)
 
     async def _list(self, context: Any, _: Any) -> ListToolsResult:
-        key = key_of(context.request)  # the endpoint has asked for it already, and refused a wrong one
-        return ListToolsResult(tools=[_tool_of_mcp(tool) for tool in told(lambda: self.host.tools(key))])
+        try:
+            tools = told(lambda: self.host.tools(key_of(context.request)))
+        except ProtocolError as error:  # the endpoint has refused a wrong key already: the episode has just ended
+            raise MCPError(INTERNAL_ERROR, error.message) from None
+        return ListToolsResult(tools=[_tool_of_mcp(tool) for tool in tools])
 
     async def _call(self, context: Any, called: CallToolRequestParams) -> CallToolResult:
         key, arguments = key_of(context.request), called.arguments or {}

@@ -6,6 +6,7 @@ policy is reached, wait for what it asks, and take its end.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -36,22 +37,27 @@ class AgentEnd:
 
 
 class AgentClock:
-    """What is left of an agent's time. It stands still while the agent waits for the policy."""
+    """What is left of an agent's time. It stands still while the agent waits for the policy, in any thread."""
 
     def __init__(self, seconds: float):
         self._left, self._since = seconds, time.monotonic()
         self._num_held = 0
+        self._lock = threading.Lock()
 
     def hold(self) -> None:
-        self._left = self.left
-        self._num_held += 1
+        with self._lock:
+            self._left, self._num_held = self._now_left(), self._num_held + 1
 
     def go(self) -> None:
-        self._num_held -= 1
-        self._since = time.monotonic()
+        with self._lock:
+            self._since, self._num_held = time.monotonic(), self._num_held - 1
 
     @property
     def left(self) -> float:
+        with self._lock:
+            return self._now_left()
+
+    def _now_left(self) -> float:
         return self._left - (0 if self._num_held else time.monotonic() - self._since)
 
 

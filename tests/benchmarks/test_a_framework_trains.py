@@ -6,7 +6,6 @@ The fleet's program is started once; infra/benchmarks.md has what was measured.
 
 from __future__ import annotations
 
-import shlex
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ import pytest
 
 from tasks.core.settings import Paths, load
 from tasks.core.splits import read_split
-from tasks.measurement.intervals import clustered_interval
+from tasks.measurement.statistics import paired_difference
 from tasks.stages.train.run import TrainingRun
 from tasks.stages.train.settings import TrainSections
+from tests.agents_of_others import python_of
 from tests.benchmarks.test_agents import params_of, play, start
 from tests.conftest import ROOT
 from tests.rollouts.agents.conftest import agent_settings
@@ -25,20 +25,20 @@ from tests.worlds import as_custom
 
 __all__ = ["start"]  # a fixture: the warm start
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(3_600)]
+ITERATIONS = 10
 EXAMPLES = ROOT / "infra" / "examples" / "agents"
 FLEET = as_custom("infra.examples.agents.fleet")
 
 
 def langgraph(paths: Paths) -> dict[str, Any]:
     params = params_of(paths, of_agent=True)
+    params["train"]["num_iterations"] = ITERATIONS
     params["environment"]["settings"] = agent_settings(object=f"{FLEET}:play", deadline_seconds=600.0)
     return params
 
 
 def test_grpo_raises_the_success_of_a_langgraph_agent(start: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    python = ROOT / ".cache" / "agents" / "langgraph" / "bin" / "python"
-    assert python.exists(), "run `make setup-agents`"
-    monkeypatch.setenv("FLEET", shlex.join([str(python), str(EXAMPLES / "langgraph_fleet.py")]))
+    monkeypatch.setenv("FLEET", f"{python_of('langgraph')} {EXAMPLES / 'langgraph_fleet.py'}")
     held_out = [*read_split(start, "select"), *read_split(start, "test")]
     sections = load(TrainSections, langgraph(start))
     model = start.stage("warm_start") / "model"
@@ -52,12 +52,9 @@ def test_grpo_raises_the_success_of_a_langgraph_agent(start: Paths, tmp_path: Pa
             print(f"iteration {len(rows)}: {row['success_rate']:.2f}", flush=True)
         after = play(run, held_out)
         seconds = sum(item["collect_seconds"] for item in run.timings()["train"])
-    groups = [item.split_group for item in held_out]
-    intervals = [
-        clustered_interval([float(item.is_success) for item in played], groups, confidence=0.95)
-        for played in (before, after)
-    ]
-    print(f"\n{len(held_out)} held-out problems: {intervals}")
+    won = [sum(item.is_success for item in played) for played in (before, after)]
+    gained = paired_difference(after, before, confidence=0.95)
+    print(f"\nsolved of {len(held_out)} held-out problems: {won}; difference {gained}")
     print(f"{sum(row['num_episodes'] for row in rows):,} episodes of LangGraph in {seconds:.0f} s of collection")
     assert {len(item.sequences) for item in after} == {1}
-    assert intervals[0][1] < intervals[1][0]
+    assert gained["ci_low"] > 0

@@ -133,7 +133,7 @@ def mcp(folder: Path) -> Case:
 
 
 def openenv(folder: Path) -> Case:
-    """A stand-in server of the protocol; `test_openenv_package.py` plays the package's own."""
+    """A stand-in server of the protocol; `tests/examples/test_openenv.py` plays the package's own."""
     environment = load_environment(openenv_server.environment_settings())
     return Case(environment, list(environment.generate(seed=1, num_problems=6, max_level=1) or ()))
 

@@ -1,8 +1,9 @@
 """A stand-in for an OpenEnv server, for tests: a keypad that is to be pressed in an order. And problems to play on it.
 
-It speaks the protocol of `openenv` 0.10 as the package's own server does, without the package, whose import alone takes
-seconds; `test_openenv_package.py` plays a server of the package. `--tools` offers the keypad as MCP tools, `--tasks`
-adds the task API. Keys from 90 on fail in every way a server can. Each right key gives a reward of a half.
+It speaks the protocol of `openenv` 0.10 as the package's own server does, without the package, whose import alone
+takes seconds; tests/examples/test_openenv.py plays servers of the package. `--tools` offers the keypad as MCP tools,
+`--tasks` adds the task API, `--odd-tasks` tasks that are none. Keys from 90 on fail in every way a server can. Each
+right key gives a reward of a half.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ async def trouble(websocket: WebSocket, key: Any) -> str | None:
 
 class Server:
     def __init__(self, options: argparse.Namespace):
-        self.options, self.num_sessions = options, 0
+        self.options, self.num_sessions, self.num_steps = options, 0, 0
 
     async def play(self, websocket: WebSocket) -> None:
         await websocket.accept()
@@ -152,7 +153,8 @@ class Server:
             if key == NOT_FITTING and not self.options.tools:
                 await websocket.send_text(error("Invalid message", "VALIDATION_ERROR", errors=[{"msg": "no such key"}]))
                 continue
-            wrong = await trouble(websocket, key)
+            self.num_steps += message["type"] == "step"
+            wrong = await trouble(websocket, DIE if self.num_steps == self.options.dies_at_step else key)
             seen = {} if wrong else keypad.reset(data) if message["type"] == "reset" else keypad.step(data)
             await websocket.send_text(wrong or json.dumps({"type": "observation", "data": seen}))
 
@@ -172,7 +174,9 @@ class Server:
             "list_environments": ["keypad"],
             "splits": [{"name": name, "type": name} for name in SPLITS],
             "num_tasks": {"num_tasks": SPLITS.get(given.get("split", ""), 0)},
-            "task": {"task": {"id": f"{given.get('split')}-{given.get('index')}", "index": given.get("index")}},
+            "task": []
+            if self.options.odd_tasks
+            else {"task": {"id": f"{given.get('split')}-{given.get('index')}", "index": given.get("index")}},
         }[asked]
 
 
@@ -236,7 +240,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--sessions", type=int, default=1000)
-    for flag in ("--tools", "--tasks", "--forgets-seed"):
+    parser.add_argument("--dies-at-step", type=int)
+    for flag in ("--tools", "--tasks", "--odd-tasks", "--forgets-seed"):
         parser.add_argument(flag, action="store_true")
     serve(parser.parse_args())
 

@@ -17,6 +17,7 @@ from typing import Any, cast
 import psutil
 import pytest
 
+from tasks.chat.format import ChatFormat
 from tasks.commands.doctor.context import DoctorContext, DoctorSections
 from tasks.commands.doctor.doctor import examine
 from tasks.core.records import Problem
@@ -25,9 +26,11 @@ from tasks.environments.openenv.environment import OpenEnvEnvironment
 from tasks.stages.curate.settings import CurateSections
 from tasks.stages.curate.stage import run as curate
 from tasks.tools.base import EnvironmentFault, SourceCount, ToolReply, Verdict, block_until
+from tests import tiny
 from tests.environments import openenv_server as keypad
 from tests.environments.test_mcp import WORLDLESS
 from tests.profiles import profile_params
+from tests.rollouts.agents.conftest import Imitator, collect, reference_texts
 
 pytestmark = pytest.mark.slow
 
@@ -159,6 +162,19 @@ def test_a_server_killed_in_mid_episode_is_a_fault_of_its_episodes_and_a_fresh_o
     assert play(world, problem, 0, 1)[1].success
 
 
+def test_a_server_that_dies_again_and_again_costs_a_batch_no_episode():
+    """Ten episodes of two steps, two at a time, on a server that dies at its seventh step: it is played on, at most
+    six steps of each life count, and none of the 20 is lost.
+    """
+    chat = ChatFormat(tiny.tokenizer(), source="test")
+    environment = keypad.make_environment("--dies-at-step", "7", max_sessions=2)
+    problems = problems_of(environment, 10)
+    engine = Imitator(chat, {problem.requests[0]: reference_texts(problem) for problem in problems})
+    played = collect(environment, engine, chat, problems, at_once=2)
+    assert [trajectory.outcome for trajectory in played] == ["success"] * 10
+    assert environment.servers.num_restarts >= 3  # 20 steps, six in each life
+
+
 def test_a_server_that_hangs_is_replaced_and_one_that_ends_too_often_is_not(problem: Problem):
     """One restart: after the hang. The death that follows is one too many."""
     with closing(keypad.make_environment("--tasks", max_restarts=1, timeout_seconds=1.0)) as environment:
@@ -264,6 +280,7 @@ def test_what_cannot_be_used_is_one_line_that_names_the_setting(elsewhere: str):
     assert "could not be started: No such file" in refusal(command=["/nowhere/python", "{port}"])
     assert "Set splits to []" in refusal(splits=["train"])
     assert "It has: train, test" in refusal("--tasks", splits=["dev"])
+    assert "the server answered with no task for test-00000" in refusal("--tasks", "--odd-tasks", splits=["test"])
     assert "environment.settings.request is 'question'" in refusal(request="question")
     with pytest.raises(ValueError, match=r"command does not contain \{port\}"):
         keypad.environment_settings(command=["python"])

@@ -20,6 +20,7 @@ from tasks.gateway.completions import Completion, CompletionRequest
 from tasks.rollouts.agents.kind import AgentEpisodes
 from tasks.rollouts.agents.transcript import Transcript
 from tests import tiny
+from tests.agents_of_others import python_of
 from tests.conftest import ROOT
 from tests.rollouts.agents.conftest import Imitator, agent_world, collect, reference_texts
 
@@ -56,11 +57,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[CompletionRequest]]
 
 
 def play(name: str, chat: ChatFormat, problems: list[Problem], texts: Any = reference_texts) -> list[Trajectory]:
-    python = ROOT / ".cache" / "agents" / name / "bin" / "python"
-    assert python.exists(), "run `make setup-agents`"
     program = ROOT / "infra" / "examples" / "agents" / f"with_{name.replace('-', '_')}.py"
     engine = Imitator(chat, {problem.requests[0]: texts(problem) for problem in problems})
-    world = agent_world(object=None, command=[str(python), str(program)])
+    world = agent_world(object=None, command=[python_of(name), str(program)])
     return collect(world, engine, chat, problems, sampling=ROOMY)
 
 

@@ -17,11 +17,13 @@ from tasks.rewards.dominance import check_dominance, outcome_dominates
 from tasks.rewards.limits import EpisodeLimits
 from tasks.rewards.parts import reward
 from tasks.rewards.settings import RewardSettings
-from tasks.stages.train.settings import TrainSections
+from tasks.stages.train.settings import TrainSections, episode_limits
 from tests.conftest import ROOT
+from tests.learning.options import NO_EXPLORATION
 from tests.rewards.shaped import LIMITS, shaped
 from tests.rewards.test_rewards import PROBLEM, episode
 from tests.tools.judge.endpoint import judge_row
+from tests.worlds import OWN_SETTINGS
 
 
 def test_a_step_penalty_of_0_05_totals_a_half_in_ten_turns_and_of_0_1_the_whole_outcome():
@@ -73,6 +75,21 @@ def test_params_are_refused_by_the_limits_they_have():
         load(TrainSections, params)
     params["sampling"]["max_turns"] = 9
     load(TrainSections, params)
+
+
+def test_an_agent_that_drives_itself_may_write_a_sequence_a_turn_and_begins_at_the_start():
+    """Ten turns of 28 tokens are 280, fewer than the 420 of one episode; of 100 tokens they are 1,000."""
+    params = read_params(ROOT / "params.yaml")
+    params["environment"] |= {"name": "agent", "settings": OWN_SETTINGS["agent"]}
+    sections = load(TrainSections, params)
+    limits = episode_limits(sections.sampling, sections.environment)
+    assert limits.max_sampled_tokens == 280
+    longer = sections.sampling.model_copy(update={"max_tokens_per_turn": 100})
+    assert episode_limits(longer, sections.environment).max_sampled_tokens == 1000
+    prefixes = {"source": "own", "share": [{"iteration": 1, "value": 0.5}], "depth": [{"iteration": 1, "value": 0.5}]}
+    params["train"]["exploration"] = NO_EXPLORATION | {"prefixes": prefixes}
+    with pytest.raises(ValueError, match=r"^params.yaml: train.exploration.prefixes begins .* to null"):
+        load(TrainSections, params)
 
 
 @pytest.mark.parametrize("name", ["judge", "soundness"])

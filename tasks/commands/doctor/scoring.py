@@ -80,7 +80,7 @@ def doing_nothing(context: DoctorContext) -> Finding:
 
 def _bounds(context: DoctorContext) -> Bounds:
     settings = context.settings
-    return reward_bounds(settings.reward.unjudged(), episode_limits(settings.sampling, settings.environment.tools))
+    return reward_bounds(settings.reward.unjudged(), episode_limits(settings.sampling, settings.environment))
 
 
 def _is_within(score: Score, least: float, most: float) -> bool:

@@ -44,9 +44,10 @@ def serve(source: str, *, record: Path | None = None, port: int | None = None, a
         _secret(options.key_variable, "serve.key_variable"),
         _secret(options.webhook_secret_variable, "serve.webhook_secret_variable"),
     )
-    with ended_by_signals() as ending, _folder(paths.artifacts / ROOM) as folder:
+    with _folder(paths.artifacts / ROOM) as folder:
         model = open_source(source, folder, address)
-        with Serving(model, settings.plays["test"], options, keys=keys, record=record) as serving:
+        serving = Serving(model, settings.plays["test"], options, keys=keys, record=record)
+        with ended_by_signals() as ending, serving:
             tell("\n".join(_opening(serving, options, record)))
             while not ending.wait(LOOK_SECONDS) and serving.loop.fault is None:
                 continue

@@ -83,7 +83,7 @@ class AgentEnvironment(EnvironmentWrapper):
 
     def describe(self) -> dict[str, Any]:
         started = self.settings.model_dump(mode="json", exclude={"world", "deadline_seconds"})
-        return {**self.inner.describe(), "agent": {**started, "source": _source_hash(self.settings)}}
+        return {**self.inner.describe(), "agent": {**started, "sources": _source_hashes(self.settings)}}
 
     def fingerprint(self) -> str:
         return json_hash(self.describe())
@@ -172,11 +172,13 @@ def _launcher(settings: AgentSettings) -> Launch:
     return partial(Program, settings.command, variables)
 
 
-def _source_hash(settings: AgentSettings) -> str | None:
-    """Of the file of its function."""
-    if settings.object is None:
-        return None
-    return hashlib.sha256(Path(inspect.getfile(load_object(settings.object))).read_bytes()).hexdigest()
+def _source_hashes(settings: AgentSettings) -> dict[str, str]:
+    """Of the file of its function, or of the files that its command names, by name."""
+    if settings.object is not None:
+        files = {settings.object: Path(inspect.getfile(load_object(settings.object)))}
+    else:
+        files = {part: Path(part) for part in (settings.command or [])[1:] if Path(part).is_file()}
+    return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
 
 
 ENVIRONMENT = choose_class

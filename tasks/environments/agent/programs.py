@@ -13,6 +13,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -106,7 +107,7 @@ class Function:
         threading.Thread(target=self._run, args=(work,), name="agent", daemon=True).start()
 
     def stop(self) -> None:
-        if not self.loop.is_closed():
+        with suppress(RuntimeError):  # it has ended
             self.loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:

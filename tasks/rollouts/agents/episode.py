@@ -200,19 +200,27 @@ class AgentRun(EpisodeRun):
         turn = self.last_turn[place.sequence]
         for message in place.said[place.answers[-1][0] :]:
             if message.role == "tool" and len(turn.replies) < len(turn.calls):
-                turn.errors.append(self._error_of(turn.calls[len(turn.replies)]))
+                self._note_error(turn, self._reply_to(turn.calls[len(turn.replies)]))
                 turn.replies.append(message.text)
             elif message.role == "user" and turn.follow_up is None:
                 turn.follow_up = message.text
         if turn.follow_up is not None and not turn.calls:
             self.episode.end_turn(turn.text)
 
-    def _error_of(self, call: dict[str, Any]) -> str | None:
-        """Of a call that the agent made at the endpoint."""
+    def _note_error(self, turn: Turn, reply: ToolReply | None) -> None:
+        """Of a call that the policy made: what an agent calls on its own, or again, is no mistake of the policy."""
+        error = None
+        if reply is not None:
+            error = reply.error or (None if reply.valid else "invalid")
+            self.num_invalid_calls += not reply.valid
+        turn.errors.append(error)
+
+    def _reply_to(self, call: dict[str, Any]) -> ToolReply | None:
+        """What the endpoint replied, if the agent made the call there."""
         for place, (called, reply) in enumerate(self.called):
             if (called.name, dict(called.arguments)) == (call.get("name"), call.get("arguments")):
                 del self.called[place]
-                return reply.error or (None if reply.valid else "invalid")
+                return reply
         return None
 
     def _call(self, called: Called) -> Waits:
@@ -224,7 +232,6 @@ class AgentRun(EpisodeRun):
             called.answer.set_exception(ProtocolError(503, f"The tool failed: {fault}"))
             raise
         self.called.append((called, reply))
-        self.num_invalid_calls += not reply.valid
         self.num_retries += reply.num_retries
         called.answer.set_result(reply)
 

@@ -1,24 +1,26 @@
 """Episodes of agents over an engine: the EpisodeKind, and what the gateway asks on behalf of the agents.
 
-One gateway serves all episodes, from the first to `close`; one whose server died is started again, and the agents that
-talked to it end with faults. Each attempt at an episode has a key of its own, which is worth nothing once it has ended.
+One gateway serves all episodes, from the first to `close`; one whose server died is started again, and the episodes of
+the agents that talked to it end with faults. Each attempt at an episode has a key of its own, which is worth nothing
+once it has ended.
 """
 
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.terminal import tell
-from tasks.gateway.completions import Completion, CompletionRequest
+from tasks.gateway.completions import Completion, CompletionRequest, ProtocolError
 from tasks.rollouts.agents.episode import AgentRun
-from tasks.rollouts.agents.inbox import Asked, Called, unknown_key
+from tasks.rollouts.agents.inbox import Asked, Called, Ended, unknown_key
 from tasks.rollouts.conversation import EpisodeKey
 from tasks.rollouts.episode import EngineEpisodes
-from tasks.tools.base import Environment, Tool, ToolReply
-from tasks.tools.driven import Endpoint
+from tasks.tools.base import Environment, EnvironmentFault, Tool, ToolReply
+from tasks.tools.driven import AgentEnd, Endpoint
 
 if TYPE_CHECKING:
     from tasks.gateway.server import Gateway
@@ -37,7 +39,7 @@ class AgentEpisodes(EngineEpisodes):
         if key.prefix:
             raise ValueError(
                 "episodes of environment.name: agent cannot begin in the middle, since no agent can be brought there. "
-                "Switch off what begins them so (train.prefixes)"
+                "Set train.exploration.prefixes to null"
             )
         self.num_opened += 1
         gateway = self._serving()
@@ -74,7 +76,11 @@ class AgentEpisodes(EngineEpisodes):
         clock = run.episode.clock
         clock.hold()
         asked.answer.add_done_callback(lambda _: clock.go())
-        run.inbox.put(asked)
+        try:
+            run.inbox.put(asked)
+        except ProtocolError:
+            asked.answer.cancel()
+            raise
         return asked.answer
 
     def tools(self, key: str) -> Sequence[Tool]:
@@ -97,7 +103,17 @@ class AgentEpisodes(EngineEpisodes):
         if self._gateway is None or not self._gateway.is_alive:
             self._gateway = Gateway(self, tools=self)
             self._gateway.start()
+            threading.Thread(target=self._watch, args=(self._gateway,), name="gateway watch", daemon=True).start()
         return self._gateway
+
+    def _watch(self, gateway: Gateway) -> None:
+        """An agent whose endpoint is gone need not come to its deadline."""
+        gateway.wait()
+        for run in [*self.by_key.values()]:
+            if run.endpoint.openai_url == gateway.openai_url:
+                lost: Future[AgentEnd] = Future()
+                lost.set_exception(EnvironmentFault("its endpoint ended before it did", tool="gateway"))
+                run.inbox.put(Ended(lost))
 
     def _tell_what_is_the_trainers(self, request: CompletionRequest) -> None:
         if not self._has_told and (request.temperature, request.top_p, request.seed) != (None, None, None):

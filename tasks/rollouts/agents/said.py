@@ -72,14 +72,14 @@ def canonical_tools(tools: Sequence[Mapping[str, Any]]) -> str:
 
 def _read(message: Message, where: str) -> Said:
     role, content = message.get("role"), message.get("content")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise ProtocolError(400, f"{where} has a role that no chat template knows", parameter=where)
     if content is not None and not isinstance(content, str):
         raise ProtocolError(400, f"the content of {where} is no text", parameter=where)
     fields = message.get("tool_calls") or [] if role == "assistant" else []
     calls = [_read_call(field, where) for field in fields]
     ids = tuple(str(field.get("id") or "") for field in fields)
-    return Said(str(role), content or "", tuple((call.name, call.arguments) for call in calls), ids)
+    return Said(role, content or "", tuple((call.name, call.arguments) for call in calls), ids)
 
 
 def _read_call(field: Any, where: str) -> ToolCall:

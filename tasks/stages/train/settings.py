@@ -8,12 +8,12 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from tasks.core.settings import Settings
+from tasks.environments.settings import EnvironmentSettings
 from tasks.learning.shared.settings import GRPOSettings
 from tasks.rewards.dominance import check_dominance
 from tasks.rewards.limits import EpisodeLimits
 from tasks.rewards.settings import JUDGED, RewardSettings
 from tasks.rollouts.settings import PlaySections, SamplingSettings
-from tasks.tools.settings import ToolSettings
 
 
 class SentinelSettings(Settings):
@@ -53,12 +53,18 @@ class SentinelSettings(Settings):
         return self
 
 
-def episode_limits(sampling: SamplingSettings, tools: ToolSettings) -> EpisodeLimits:
-    """Calls beyond a message's limit get one joint error, which is one more call."""
+def episode_limits(sampling: SamplingSettings, environment: EnvironmentSettings) -> EpisodeLimits:
+    """Calls beyond a message's limit get one joint error, which is one more call. An agent that drives itself may have
+    a sequence per turn, each within the budget of an episode.
+    """
+    tokens = min(sampling.max_tokens_per_episode, sampling.max_completion_tokens or sys.maxsize)
+    if environment.has_agent:
+        of_turn = sampling.max_tokens_per_turn + (sampling.max_thinking_tokens_per_turn or 0)
+        tokens = sampling.max_turns * min(of_turn, tokens)
     return EpisodeLimits(
         max_turns=sampling.max_turns,
-        max_calls=sampling.max_turns * (tools.max_calls_per_turn + 1),
-        max_sampled_tokens=min(sampling.max_tokens_per_episode, sampling.max_completion_tokens or sys.maxsize),
+        max_calls=sampling.max_turns * (environment.tools.max_calls_per_turn + 1),
+        max_sampled_tokens=tokens,
     )
 
 
@@ -69,7 +75,7 @@ class TrainSections(PlaySections):
 
     @model_validator(mode="after")
     def _outcome_dominates(self) -> TrainSections:
-        check_dominance(self.reward, episode_limits(self.sampling, self.environment.tools))
+        check_dominance(self.reward, episode_limits(self.sampling, self.environment))
         return self
 
     @model_validator(mode="after")
@@ -79,6 +85,15 @@ class TrainSections(PlaySections):
             raise ValueError(
                 f"reward.parts has {' and '.join(judged)}, and environment.judge is null, so no episode could be "
                 f"scored. Fill in environment.judge (tasks/tools/README.md has an example), or take the part out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _begins_where_an_agent_begins(self) -> TrainSections:
+        if self.environment.has_agent and self.train.exploration and self.train.exploration.prefixes:
+            raise ValueError(
+                "train.exploration.prefixes begins episodes in the middle, and an agent that drives itself cannot be "
+                "brought there. Set train.exploration.prefixes to null"
             )
         return self
 

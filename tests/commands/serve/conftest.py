@@ -34,7 +34,7 @@ SETTINGS = ServeSettings.model_validate(
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two of other weights, and one of another vocabulary."""
+    """Two models of one shape with other weights."""
     folder = tmp_path_factory.mktemp("models")
     return [tiny.model_folder(folder / str(seed), seed=seed) for seed in (0, 1)]
 

@@ -94,6 +94,16 @@ async def meets_63_others(problem: Problem, endpoint: Endpoint) -> None:
     await play(problem, endpoint)
 
 
+async def calls_on_its_own(problem: Problem, endpoint: Endpoint) -> None:
+    """What no turn of the policy asked for; then it plays."""
+
+    async def use(client: Client) -> None:
+        await client.call("no_such_tool", {})
+
+    await with_client(endpoint, use)
+    await play(problem, endpoint)
+
+
 async def crashes(problem: Problem, endpoint: Endpoint) -> None:
     raise KeyError("no such flight")
 
