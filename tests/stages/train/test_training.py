@@ -22,7 +22,7 @@ from tasks.chat.format import load_chat
 from tasks.core.files import content_hash
 from tasks.core.records import Group, Score, Trajectory
 from tasks.core.settings import load
-from tasks.engines.transformers import decode_step
+from tasks.engines.transformers import decode_step, traces
 from tasks.learning.grpo import prefixes
 from tasks.learning.grpo.metrics import rollout_metrics
 from tasks.learning.shared import checkpoints as checkpointing
@@ -357,6 +357,7 @@ def test_an_engine_that_samples_from_another_distribution_is_refused_before_the_
     """
     monkeypatch.setattr("tasks.engines.transformers.engine.check_architecture", lambda model, max_tokens: None)
     sample = decode_step.sample_tokens
+    monkeypatch.setattr(traces, "_KNOWN", {})  # of the tests before
     monkeypatch.setattr(decode_step, "sample_tokens", lambda *args, **how: sample(*args, **{**how, "temperature": 1.2}))
     options = settings(max_staleness=max_staleness, importance_correction="token_truncate")
     with pytest.raises(ValueError, match=r"engine\.probe_tolerance"):
