@@ -64,8 +64,8 @@ def read_messages(messages: Sequence[Message]) -> list[Said]:
             said.append(one)
     ordered: list[Said] = []
     for is_reply, block in groupby(said, key=lambda message: message.role == "tool"):
-        messages = list(block)
-        ordered += _in_order_of_calls(ordered[-1].ids if ordered else (), messages) if is_reply else messages
+        run = list(block)
+        ordered += _in_order_of_calls(ordered[-1].ids if ordered else (), run) if is_reply else run
     return ordered
 
 

@@ -226,6 +226,16 @@ def test_a_turn_is_cut_after_the_token_that_completes_a_stop_string(chat: ChatFo
     assert cut_at_stop(chat, written, ["Thought:"]) is None
 
 
+def test_a_stop_string_within_a_thought_is_none_of_the_message():
+    thinking = ChatFormat(tiny.tokenizer(tiny.THINKING), source="test")
+    thought = thinking.encode("<think>\nDone?\n</think>\n\n")
+    whole = [*thought, *thinking.encode("It is Done. More.")]
+    cut = cut_at_stop(thinking, whole, ["Done"])
+    assert cut is not None
+    assert thinking.decode(whole[len(thought) : cut]).startswith("It is Done")
+    assert cut_at_stop(thinking, [*thought, *thinking.encode("It is.")], ["Done"]) is None
+
+
 def test_beyond_the_most_the_sequence_that_was_used_least_recently_is_forgotten(chat: ChatFormat):
     model = Model(chat)
     model.transcript.most = 2
