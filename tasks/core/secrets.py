@@ -19,14 +19,15 @@ HIDDEN = "[redacted]"
 MIN_CHARACTERS, MIN_WORD_CHARACTERS = 4, 8
 # A URL's user and password. At http a user alone may be a token; elsewhere it is a name, as in ssh://git@host, and a
 # password may contain a slash. Digits before a slash are a port, except where SQLAlchemy reads them as a password.
+# Where no @ follows, a password that began ends nowhere: `hide_in_urls` looks no further than the last @ of a word.
 USER_INFO = re.compile(
-    r"https?://[^\s/?#@]*@|(?!https?://)\b[a-z][\w+.-]*://[^\s/?#@:\[\]]*:(?!\d*/)[^\s@]*@|"
-    r"\b(?:postgres|mysql|mariadb|mssql|oracle)[\w+.-]*://[^\s/?#@:\[\]]*:[^\s@]*@",
+    r"https?://[^\s/?#@]*@|(?<=[\w+.-])(?<!\bhttp)(?<!\bhttps)://[^\s/?#@:\[\]]*:(?!\d*/)[^\s@]*@|"
+    r"\b(?:postgres|mysql|mariadb|mssql|oracle)[\w+.-]{0,40}://[^\s/?#@:\[\]]*:[^\s@]*@",
     re.IGNORECASE,
 )
-SECRET_IN_QUERY = re.compile(
-    r"://\S*[?&;](?:[\w-]*(?:passw|pwd|secret|token|api[-_]?key|access[-_]?key|signature|credential)[\w-]*|key|sig|auth)="
-    r"[^\s&;]\S*",
+SECRET_PARAMETER = re.compile(
+    r"[?&;](?:(?=[\w-]*(?:passw|pwd|secret|token|api[-_]?key|access[-_]?key|signature|credential))[\w-]+|key|sig|auth)="
+    r"[^\s&;]",
     re.IGNORECASE,
 )
 SECRET_VARIABLE = re.compile(
@@ -89,7 +90,20 @@ def hide_known_secrets(text: str) -> str:
     """
     secrets = [value for name, value in os.environ.items() if SECRET_VARIABLE.search(name)]
     words = {word for value in secrets for word in (value, value.partition(":")[2]) if len(word) >= MIN_WORD_CHARACTERS}
-    text = USER_INFO.sub(
-        lambda found: f"{found[0].partition('://')[0]}://{HIDDEN}@", _hider(frozenset(words)).hide(text)
-    )
-    return SECRET_IN_QUERY.sub(lambda found: f"{re.split('[?&;]', found[0])[0]}?{HIDDEN}", text)
+    return hide_in_urls(_hider(frozenset(words)).hide(text))
+
+
+def hide_in_urls(text: str) -> str:
+    """Without the logins and keys in URLs, in time proportional to the text's length: whoever asks a server may have
+    written it.
+    """
+    return re.sub(r"\S+", _hide_in_word, text) if "://" in text else text
+
+
+def _hide_in_word(found: re.Match[str]) -> str:
+    login, at, rest = found[0].rpartition("@")
+    word = USER_INFO.sub(lambda found: f"{found[0].partition('://')[0]}://{HIDDEN}@", login + at) + rest
+    scheme, mark, address = word.partition("://")
+    if SECRET_PARAMETER.search(address):
+        return f"{scheme}{mark}{re.split('[?&;]', address, maxsplit=1)[0]}?{HIDDEN}"
+    return word

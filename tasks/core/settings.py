@@ -21,7 +21,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
 from tasks.core.mistakes import Place, explain_kind, join_alternatives
-from tasks.core.secrets import SECRET_IN_QUERY, USER_INFO
+from tasks.core.secrets import hide_in_urls
 from tasks.core.text import one_line
 
 PARAMS_FILE = Path("params.yaml")
@@ -270,7 +270,7 @@ def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
 
 
 def _has_secret(text: str) -> bool:
-    return any(pattern.search(text) for pattern in (USER_INFO, SECRET_IN_QUERY))
+    return hide_in_urls(text) != text
 
 
 def _fields_at(cls: type[Settings], location: tuple[Any, ...]) -> set[str]:

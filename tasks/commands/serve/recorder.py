@@ -5,7 +5,8 @@
 
 `messages` are those since the row before of the same conversation, `number` counts its rows from 0, and the first has
 its `tools`. A row is written whole, or, where the process is killed, cut off by the next one that writes here. Every
-string is redacted before it leaves memory: the key, known secrets, and what matches `serve.record.redact`.
+string that somebody said is redacted before it leaves memory: the key, known secrets, and what matches
+`serve.record.redact`. Roles, the ids of calls and the row's own counts stay: they join the rows.
 """
 
 from __future__ import annotations
@@ -46,6 +47,16 @@ class Redaction:
             text = pattern.sub(HIDDEN, text)
         return text
 
+    def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: self._part(name, value) for name, value in message.items()}
+
+    def _part(self, name: str, value: Any) -> Any:
+        if name in ("role", "tool_call_id"):
+            return value
+        if name == "tool_calls" and value:
+            return [{**call, "function": self.value(call["function"])} for call in value]
+        return self.value(value)
+
     def value(self, value: Any) -> Any:
         if isinstance(value, str):
             return self.text(value)
@@ -59,12 +70,10 @@ class Redaction:
 
 
 class Recorder:
-    """A Backend that hands everything on to `inner` and records what was answered. ValueError where another server
-    records in `folder`.
-    """
+    """A Backend that hands everything on to `inner` and records in `file` what was answered."""
 
-    def __init__(self, inner: Backend, folder: Path, settings: RecordSettings, *, secret_values: Sequence[str]):
-        self.inner, self.file = inner, _File(folder, max_bytes=settings.max_file_mib << 20)
+    def __init__(self, inner: Backend, file: RowFile, settings: RecordSettings, *, secret_values: Sequence[str]):
+        self.inner, self.file = inner, file
         self.redaction = Redaction(settings.redact, secret_values)
         self.num_recorded = 0
         self.trouble: str | None = None
@@ -76,7 +85,7 @@ class Recorder:
 
     def complete(self, key: str, request: CompletionRequest) -> Future[Completion]:
         answer = self.inner.complete(key, request)
-        answer.add_done_callback(lambda done: self._take(request, done))
+        answer.add_done_callback(lambda done: self._take(key, request, done))
         return answer
 
     def close(self) -> None:
@@ -84,22 +93,22 @@ class Recorder:
         self._writer.shutdown()
         self.file.close()
 
-    def _take(self, request: CompletionRequest, done: Future[Completion]) -> None:
+    def _take(self, key: str, request: CompletionRequest, done: Future[Completion]) -> None:
         if not done.cancelled() and done.exception() is None:
-            self._writer.submit(self._write, request, done.result())
+            self._writer.submit(self._write, key, request, done.result())
 
-    def _write(self, request: CompletionRequest, completion: Completion) -> None:
+    def _write(self, key: str, request: CompletionRequest, completion: Completion) -> None:
         try:
-            self.file.append(self.redaction.value(self._row(request, completion)))
+            self.file.append(self._row(key, request, completion))
             self.num_recorded += 1
         except Exception as error:  # a full disk ends no conversation, nor does what cannot be written
             if self.trouble is None:
                 warn(f"warning: {self.file.folder}: conversations are not recorded: {one_line(error)}.")
             self.trouble = one_line(error)
 
-    def _row(self, request: CompletionRequest, completion: Completion) -> dict[str, Any]:
+    def _row(self, key: str, request: CompletionRequest, completion: Completion) -> dict[str, Any]:
         reply = reply_message(completion)
-        histories = _histories([*request.messages, reply])
+        histories = _histories(key, request.tools, [*request.messages, reply])
         before = next(
             (number for number in reversed(range(len(request.messages))) if histories[number] in self._known), None
         )
@@ -112,9 +121,11 @@ class Recorder:
             "conversation": name,
             "number": number,
             "version": completion.version,
-            **({"tools": list(request.tools)} if number == 0 else {}),
-            "messages": list(request.messages[0 if before is None else before + 1 :]),
-            "reply": reply,
+            **({"tools": self.redaction.value(request.tools)} if number == 0 else {}),
+            "messages": [
+                self.redaction.message(one) for one in request.messages[0 if before is None else before + 1 :]
+            ],
+            "reply": self.redaction.message(reply),
             "finish": completion.finish,
             "num_prompt_tokens": completion.num_prompt_tokens,
             "num_written_tokens": completion.num_written_tokens,
@@ -133,9 +144,12 @@ def reply_message(completion: Completion) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _histories(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A hash of the history up to each message, its own included; thoughts and the ids of calls say nothing in it."""
-    found, so_far = list[str](), ""
+def _histories(key: str, tools: Sequence[Mapping[str, Any]], messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A hash of the history up to each message, its own included; thoughts and the ids of calls say nothing in it.
+    Conversations of two keys, or with other tools, are never one.
+    """
+    opening = json.dumps([key, sorted(json.dumps(tool, sort_keys=True) for tool in tools)])
+    found, so_far = list[str](), hashlib.sha256(opening.encode()).hexdigest()
     for message in messages:
         calls = [call["function"] for call in message.get("tool_calls") or []]
         said = [
@@ -148,18 +162,29 @@ def _histories(messages: Sequence[Mapping[str, Any]]) -> list[str]:
     return found
 
 
-class _File:
-    """The rows of one server; a full file gets a number. Only its owner may read it."""
+class RowFile:
+    """The rows of one server; a full file gets a number. Only its owner may read it. ValueError where nothing can be
+    written in `folder`, or another server records there.
+    """
 
     def __init__(self, folder: Path, *, max_bytes: int):
         self.folder, self.max_bytes = folder, max_bytes
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._open()
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._descriptor: int | None
+            self._descriptor, self._size = self._open()
+        except OSError as error:
+            raise ValueError(
+                f"--record {folder}: nothing can be written there ({one_line(error)}), so nothing would be recorded. "
+                f"Name a folder of your own."
+            ) from None
 
     def append(self, row: dict[str, Any]) -> None:
         line = (json.dumps(row, ensure_ascii=False) + "\n").encode("utf-8", errors="replace")
-        if self._size and self._size + len(line) > self.max_bytes:
+        if self._descriptor is not None and self._size and self._size + len(line) > self.max_bytes:
             self._rotate()
+        if self._descriptor is None:  # also where the last rotation ended here
+            self._descriptor, self._size = self._open()
         try:
             written = os.write(self._descriptor, line)
             if written < len(line):
@@ -170,27 +195,36 @@ class _File:
         self._size += len(line)
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        """What is closed is named no more: its number may be another file's, or a client's connection, at once."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
 
-    def _open(self) -> None:
+    def _open(self) -> tuple[int, int]:
+        """The descriptor and the bytes of its whole rows."""
         path = self.folder / CURRENT
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock(descriptor)
+            size = path.read_bytes().rfind(b"\n") + 1
+            os.ftruncate(descriptor, size)  # what a killed server left of a row
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor, size
+
+    def _lock(self, descriptor: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            os.close(self._descriptor)
             raise ValueError(
                 f"--record {self.folder}: another server records there, and two would mix their rows. Name another "
                 f"folder."
             ) from None
-        content = path.read_bytes()
-        self._size = content.rfind(b"\n") + 1
-        os.ftruncate(self._descriptor, self._size)  # what a killed server left of a row
 
     def _rotate(self) -> None:
         taken = [
             int(file.stem[-6:]) for file in self.folder.glob("conversations-??????.jsonl") if file.stem[-6:].isdecimal()
         ]
         os.rename(self.folder / CURRENT, self.folder / FULL.format(max(taken, default=0) + 1))
-        os.close(self._descriptor)
-        self._open()
+        self.close()

@@ -1,7 +1,8 @@
 """The model that answers, and how the next one takes its place once it has proved that it computes what it should.
 
 An engine in this process is made anew beside the one that answers, and both are in memory until they change places. One
-with its own memory (vLLM) is refreshed while nobody asks; if its probe fails, it gets the weights before back.
+with its own memory (vLLM) is refreshed while nobody asks; if its probe fails, it gets the weights before back, and
+if these are not proved again either, the engine is given up.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class ModelHouse:
 
     def prepare(self, version: str, folder: Path, before: Served) -> Install:
         """All that can be done while `before` answers. What is returned is called when no turn is under way, and
-        leaves `before` as it was where it raises.
+        leaves `before` as it was where it raises ValueError. RuntimeError: nobody knows what the engine computes now.
         """
         if before.engine.has_own_memory:
             return self._refresh(version, folder, before)
@@ -103,14 +104,20 @@ class ModelHouse:
         def install(before: Served) -> Served:
             try:
                 self._give(fresh, model)
-            except ValueError:
-                self._give(before, load_model(before.folder, compute=self.compute))
+            except ValueError as refused:
+                self._give_back(before, refused)
                 raise
             finally:
                 free_unused(find_device(self.compute))
             return fresh
 
         return install
+
+    def _give_back(self, before: Served, refused: ValueError) -> None:
+        try:
+            self._give(before, load_model(before.folder, compute=self.compute))
+        except ValueError as error:
+            raise RuntimeError(f"{refused} The weights before were not given back either: {error}") from error
 
     def _give(self, served: Served, model: PreTrainedModel) -> None:
         try:

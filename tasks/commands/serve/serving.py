@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks.commands.serve.loop import EngineLoop
-from tasks.commands.serve.recorder import Recorder
-from tasks.commands.serve.served import ModelHouse
+from tasks.commands.serve.recorder import Recorder, RowFile
+from tasks.commands.serve.served import ModelHouse, Served
 from tasks.commands.serve.versions import Source
 from tasks.commands.serve.watcher import Watcher
 from tasks.commands.serve.webhook import is_signed
@@ -59,34 +59,31 @@ class Locked:
 
 
 class Serving:
-    """Starts with `with`; its end answers all that came. ValueError where the model cannot be served, or the port is
-    taken.
+    """Starts with `with`; its end answers all that came. ValueError where nothing can be written in `record`, before
+    the model is loaded, the model cannot be served, or the port is taken.
     """
 
     def __init__(self, source: Source, play: PlaySettings, settings: ServeSettings, *, keys: Keys, record: Path | None):
         from tasks.gateway.server import Gateway
 
-        found = source.now()
-        while found is None:
-            time.sleep(MOVING_SECONDS)
-            found = source.now()
-        house = ModelHouse(play)
+        rows = None if record is None else RowFile(record, max_bytes=settings.record.max_file_mib << 20)
+        try:
+            house = ModelHouse(play)
+            served = _first(source, house)
+        except BaseException:
+            if rows is not None:
+                rows.close()
+            raise
         self.source, self.keys = source, keys
         self.loop = EngineLoop(
-            house.open(found.version, found.fetch()),
+            served,
             play.sampling,
             name=source.name,
             max_under_way=play.engine.max_concurrent_episodes,
             max_waiting=settings.max_waiting,
         )
         self.watcher = Watcher(source, house, self.loop, poll_seconds=settings.poll_seconds)
-        try:
-            self.recorder = (
-                None if record is None else Recorder(self.loop, record, settings.record, secret_values=keys.values)
-            )
-        except ValueError:
-            self.loop.served.engine.close()
-            raise
+        self.recorder = None if rows is None else Recorder(self.loop, rows, settings.record, secret_values=keys.values)
         backend = Locked(self.recorder or self.loop, keys)
         hooks = {"/reload": self.reload}
         self.gateway = Gateway(backend, port=settings.port, health=self.health, hooks=hooks)
@@ -133,6 +130,14 @@ class Serving:
         if _concerns(body, self.source.name):
             self.watcher.look_again()
         return 202, {"version": self.loop.served.version}
+
+
+def _first(source: Source, house: ModelHouse) -> Served:
+    found = source.now()
+    while found is None:
+        time.sleep(MOVING_SECONDS)
+        found = source.now()
+    return house.open(found.version, found.fetch())
 
 
 def _key_of(headers: Mapping[str, str]) -> str:

@@ -1,7 +1,8 @@
 """The thread that follows the alias: it looks the registry up, prepares what it leads to, and changes models.
 
 What fails (an unreachable registry, a version that cannot be fetched or does not pass its probe) is told in one line,
-once, and the model that answers goes on. A version that failed is tried again only when the alias moves.
+once, and the model that answers goes on. What fails in passing, such as a download, is tried again at each look; a
+version that cannot be made ready or does not pass its probe only when the alias moves.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Watcher:
         self.trouble: str | None = None
         self.num_changes = 0
         self.changed_at: str | None = None
-        self._refused: str | None = None  # the version that failed
+        self._refused: str | None = None  # the version that would fail again
         self._wake, self._is_ending = threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="alias-watcher", daemon=True)
 
@@ -51,12 +52,14 @@ class Watcher:
                 self.look()
 
     def look(self) -> None:
-        """Once: follow the alias where it leads elsewhere."""
+        """Once: follow the alias where it leads elsewhere. Whatever fails, there is a next look."""
         try:
-            found = self.source.now()
-        except ValueError as error:
-            self._tell(f"{error} {self.loop.served.version} goes on.")
-            return
+            self._follow()
+        except Exception as error:
+            self._tell(f"{one_line(error, 400)} {self._who_goes_on()}")
+
+    def _follow(self) -> None:
+        found = self.source.now()
         if found is None:
             return
         if found.version == self.loop.served.version:
@@ -68,17 +71,24 @@ class Watcher:
         before = self.loop.served
         try:
             folder = found.fetch()
+        except Exception as error:
+            self._tell(f"{found.version} cannot be fetched: {one_line(error, 400)} {self._who_goes_on()}")
+            return
+        try:
             install = self.house.prepare(found.version, folder, before)
             self.loop.exchange(install).result()
         except Exception as error:  # whatever is wrong with its files or its engine, nobody may be left without a reply
             self._refused = found.version
-            self._tell(f"{found.version} is not served: {one_line(error, 400)} {before.version} goes on.")
+            self._tell(f"{found.version} is not served: {one_line(error, 400)} {self._who_goes_on()}")
             return
         self._refused = self.trouble = None
         self.num_changes += 1
         self.changed_at = datetime.now(UTC).isoformat(timespec="seconds")
         tell(f"{self.changed_at} {found.version} answers now, {before.version} before it")
         self.source.tidy(folder)
+
+    def _who_goes_on(self) -> str:
+        return f"{self.loop.served.version} goes on." if self.loop.fault is None else "Nothing is served any more."
 
     def _tell(self, trouble: str) -> None:
         if trouble != self.trouble and not self._is_ending:

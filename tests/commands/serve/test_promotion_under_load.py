@@ -18,6 +18,12 @@ pytestmark = pytest.mark.slow
 FIRST, SECOND = f"{MODEL}/1", f"{MODEL}/2"
 
 
+def test_a_client_whom_nobody_answers_counts_as_failed():
+    with Load("http://127.0.0.1:1", MODEL, count=2) as load:
+        until(lambda: len(load.failed) == 2)
+    assert load.num_answered == 0
+
+
 def test_no_request_fails_over_a_promotion_and_a_rollback(project: Path, models: list[Path], tmp_path: Path):
     promote("a", folder=models[0])
     source = open_source(f"models:/{MODEL}@champion", tmp_path / "served", None)

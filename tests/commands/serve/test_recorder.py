@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from tasks.commands.serve.recorder import Recorder
+from tasks.commands.serve.recorder import Recorder, RowFile
+from tasks.commands.serve.serving import Keys, Serving
 from tasks.gateway.completions import Completion, CompletionRequest, WrittenCall
 from tests.commands.serve.clients import user
-from tests.commands.serve.conftest import SETTINGS
+from tests.commands.serve.conftest import PLAY, SETTINGS
 
 KEY = "k-1234-5678"
 CALL = WrittenCall("call_1", "look_up", {"mail": "ann@shop.com", "card": 4_111})
@@ -37,8 +39,13 @@ class Parrot:
         return answer
 
 
+def recorder_in(folder: Path) -> Recorder:
+    rows = RowFile(folder, max_bytes=SETTINGS.record.max_file_mib << 20)
+    return Recorder(Parrot(), rows, SETTINGS.record, secret_values=[KEY])
+
+
 def record(folder: Path, *histories: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    recorder = Recorder(Parrot(), folder, SETTINGS.record, secret_values=[KEY])
+    recorder = recorder_in(folder)
     for messages in histories:
         recorder.complete(KEY, CompletionRequest("parrot", messages)).result()
     recorder.close()
@@ -89,14 +96,14 @@ def test_a_full_file_gets_a_number_and_half_a_row_is_cut_off(tmp_path: Path):
 
 
 def test_two_servers_do_not_record_in_one_folder(tmp_path: Path):
-    recorder = Recorder(Parrot(), tmp_path, SETTINGS.record, secret_values=[])
+    recorder = recorder_in(tmp_path)
     with pytest.raises(ValueError, match=r"another server records there.*another folder"):
-        Recorder(Parrot(), tmp_path, SETTINGS.record, secret_values=[])
+        recorder_in(tmp_path)
     recorder.close()
 
 
 def test_a_disk_that_refuses_ends_no_conversation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    recorder = Recorder(Parrot(), tmp_path, SETTINGS.record, secret_values=[])
+    recorder = recorder_in(tmp_path)
 
     def refuse(row: dict[str, Any]) -> None:
         raise OSError(28, "No space left on device")
@@ -106,3 +113,70 @@ def test_a_disk_that_refuses_ends_no_conversation(tmp_path: Path, monkeypatch: p
         assert recorder.complete("", CompletionRequest("parrot", [user("hello")])).result().text == "It is fine."
     recorder.close()
     assert recorder.num_recorded == 0 and "No space left" in str(recorder.trouble)
+
+
+def test_conversations_of_two_keys_or_with_other_tools_are_never_one(tmp_path: Path):
+    opening, tools = [user("hello")], [{"type": "function", "function": {"name": "book"}}]
+    longer = [*opening, {"role": "assistant", "content": "It is fine."}, user("and?")]
+    recorder = recorder_in(tmp_path)
+    for key, given, messages in (
+        ("ann", (), opening),
+        ("bob", (), longer),
+        ("ann", tools, longer),
+        ("ann", (), longer),
+    ):
+        recorder.complete(key, CompletionRequest("parrot", messages, given)).result()
+    recorder.close()
+    first, *others = rows(tmp_path / "conversations.jsonl")
+    assert [row["conversation"] == first["conversation"] for row in others] == [False, False, True]
+
+
+def test_redaction_leaves_what_joins_rows_and_calls(tmp_path: Path):
+    settings = SETTINGS.record.model_copy(update={"redact": [r"\w*\d\w*", "user|assistant|function|stop|4_111"]})
+    rows_of = RowFile(tmp_path, max_bytes=1 << 20)
+    recorder = Recorder(Parrot(), rows_of, settings, secret_values=[])
+    recorder.complete("", CompletionRequest("parrot", [user("look for user 7")])).result()
+    recorder.close()
+    row = rows(tmp_path / "conversations.jsonl")[0]
+    assert row["messages"] == [{"role": "user", "content": "look for [redacted] [redacted]"}]
+    assert (row["reply"]["role"], row["reply"]["tool_calls"][0]["id"]) == ("assistant", "call_1")
+    assert (row["num_prompt_tokens"], row["number"], row["version"], row["finish"]) == (3, 0, "parrot/1", "tool_calls")
+    assert row["reply"]["tool_calls"][0]["function"]["arguments"]["card"] == "[redacted]"
+
+
+def test_a_file_that_cannot_be_begun_costs_its_row_and_no_row_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file = RowFile(tmp_path / "r", max_bytes=20)
+    file.append({"a": "x" * 20})
+    open_file = os.open
+
+    def refuse(*given: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "open", refuse)
+    strangers = []
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space"):
+            file.append({"b": 1})
+        strangers.append(open_file(tmp_path / "stranger", os.O_RDWR | os.O_CREAT))  # takes the number that is free
+    monkeypatch.undo()
+    file.append({"c": 1})
+    file.close()
+    for number in strangers:
+        os.close(number)
+    assert (tmp_path / "stranger").read_bytes() == b""
+    assert rows(tmp_path / "r" / "conversations.jsonl") == [{"c": 1}]
+    assert rows(tmp_path / "r" / "conversations-000001.jsonl") == [{"a": "x" * 20}]
+
+
+def test_a_place_where_nothing_can_be_written_is_refused_before_the_model_is_looked_up(tmp_path: Path):
+    (tmp_path / "file").write_text("mine")
+
+    class Untouched:
+        def now(self) -> Any:
+            raise AssertionError
+
+    for place in (tmp_path / "file", tmp_path / "file" / "r", Path("/proc/r")):
+        with pytest.raises(ValueError, match=r"--record .*: nothing can be written there.*Name a folder"):
+            Serving(cast(Any, Untouched()), PLAY, SETTINGS, keys=Keys(), record=place)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import takewhile
 from pathlib import Path
 
 import httpx2
@@ -39,7 +40,7 @@ def test_sigterm_answers_what_came_and_ends_with_0(tmp_path: Path):
     )
     try:
         assert process.stdout is not None
-        told = "".join(iter(process.stdout.readline, "\n")) + process.stdout.readline()
+        told = "".join(takewhile(str.strip, iter(process.stdout.readline, ""))) + process.stdout.readline()
         url = re.search(r"http://127\.0\.0\.1:\d+", told)
         assert url and re.search(r"serving agent@[0-9a-f]{12} as agent\n", told)
         assert "RECORDING  every conversation is written to served" in told and "Bearer $AGENT_KEY" in told

@@ -9,11 +9,14 @@ import pytest
 import torch
 
 from tasks.chat.format import load_chat
+from tasks.commands.serve.loop import EngineLoop
 from tasks.commands.serve.served import ModelHouse, Served
+from tasks.gateway.completions import CompletionRequest, ProtocolError
 from tasks.models.folders import load_model
 from tasks.models.policy_weights import PolicyWeights
 from tasks.rollouts.load import load_engine
 from tests import tiny
+from tests.commands.serve.clients import WAIT_SECONDS, user
 from tests.commands.serve.conftest import PLAY
 
 pytestmark = pytest.mark.slow
@@ -68,6 +71,26 @@ def test_a_refreshed_engine_computes_the_next_model_or_the_one_before_if_tensors
     engine.loses = ""
     house.prepare("agent/1", models[0], second)(second)
     assert logp(engine) == pytest.approx(of_first)
+
+
+def test_if_the_weights_before_are_not_proved_again_nothing_answers_any_more(models: list[Path]):
+    class Spoiled(OwnMemory):
+        def refresh(self, weights: PolicyWeights, policy_version: int) -> None:
+            super().refresh(weights, policy_version)
+            with torch.no_grad():
+                next(self.model.parameters()).mul_(3.0)
+
+    first = Served("agent/1", models[0], load_chat(models[0]), Spoiled(models[0]))
+    loop = EngineLoop(first, PLAY.sampling, name="agent", max_under_way=8, max_waiting=8)
+    loop.start()
+    failed = loop.exchange(ModelHouse(PLAY).prepare("agent/2", models[1], first)).exception(WAIT_SECONDS)
+    assert isinstance(failed, RuntimeError) and "agent/2: its probe failed" in str(failed)
+    assert "not given back either: agent/1: its probe failed" in str(failed)
+    loop.end()
+    assert loop.fault is failed
+    with pytest.raises(ProtocolError) as refused:
+        loop.complete("", CompletionRequest("agent", [user("hello")]))
+    assert refused.value.status == 503
 
 
 def test_a_model_of_another_shape_is_refused_before_anybody_waits_for_it(models: list[Path], tmp_path: Path):

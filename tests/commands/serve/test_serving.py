@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tasks.commands.serve.serving import Keys, Serving
-from tasks.commands.serve.versions import open_source
+from tasks.commands.serve.versions import Found, open_source
 from tasks.commands.serve.webhook import is_signed
 from tests.commands.serve.alias import NAME, Alias
 from tests.commands.serve.clients import ask, until, user
@@ -154,6 +154,31 @@ def test_a_version_that_cannot_answer_is_named_and_the_one_before_goes_on(
     alias.trouble, alias.folder = "", good
     serving.watcher.look()
     assert health(serving)["trouble"] is None and serving.watcher.num_changes == 0
+
+
+def test_a_passing_fault_is_told_and_tried_again_at_the_next_look(
+    serving: Serving, alias: Alias, models: list[Path], monkeypatch: pytest.MonkeyPatch
+):
+    first, alias.folder = serving.loop.served.version, models[1]
+    faults = [OSError("the disk was full"), TimeoutError("the store was slow")]
+    now = alias.now
+
+    def fetch() -> Path:
+        if faults:
+            raise faults.pop()
+        return models[1]
+
+    monkeypatch.setattr(alias, "now", lambda: Found(now().version, fetch))
+    for why in ("the store was slow", "the disk was full"):
+        assert reload(serving, Authorization=f"Bearer {KEYS.request}") == 202  # the thread looks, and lives
+        until(lambda why=why: why in (health(serving)["trouble"] or ""))  # type: ignore[misc]
+        assert "cannot be fetched" in health(serving)["trouble"] and f"{first} goes on" in health(serving)["trouble"]
+    monkeypatch.setattr(alias, "tidy", lambda kept: (_ for _ in ()).throw(OSError("no such folder")))
+    assert reload(serving, Authorization=f"Bearer {KEYS.request}") == 202
+    until(lambda: "no such folder" in (health(serving)["trouble"] or ""))
+    assert health(serving)["version"] != first and serving.watcher.num_changes == 1
+    assert reload(serving, Authorization=f"Bearer {KEYS.request}") == 202
+    until(lambda: health(serving)["trouble"] is None)
 
 
 def spoil(file: Path) -> None:
