@@ -209,14 +209,17 @@ class Trajectory:
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Trajectory:
-        """Also of a row whose four lists of tokens are beside its other fields: one sequence, as all episodes were."""
+        """Also of a row whose four lists of tokens are beside its other fields: one sequence, as all episodes were.
+        KeyError or TypeError for a row that lacks a field.
+        """
         score = row.get("score")
         turns = [Turn(**turn) for turn in row["turns"]]
-        sequences = [TokenSequence(**sequence) for sequence in row.get("sequences", ())]
         if "token_ids" in row:
             tokens = {name: row[name] for name in OF_TOKENS if name in row}
             row = {name: value for name, value in row.items() if name not in tokens}
             sequences = [TokenSequence(**tokens)] if tokens["token_ids"] else []
+        else:
+            sequences = [TokenSequence(**sequence) for sequence in row["sequences"]]
         return cls(**{**row, "sequences": sequences, "turns": turns, "score": score and Score(**score)})
 
 

@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from tasks.core.records import TokenSequence, Trajectory, Turn
 from tasks.report.episodes import shown_episode
 from tasks.report.token_heat import Numbers, TokenReader
@@ -36,6 +38,12 @@ def test_a_row_of_before_is_read_as_one_sequence_and_written_as_rows_are_now() -
     assert read.to_row() == now | {"sequences": [{name: BEFORE[name] for name in OF_TOKENS}]}
     behind_an_endpoint = BEFORE | {"token_ids": [], "sampled_mask": [], "sampler_logp": [], "token_versions": []}
     assert Trajectory.from_row(behind_an_endpoint).sequences == []
+
+
+def test_a_row_without_any_tokens_is_refused_and_is_no_endpoints() -> None:
+    cut = {name: value for name, value in BEFORE.items() if name != "token_ids"}
+    with pytest.raises(KeyError, match="sequences"):
+        Trajectory.from_row(cut)
 
 
 def with_a_helper() -> Trajectory:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, repeat, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -72,19 +73,22 @@ class Conversation:
         is none yet. Messages of the user that follow one another are one.
         """
         found: list[tuple[str, list[tuple[ToolCall, str]], str]] = []
-        replies = {message.tool_call_id: message.content for message in self.messages if message.role == "tool"}
-        for before, message in zip([None, *self.messages], self.messages, strict=False):
+        for number, (before, message) in enumerate(zip([None, *self.messages], self.messages, strict=False)):
             if message.role == "user" and before is not None and before.role == "user":
                 found[-1] = (f"{found[-1][0]}\n\n{message.content}", [], "")
             elif message.role == "user":
                 found.append((message.content, [], ""))
             elif message.role == "assistant" and found:
                 request, calls, _ = found[-1]
-                made = [
-                    (ToolCall(**call.function.model_dump()), replies.get(call.id, "")) for call in message.tool_calls
-                ]
+                following = takewhile(lambda one: one.role == "tool", self.messages[number + 1 :])
+                made = _answered(message.tool_calls, list(following))
                 found[-1] = (request, [*calls, *made], "" if made else message.content)
         return found
+
+    @property
+    def user_messages(self) -> list[str]:
+        """Each as it was sent: several may be one request."""
+        return [message.content for message in self.messages if message.role == "user"]
 
     @property
     def requests(self) -> list[str]:
@@ -105,6 +109,8 @@ class Conversation:
             return "it has no closing message"
         if any(HIDDEN in request for request in self.requests):
             return "a request was redacted"
+        if any(HIDDEN in answer for _, _, answer in self.turns):
+            return "an answer was redacted"
         return None
 
     def judged(self) -> Judged:
@@ -167,6 +173,17 @@ def _object(line: bytes) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise json.JSONDecodeError("no object", "", 0)
     return value
+
+
+def _answered(calls: list[_Call], replies: list[Message]) -> list[tuple[ToolCall, str]]:
+    """Each call of a message with its reply, "" if it has none: by their ids, or in order where a client has others."""
+    asked, answering = [call.id for call in calls], [reply.tool_call_id for reply in replies]
+    texts = [reply.content for reply in replies]
+    if len({*asked}) == len(asked) and len({*answering}) == len(answering) and {*asked}.issuperset(answering):
+        by_id = dict(zip(answering, texts, strict=True))
+        texts = [by_id.get(id, "") for id in asked]
+    made = [ToolCall(**call.function.model_dump()) for call in calls]
+    return list(zip(made, chain(texts, repeat("")), strict=False))
 
 
 def _joined(name: str, rows: list[_Row]) -> Conversation:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 from tasks.commands.harvest.conversations import Conversation, read_conversations
 from tasks.commands.harvest.labels import Label, label_by_checker, label_by_judge
 from tasks.core.files import json_hash, read_records, write_jsonl
+from tasks.core.json_text import json_line
 from tasks.core.records import Problem
+from tasks.core.secrets import HIDDEN
 from tasks.core.settings import Paths, Settings, load, load_paths, read_params
-from tasks.core.splits import content_key
 from tasks.core.terminal import warn
 from tasks.environments.settings import EnvironmentSettings
 
@@ -40,14 +41,14 @@ def harvest(folder: Path, out: Path, *, checker: str | None = None) -> Table:
     fates: Counter[str] = Counter({TAKEN: 0, "its row cannot be read": recorded.num_unreadable})
     candidates = []
     for conversation in recorded.conversations:
-        if fault := conversation.fault or known.fault(conversation.requests):
+        if fault := conversation.fault or known.fault(conversation):
             fates[fault] += 1
         else:
             candidates.append(conversation)
     taken = []
     for conversation, label in zip(candidates, _labels(candidates, settings, checker), strict=True):
         problem = problem_of(conversation, label)
-        fault = _fault(label) or known.fault(problem.requests)
+        fault = _fault(label) or _redacted_call(problem) or known.fault(conversation)
         fates[fault or TAKEN] += 1
         if fault is None:
             taken.append(problem)
@@ -59,7 +60,7 @@ def harvest(folder: Path, out: Path, *, checker: str | None = None) -> Table:
 def problem_of(conversation: Conversation, label: Label) -> Problem:
     """Those that begin with the same request are of one split group."""
     return Problem(
-        id=f"served-{conversation.id}",
+        id=_id(conversation),
         category=label.category,
         level=label.level,
         requests=conversation.requests,
@@ -73,8 +74,8 @@ class Known:
     """Why a problem would be one too many: what was harvested before, and the splits that are curated here."""
 
     def __init__(self, paths: Paths, before: list[Problem]):
-        self.why: dict[str, str] = {}  # by content, and by requests alone
-        self.begin_test = set[str]()  # the first requests of test: what begins so might tell its rest
+        self.why: dict[str, str] = {}  # by id, since a conversation goes on, and by requests
+        self.asked_in_test = set[str]()  # each request of test: whoever asks it might tell its rest
         if not paths.split("test").exists():
             warn(f"warning: {paths.split('test')} does not exist, so nothing is compared with test. Run curate first.")
         for problem in before:
@@ -84,13 +85,21 @@ class Known:
             for problem in problems:
                 self.add(problem, why)
             if split == "test":
-                self.begin_test = {plain(problem.requests[0]) for problem in problems}
+                self.asked_in_test = {plain(request) for problem in problems for request in problem.requests}
 
     def add(self, problem: Problem, why: str) -> None:
-        self.why |= dict.fromkeys((content_key(problem), _requests_key(problem.requests)), why)
+        self.why |= dict.fromkeys((problem.id, _requests_key(problem.requests)), why)
 
-    def fault(self, requests: list[str]) -> str | None:
-        return SPLITS["test"] if plain(requests[0]) in self.begin_test else self.why.get(_requests_key(requests))
+    def fault(self, conversation: Conversation) -> str | None:
+        """Of test is whatever says one of its requests, in a message of its own or in several."""
+        said = (*conversation.user_messages, *conversation.requests)
+        if not self.asked_in_test.isdisjoint(map(plain, said)):
+            return SPLITS["test"]
+        return self.why.get(_id(conversation)) or self.why.get(_requests_key(conversation.requests))
+
+
+def _id(conversation: Conversation) -> str:
+    return f"served-{conversation.id}"
 
 
 def plain(text: str) -> str:
@@ -114,6 +123,11 @@ def _fault(label: Label) -> str | None:
     if label.success:
         return None
     return "nobody can say whether it succeeded" if label.success is None else "it failed, so it shows no solution"
+
+
+def _redacted_call(problem: Problem) -> str | None:
+    calls = [call.model_dump() for turn in problem.reference for call in turn.calls]
+    return "a call was redacted" if HIDDEN in json_line(calls) else None
 
 
 def _table(fates: Counter[str], out: Path, *, num_problems: int) -> Table:

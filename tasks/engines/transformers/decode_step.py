@@ -92,7 +92,6 @@ class Decoder:
         self.take_weights()
         self.traced: dict[tuple[bool, bool, bool], Traced] = {}  # has appends, is greedy, has a nucleus
         self.traced_prefill: Traced | None = None
-        self.structure = structure_of(model) if is_traceable(model) else ""
         self.set_distribution(temperature=temperature, top_p=top_p)
         if is_traceable(model):
             example = [torch.zeros(2, 3, dtype=torch.long), torch.arange(3)]
@@ -184,7 +183,7 @@ class Decoder:
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch recommends export; the tracer warns of sizes that never change
-            return trace_once(self.structure, kind, of_tensors, (*example, *self.weights))
+            return trace_once(structure_of(self.model), kind, of_tensors, (*example, *self.weights))
 
 
 def run_prefill(model: Callable[..., Any], ids_BT: Tensor, place_T: Tensor) -> tuple[Tensor, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from tasks.commands.harvest import labels
+from tasks.commands.harvest.conversations import read_conversations
 from tasks.commands.harvest.harvest import harvest
 from tasks.core.console import SafeConsole
 from tasks.core.files import read_records, write_jsonl
@@ -25,6 +27,7 @@ from tests import tiny
 from tests.profiles import profile_params
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "stock", "arguments": {"item": "tea"}}}
+HIDDEN_CALL = CALL | {"function": {"name": "stock", "arguments": {"item": ["[redacted]"]}}}
 CHECKER = '''"""A checker."""
 
 def check(conversation):
@@ -67,10 +70,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             row(2, says("and sugar?"), "None.", name="a"),
             row(0, says("  HELLO "), "Hi.", name="c"),
             row(0, says("Book flight 7"), "Done.", name="d"),
+            row(0, says("good morning"), "Hello.", name="6"),
+            row(1, says("book flight  7"), "Done.", name="6"),
+            row(0, [*says("good morning"), *says("And THEN")], "Done.", name="7"),
             row(0, says("known to train"), "Done.", name="e"),
             row(0, says("bad luck"), "Sorry.", name="f"),
             row(0, says("maybe so"), "Perhaps.", name="0"),
             row(0, says("write to [redacted]"), "Done.", name="1"),
+            row(0, says("my number?"), "It is [redacted].", name="4"),
+            row(0, says("order tea"), "", name="5", calls=[HIDDEN_CALL], finish="tool_calls"),
+            row(1, [{"role": "tool", "tool_call_id": "call_1", "content": "3"}], "Done.", name="5"),
             row(0, says("long"), "It goes o", name="2", finish="length"),
             row(1, says("what was before?"), "Nothing.", name="3"),
         ],
@@ -99,10 +108,12 @@ def test_what_succeeded_becomes_a_problem_and_every_other_says_why_not(
     assert found == {
         "taken": 2,
         "left out: another conversation asks the same": 1,
+        "left out: a call was redacted": 1,
         "left out: a request was redacted": 1,
+        "left out: an answer was redacted": 1,
         "left out: it failed, so it shows no solution": 1,
         "left out: it has no closing message": 1,
-        "left out: it is in test": 1,
+        "left out: it is in test": 3,
         "left out: it is in train": 1,
         "left out: its row cannot be read": 1,
         "left out: nobody can say whether it succeeded": 1,
@@ -115,7 +126,9 @@ def test_what_succeeded_becomes_a_problem_and_every_other_says_why_not(
     assert (hello.requests, hello.world, hello.reference[0].calls) == (["hello"], {}, [])
     assert tea.split_group != hello.split_group
 
-    before = out.read_bytes()  # a second time takes nothing, and loses nothing
+    before = out.read_bytes()  # a second time takes nothing, and loses nothing, though one conversation went on
+    with (folder / "conversations.jsonl").open("a") as file:
+        file.write("\n" + json.dumps(row(1, says("bye"), "Bye.", name="b")) + "\n")
     again = counts(harvest(folder, out, checker="tasks.custom.shop:check"), capsys)
     assert again["taken"] == 0 and again["left out: it was harvested before"] == 3
     assert out.read_bytes() == before
@@ -141,7 +154,7 @@ def test_a_judge_reads_calls_and_what_the_user_said_next(
     params = profile_params("demo")
     params["environment"]["judge"] = yaml.safe_load(JUDGE)
     Path("params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
-    assert counts(harvest(folder, Path("out.jsonl")), capsys)["taken"] == 4
+    assert counts(harvest(folder, Path("out.jsonl")), capsys)["taken"] == 5
     assert judged[0].to_row() == {
         "requests": ["is there tea?", "and sugar?"],
         "events": [
@@ -208,6 +221,25 @@ AGENT = """
 {command: [python3, agent.py], object: null, environment: {}, models: [policy], deadline_seconds: 60.0, world: null,
  verdict: {by: result, checker: null, url: null, timeout_seconds: 60.0}}
 """
+
+
+@pytest.mark.parametrize("ids", [("call_1", "call_1"), ("x", "y")])
+def test_a_call_has_its_own_reply_though_ids_come_again_or_are_the_clients(ids: tuple[str, str], tmp_path: Path):
+    def reply(id: str, text: str) -> dict[str, Any]:
+        return {"role": "tool", "tool_call_id": id, "content": text}
+
+    other = CALL | {"id": "call_2"}
+    rows = [
+        row(0, says("tea?"), "", name="a", calls=[CALL], finish="tool_calls"),
+        row(1, [reply(ids[0], "3")], "", name="a", calls=[CALL], finish="tool_calls"),
+        row(2, [reply(ids[1], "2")], "", name="a", calls=[CALL, other], finish="tool_calls"),
+        row(3, [reply("call_2", "0"), reply("call_1", "1")], "", name="a", calls=[CALL, other], finish="tool_calls"),
+        row(4, [reply("call_2", "5")], "None.", name="a"),
+    ]
+    write_jsonl(tmp_path / "conversations.jsonl", rows)
+    (conversation,) = read_conversations(tmp_path).conversations
+    ((_, calls, _),) = conversation.turns
+    assert [text for _, text in calls] == ["3", "2", "1", "0", "", "5"]
 
 
 def test_a_folder_without_conversations_says_how_they_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -44,6 +44,15 @@ def test_models_of_one_structure_share_their_traces_and_compute_with_their_own_w
         assert torch.equal(decoder.prefill(ids, places)[0], found)
 
 
+def test_a_model_that_changed_shares_its_later_traces_with_none_that_did_not(folders: list[Path]) -> None:
+    one, another = [load_model(folders[0], compute=on_cpu(1)) for _ in range(2)]
+    changed = Decoder(one, temperature=1.0, top_p=0.5)
+    one.train()
+    changed.set_distribution(temperature=0.0, top_p=0.5)
+    unchanged = Decoder(another, temperature=0.0, top_p=0.5)
+    assert not set(changed.traced.values()) & set(unchanged.traced.values())
+
+
 def test_a_model_is_freed_with_its_engine(folders: list[Path]) -> None:
     model = load_model(folders[2], compute=on_cpu(1))
     freed = weakref.ref(model)
