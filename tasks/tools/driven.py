@@ -37,7 +37,7 @@ class AgentEnd:
 
 
 class AgentClock:
-    """What is left of an agent's time. It stands still while the agent waits for the policy, in any thread."""
+    """What is left of an agent's time. It stands still while the agent waits for the endpoint, in any thread."""
 
     def __init__(self, seconds: float):
         self._left, self._since = seconds, time.monotonic()
@@ -62,8 +62,8 @@ class AgentClock:
 
 
 class DrivenEpisode(Episode, Protocol):
-    """`clock` is held while a turn of its agent is written. `call` is for tools that the endpoint serves. `models`: the
-    names that its agent may ask for.
+    """`clock` is held while its agent waits for a turn, or for a tool of the endpoint. `call` is for tools that the
+    endpoint serves. `models`: the names that its agent may ask for.
     """
 
     clock: AgentClock

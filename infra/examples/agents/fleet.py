@@ -11,7 +11,6 @@ import os
 import subprocess
 import threading
 from concurrent.futures import Future
-from functools import cache
 from typing import Any
 
 from tasks.core.records import Problem
@@ -24,14 +23,18 @@ class Fleet:
     def __init__(self, command: list[str]):
         self.program = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.ends: dict[int, Future[str]] = {}
+        self.has_ended = False
         self.numbers, self.lock = itertools.count(), threading.Lock()
         threading.Thread(target=self._listen, daemon=True).start()
 
     def begin(self, problem: Problem, endpoint: Endpoint) -> Future[str]:
+        """RuntimeError or OSError where the program has ended."""
         number, end = next(self.numbers), Future[str]()
-        self.ends[number] = end
         episode = {"number": number, "request": problem.requests[0], **dataclasses.asdict(endpoint)}
         with self.lock:
+            if self.has_ended:
+                raise RuntimeError("the fleet's program ended")
+            self.ends[number] = end
             assert self.program.stdin is not None
             self.program.stdin.write(json.dumps(episode) + "\n")
             self.program.stdin.flush()
@@ -40,21 +43,40 @@ class Fleet:
     def _listen(self) -> None:
         assert self.program.stdout is not None
         for line in self.program.stdout:
-            said: dict[str, Any] = json.loads(line)
-            end = self.ends.pop(said["number"])
-            if not end.set_running_or_notify_cancel():
+            said = end_of(line)
+            end = self.ends.pop(said.get("number", -1), None)
+            if end is None or not end.set_running_or_notify_cancel():
                 continue
-            if "error" in said:
-                end.set_exception(RuntimeError(said["error"]))
-            else:
+            if "answer" in said:
                 end.set_result(said["answer"])
+            else:
+                end.set_exception(RuntimeError(said.get("error")))
+        with self.lock:
+            self.has_ended = True
         for end in self.ends.values():
-            end.set_exception(RuntimeError("the fleet's program ended"))
+            if end.set_running_or_notify_cancel():
+                end.set_exception(RuntimeError("the fleet's program ended"))
 
 
-@cache
+def end_of(line: str) -> dict[str, Any]:
+    """What a line says about an end: nothing, where a framework printed it."""
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) and isinstance(said.get("number"), int) else {}
+
+
+fleets: list[Fleet] = []  # the last is the one that plays
+starting = threading.Lock()
+
+
 def fleet() -> Fleet:
-    return Fleet(os.environ["FLEET"].split())
+    """Started anew where its program has ended."""
+    with starting:
+        if not fleets or fleets[-1].has_ended:
+            fleets.append(Fleet(os.environ["FLEET"].split()))
+        return fleets[-1]
 
 
 async def play(problem: Problem, endpoint: Endpoint) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import importlib
 import inspect
 import shutil
 from collections.abc import Callable
@@ -173,12 +174,21 @@ def _launcher(settings: AgentSettings) -> Launch:
 
 
 def _source_hashes(settings: AgentSettings) -> dict[str, str]:
-    """Of the file of its function, or of the files that its command names, by name."""
-    if settings.object is not None:
-        files = {settings.object: Path(inspect.getfile(load_object(settings.object)))}
-    else:
-        files = {part: Path(part) for part in (settings.command or [])[1:] if Path(part).is_file()}
+    """Of the modules of its function and checker, and of the files that its command names, by name. A program outside
+    the project is none of them, which is where an interpreter lies.
+    """
+    checker = settings.verdict.checker if settings.verdict is not None else None
+    files = {name: _module_file(name) for name in (settings.object, checker) if name is not None}
+    for number, part in enumerate(settings.command or []):
+        if Path(part).is_file() and (number > 0 or Path(part).resolve().is_relative_to(Path.cwd())):
+            files[part] = Path(part)
     return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
+
+
+def _module_file(object_path: str) -> Path:
+    file = importlib.import_module(object_path.partition(":")[0]).__file__
+    assert file is not None
+    return Path(file)
 
 
 ENVIRONMENT = choose_class

@@ -9,6 +9,7 @@ last 16 kB are kept, for the message about its end.
 from __future__ import annotations
 
 import asyncio
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -49,7 +50,6 @@ class Program:
         self.result_file = self.folder / "result.json"
         self.secrets = Secrets([*variables.values(), endpoint.key])
         problem_file = self.folder / "problem.json"
-        write_json(problem_file, problem.model_dump(mode="json"))
         told = {
             "OPENAI_BASE_URL": endpoint.openai_url,
             "OPENAI_API_KEY": endpoint.key,
@@ -61,8 +61,10 @@ class Program:
             "TURNWISE_RESULT": str(self.result_file),
         }
         try:
+            write_json(problem_file, problem.model_dump(mode="json"))
             self.child = HeardProcess(command, env={**inherited_variables(), **variables, **told}, folder=self.folder)
         except OSError as error:
+            shutil.rmtree(self.folder, ignore_errors=True)
             raise EnvironmentFault(f"{command[0]!r} could not be started: {error.strerror}", tool="agent") from None
         threading.Thread(target=self._wait, name="agent", daemon=True).start()
 
@@ -70,8 +72,8 @@ class Program:
         self.child.stop()
 
     def _wait(self) -> None:
-        status = self.child.wait()
         try:
+            status = self.child.wait()
             result = self._read_result() if status == 0 else {}
             self.child.stop()  # what it started, too
             if status != 0:
@@ -80,6 +82,10 @@ class Program:
         except EnvironmentFault as fault:
             self.child.stop()
             self.ended.set_exception(fault)
+        except Exception as error:  # of reading what it left: without an end its episode waits for the deadline
+            self.child.stop()
+            told = f"its end could not be read: {type(error).__name__}: {one_line(error)}"
+            self.ended.set_exception(EnvironmentFault(told, tool="agent"))
 
     def _last_line(self) -> str:
         lines = self.child.last_words(1, wait_seconds=LAST_WORDS_SECONDS)
@@ -102,33 +108,32 @@ class Function:
     def __init__(self, function: AgentFunction, problem: Problem, endpoint: Endpoint):
         self.ended: Future[Result] = Future()
         self.loop = asyncio.new_event_loop()
-        self.task: asyncio.Task[Any] | None = None
-        work = function(problem, endpoint)
-        threading.Thread(target=self._run, args=(work,), name="agent", daemon=True).start()
+        self.task = self.loop.create_task(function(problem, endpoint))
+        threading.Thread(target=self._run, name="agent", daemon=True).start()
 
     def stop(self) -> None:
         with suppress(RuntimeError):  # it has ended
-            self.loop.call_soon_threadsafe(self._cancel)
+            self.loop.call_soon_threadsafe(self.task.cancel)
 
-    def _cancel(self) -> None:
-        if self.task is not None:
-            self.task.cancel()
-
-    def _run(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _run(self) -> None:
         try:
             with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
-                said = runner.run(self._follow(work))
-            self.ended.set_result(checked_result({"answer": said} if isinstance(said, str) else said or {}))
+                said = runner.get_loop().run_until_complete(self.task)
+            self.ended.set_result(checked_result({"answer": said} if isinstance(said, str) else _as_json(said or {})))
         except EnvironmentFault as fault:
             self.ended.set_exception(fault)
-        except (Exception, asyncio.CancelledError, SystemExit) as error:
+        except BaseException as error:
             line = users_line(error)
             told = f"the agent raised {type(error).__name__}: {one_line(error)}{f' at {line}' if line else ''}"
             self.ended.set_exception(EnvironmentFault(told, tool="agent"))
 
-    async def _follow(self, work: Coroutine[Any, Any, Any]) -> Any:
-        self.task = asyncio.current_task()
-        return await work
+
+def _as_json(said: Any) -> Any:
+    """As a file would have it: trajectories are written with it. EnvironmentFault where no file can contain it."""
+    try:
+        return json_text.parse(json_text.json_line(said))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise EnvironmentFault(f"its result is not JSON: {one_line(error)}", tool="agent") from None
 
 
 def checked_result(said: Any) -> Result:

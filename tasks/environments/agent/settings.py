@@ -59,7 +59,8 @@ class AgentSettings(Settings):
     secret, or to a public value: {value: …}.
 
     `models`: the names that the agent may ask for; the policy answers to each. `deadline_seconds` are the agent's own,
-    without those in which it waits for a turn. With a `world`, `verdict` is null.
+    without those in which it waits for a turn or a tool of
+    the world. With a `world`, `verdict` is null.
     """
 
     examples_page: ClassVar[str] = "tasks/environments/agent/README.md"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tasks.chat.format import ChatFormat
-from tasks.gateway.completions import CompletionRequest, FinishReason, WrittenCall
+from tasks.gateway.completions import CompletionRequest, FinishReason, ProtocolError, WrittenCall
 from tasks.rollouts.agents.said import Said
 
 
@@ -47,13 +47,16 @@ def read_answer(chat: ChatFormat, written: Sequence[int], request: CompletionReq
 
 
 def cut_at_stop(chat: ChatFormat, written: Sequence[int], stop: Sequence[str]) -> int | None:
-    """How many of the ids a turn has that ends with the first of the strings in its text; None: it has none of them."""
-    if not any(text and text in chat.decode(list(written)) for text in stop):
+    """How many of the ids a turn has that ends with the first of the strings in its message, a thought before it left
+    out; None: it has none of them.
+    """
+    start = chat.read_turn(written).num_thought_tokens
+    if not any(text and text in chat.decode(list(written[start:])) for text in stop):
         return None
-    low, high = 1, len(written)
+    low, high = start + 1, len(written)
     while low < high:
         middle = (low + high) // 2
-        has_one = any(text in chat.decode(list(written[:middle])) for text in stop)
+        has_one = any(text in chat.decode(list(written[start:middle])) for text in stop)
         low, high = (low, middle) if has_one else (middle + 1, high)
     return low
 
@@ -63,3 +66,9 @@ def before_stop(answer: Answer, stop: Sequence[str]) -> Answer:
     places = [place for text in stop if text and (place := answer.text.find(text)) >= 0]
     text = answer.text[: min(places)] if places else answer.text
     return replace(answer, text=text, finish="tool_calls" if answer.calls else "stop")
+
+
+def refuse_response_schema(request: CompletionRequest) -> None:
+    if request.response_schema is not None:
+        message = "Answers cannot be held to a JSON schema while the policy is trained; ask for one in the prompt."
+        raise ProtocolError(400, message, parameter="response_format", code="unsupported_parameter")

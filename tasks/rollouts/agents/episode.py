@@ -19,8 +19,9 @@ from uuid import uuid4
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Limit, Outcome, TokenSequence, Turn
 from tasks.gateway.completions import Completion, CompletionRequest, ProtocolError
-from tasks.rollouts.agents.answers import Answer, before_stop, cut_at_stop, read_answer
+from tasks.rollouts.agents.answers import Answer, before_stop, cut_at_stop, read_answer, refuse_response_schema
 from tasks.rollouts.agents.inbox import Asked, Called, Ended, Inbox
+from tasks.rollouts.agents.said import Said
 from tasks.rollouts.agents.transcript import Place, Transcript
 from tasks.rollouts.conversation import EpisodeKey, Waits
 from tasks.rollouts.engine import EpisodeHandle, TurnReply
@@ -29,11 +30,13 @@ from tasks.rollouts.settings import SamplingSettings
 from tasks.tools.base import Environment, EnvironmentFault, ToolReply, await_in_steps
 from tasks.tools.driven import AgentEnd, DrivenEpisode, Endpoint
 
+NO_ROOM = "its first request leaves no room for the policy"
 BUDGETS = {
     "max_turns": "turns of an episode",
     "max_tokens_per_episode": "tokens of a conversation",
     "max_completion_tokens": "tokens after the prompt",
 }
+NO_ROOM = "Its first request leaves no room for a turn: no budget of sampling is as long as its prompt and tools."
 
 
 class AgentRun(EpisodeRun):
@@ -69,6 +72,7 @@ class AgentRun(EpisodeRun):
         self.numbered: dict[int, TokenSequence] = {}  # by number in the transcript
         self.limits: dict[int, int] = {}
         self.last_turn: dict[int, Turn] = {}
+        self.answered: list[tuple[Answer, Turn]] = []
         self.called: list[tuple[Called, ToolReply]] = []  # whose replies no request has shown yet
         super().__init__(
             key, handle, environment=environment, chat=chat, prompt=_no_prompt, tools=[], sampling=sampling, seed=seed,
@@ -105,25 +109,33 @@ class AgentRun(EpisodeRun):
         if not asked.answer.set_running_or_notify_cancel():
             return
         try:
-            _refuse_response_schema(asked.request)
+            refuse_response_schema(asked.request)
             place = self.transcript.place(asked.request.messages, asked.request.tools)
         except ProtocolError as error:
             self._refuse(asked, error)
             return
         limit = self.limits.setdefault(place.sequence, self.usual.token_limit(len(place.prompt)))
+        self._note_replies(place)
         if not place.is_new:
-            self._note_replies(place)
             self._use(place)
         self.token_limit = limit
         if len(self.turns) >= self.usual.max_turns:
             yield from self._run_out(asked, "max_turns", "max_turns")
+        elif len(place.prompt) >= limit and not self.turns:
+            self._refuse(asked, ProtocolError(400, NO_ROOM, code="context_length_exceeded"))
+            raise EnvironmentFault(NO_ROOM, tool="agent")
         elif len(place.prompt) >= limit:
+            if not self.turns:
+                self._refuse(asked, ProtocolError(400, NO_ROOM, code=self._token_budget))
+                raise EnvironmentFault(NO_ROOM, tool="agent")
             yield from self._run_out(asked, "overlong", self._token_budget)
         else:
             if place.is_new:
                 self._use(place)
             most = min(self.usual.max_tokens_per_turn, asked.request.max_tokens or self.usual.max_tokens_per_turn)
             self.sampling = self.usual.model_copy(update={"max_tokens_per_turn": most})
+            if (thought := self.usual.max_thinking_tokens_per_turn) and self._budget is not None:
+                self._budget = min(thought, asked.request.max_tokens or thought)
             self.asked, self.place = asked, place
 
     def _use(self, place: Place) -> None:
@@ -189,23 +201,36 @@ class AgentRun(EpisodeRun):
 
     def _note_answer(self, turn: Turn, answer: Answer, number: int) -> None:
         self.last, self.last_turn[number] = answer, turn
-        turn.calls = [{"name": call.name, "arguments": call.arguments} for call in answer.calls]
+        self.answered.append((answer, turn))
+        counted = answer.calls[: self.max_calls + 1]  # as many as a turn of our own loop may count
+        turn.calls = [{"name": call.name, "arguments": call.arguments} for call in counted]
         if answer.is_malformed:
             turn.calls = [{"malformed": True}]
             self.num_invalid_calls += 1
         self.num_calls += len(turn.calls)
 
     def _note_replies(self, place: Place) -> None:
-        """What the request says to the turn that it continues: the replies to its calls, or a further request."""
-        turn = self.last_turn[place.sequence]
-        for message in place.said[place.answers[-1][0] :]:
-            if message.role == "tool" and len(turn.replies) < len(turn.calls):
-                self._note_error(turn, self._reply_to(turn.calls[len(turn.replies)]))
-                turn.replies.append(message.text)
-            elif message.role == "user" and turn.follow_up is None:
-                turn.follow_up = message.text
+        """What the request says to the turn that it answers: the replies to its calls, or a further request."""
+        turn, new = self._answered_turn(place)
+        if turn is None or turn.replies or turn.follow_up is not None:
+            return
+        replies = {message.number: message.text for message in new if message.role == "tool"}
+        for number, call in enumerate(turn.calls if replies else []):
+            self._note_error(turn, self._reply_to(call) if number in replies else None)
+            turn.replies.append(replies.get(number, ""))
+        turn.follow_up = next((message.text for message in new if message.role == "user"), None)
         if turn.follow_up is not None and not turn.calls:
             self.episode.end_turn(turn.text)
+
+    def _answered_turn(self, place: Place) -> tuple[Turn | None, list[Said]]:
+        """The turn that a request goes on after, and what it says to it. A client that has rewritten what was before
+        still sends the last answer as it got it.
+        """
+        number = max((number for number, item in enumerate(place.said) if item.role == "assistant"), default=-1)
+        sent, new = place.said[number], place.said[number + 1 :]
+        if not place.is_new:
+            return self.last_turn[place.sequence], new
+        return next((turn for answer, turn in reversed(self.answered) if answer.said.is_sent_as(sent)), None), new
 
     def _note_error(self, turn: Turn, reply: ToolReply | None) -> None:
         """Of a call that the policy made: what an agent calls on its own, or again, is no mistake of the policy."""
@@ -287,9 +312,3 @@ class AgentRun(EpisodeRun):
 
 def _no_prompt(request: str) -> Any:
     raise AssertionError("an agent writes its own prompt")
-
-
-def _refuse_response_schema(request: CompletionRequest) -> None:
-    if request.response_schema is not None:
-        message = "Answers cannot be held to a JSON schema while the policy is trained; ask for one in the prompt."
-        raise ProtocolError(400, message, parameter="response_format", code="unsupported_parameter")

@@ -71,16 +71,9 @@ class AgentEpisodes(EngineEpisodes):
         return self._of(key).episode.models
 
     def complete(self, key: str, request: CompletionRequest) -> Future[Completion]:
-        run, asked = self._of(key), Asked(request)
+        asked = Asked(request)
+        self._put(key, asked)
         self._tell_what_is_the_trainers(request)
-        clock = run.episode.clock
-        clock.hold()
-        asked.answer.add_done_callback(lambda _: clock.go())
-        try:
-            run.inbox.put(asked)
-        except ProtocolError:
-            asked.answer.cancel()
-            raise
         return asked.answer
 
     def tools(self, key: str) -> Sequence[Tool]:
@@ -88,8 +81,20 @@ class AgentEpisodes(EngineEpisodes):
 
     def call(self, key: str, name: str, arguments: Mapping[str, Any]) -> Future[ToolReply]:
         called = Called(name, arguments)
-        self._of(key).inbox.put(called)
+        self._put(key, called)
         return called.answer
+
+    def _put(self, key: str, event: Asked | Called) -> None:
+        """The agent's time stands still until it is answered: whoever collects may be away."""
+        run = self._of(key)
+        clock = run.episode.clock
+        clock.hold()
+        event.answer.add_done_callback(lambda _: clock.go())
+        try:
+            run.inbox.put(event)
+        except ProtocolError:
+            event.answer.cancel()
+            raise
 
     def _of(self, key: str) -> AgentRun:
         run = self.by_key.get(key)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from tasks.core.records import ToolCall
@@ -20,23 +21,25 @@ ROLES = {"system", "user", "assistant", "tool"}
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One message. `calls` have name and arguments; `ids` are the calls' own, which a client may have changed."""
+    """One message. `calls` have name and arguments; `ids` are the calls' own, which a client may have changed; of a
+    tool's message, the id that it says it answers. `number`: which of the calls before it that is.
+    """
 
     role: str
     text: str
     calls: tuple[tuple[str, Any], ...] = ()
     ids: tuple[str, ...] = ()
+    number: int = 0
 
-    def is_same(self, other: Said) -> bool:
-        """A client may leave out what a message says beside its calls."""
+    def is_sent_as(self, other: Said) -> bool:
+        """Whether `other` is this message as a client sends it, who may leave out what it says beside its calls."""
         if self.role != other.role:
             return False
         if self.role != "assistant":
             return self.text == other.text
-        if self.calls != other.calls and not (self.ids and self.ids == other.ids and _names(self) == _names(other)):
+        if self.calls != other.calls or _canonical(self.calls) != _canonical(other.calls):
             return False
-        texts = {self.text.strip(), other.text.strip()}
-        return len(texts) == 1 or (bool(self.calls) and "" in texts)
+        return other.text.strip() == self.text.strip() or bool(other.calls and not other.text.strip())
 
     @property
     def tool_calls(self) -> list[ToolCall]:
@@ -48,7 +51,9 @@ class Said:
 
 
 def read_messages(messages: Sequence[Message]) -> list[Said]:
-    """Messages of one assistant that follow each other are one. ProtocolError where one is none of chat completions."""
+    """Messages of one assistant that follow each other are one, and replies are in the order of the calls that they
+    answer. ProtocolError where one is none of chat completions.
+    """
     said: list[Said] = []
     for number, message in enumerate(messages):
         one = _read(message, f"messages[{number}]")
@@ -57,13 +62,18 @@ def read_messages(messages: Sequence[Message]) -> list[Said]:
             said[-1] = Said("assistant", text, said[-1].calls + one.calls, said[-1].ids + one.ids)
         elif one.role != "system" or one.text:
             said.append(one)
-    return said
+    ordered: list[Said] = []
+    for is_reply, block in groupby(said, key=lambda message: message.role == "tool"):
+        run = list(block)
+        ordered += _in_order_of_calls(ordered[-1].ids if ordered else (), run) if is_reply else run
+    return ordered
 
 
-def shared_length(one: Sequence[Said], other: Sequence[Said]) -> int:
+def shared_length(known: Sequence[Said], sent: Sequence[Said]) -> int:
     """How many messages both begin with."""
-    pairs = zip(one, other, strict=False)
-    return next((place for place, pair in enumerate(pairs) if not pair[0].is_same(pair[1])), min(len(one), len(other)))
+    pairs = zip(known, sent, strict=False)
+    differing = (place for place, (one, other) in enumerate(pairs) if not one.is_sent_as(other))
+    return next(differing, min(len(known), len(sent)))
 
 
 def canonical_tools(tools: Sequence[Mapping[str, Any]]) -> str:
@@ -78,8 +88,10 @@ def _read(message: Message, where: str) -> Said:
         raise ProtocolError(400, f"the content of {where} is no text", parameter=where)
     fields = message.get("tool_calls") or [] if role == "assistant" else []
     calls = [_read_call(field, where) for field in fields]
-    ids = tuple(str(field.get("id") or "") for field in fields)
-    return Said(role, content or "", tuple((call.name, call.arguments) for call in calls), ids)
+    ids = [str(field.get("id") or "") for field in fields]
+    if role == "tool":
+        ids = [str(message.get("tool_call_id") or "")]
+    return Said(role, content or "", tuple((call.name, call.arguments) for call in calls), tuple(ids))
 
 
 def _read_call(field: Any, where: str) -> ToolCall:
@@ -89,5 +101,21 @@ def _read_call(field: Any, where: str) -> ToolCall:
     return call
 
 
-def _names(said: Said) -> list[str]:
-    return [name for name, _ in said.calls]
+def _in_order_of_calls(calls: Sequence[str], replies: list[Said]) -> list[Said]:
+    """By the ids of the calls before them; where those do not tell each reply its call, in the order they came in."""
+    ids = [reply.ids[0] for reply in replies]
+    is_told = len({*calls}) == len(calls) and len({*ids}) == len(ids) and {*ids} <= {*calls}
+    numbers = [calls.index(id) for id in ids] if is_told else range(len(ids))
+    numbered = [replace(reply, number=number) for reply, number in zip(replies, numbers, strict=True)]
+    return sorted(numbered, key=lambda reply: reply.number)
+
+
+def _canonical(calls: Sequence[tuple[str, Any]]) -> str:
+    """As JSON, in which true is not 1. Whole numbers are written alike: JavaScript writes 1.0 as 1."""
+    read = json.loads(json.dumps(calls), parse_float=_as_whole)
+    return json.dumps(read, sort_keys=True)
+
+
+def _as_whole(written: str) -> float:
+    number = float(written)
+    return int(number) if number.is_integer() else number

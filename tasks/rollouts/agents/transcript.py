@@ -84,7 +84,9 @@ class Transcript:
             known, new = self.recorded[longest], said[shared[longest] :]
             if all(message.role != "assistant" for message in new):
                 given = self._render(new, tools, held=known.token_ids)
-                return Place(longest, False, "", [*known.token_ids], given, said, shown, [*known.answers])
+                return Place(
+                    longest, False, "", [*known.token_ids], given, [*known.said, *new], shown, [*known.answers]
+                )
         return self._begin(said, tools, shown, shared)
 
     def record(self, place: Place, written: Sequence[int], answer: Said) -> int:
@@ -102,20 +104,21 @@ class Transcript:
         return number
 
     def _begin(self, said: list[Said], tools: Tools, shown: str, shared: Mapping[int, int]) -> Place:
-        answers, held = self._last_shared_answer(shared)
-        place = answers[-1][0] if answers else 0
-        given = self._render(said[place:], tools, held=held)
-        return Place(self._next_number(), True, self._why_new(said, shared), held, given, said, shown, answers)
+        answers, known, held = self._last_shared_answer(shared)
+        new, begun = said[len(known) :], self._why_new(said, shared)
+        given = self._render(new, tools, held=held)
+        return Place(self._next_number(), True, begun, held, given, [*known, *new], shown, answers)
 
-    def _last_shared_answer(self, shared: Mapping[int, int]) -> tuple[list[tuple[int, int]], list[int]]:
-        """The answers and ids up to the last answer that a request shares with any sequence."""
-        found: list[tuple[int, int]] = []
-        held: list[int] = []
+    def _last_shared_answer(self, shared: Mapping[int, int]) -> tuple[list[tuple[int, int]], list[Said], list[int]]:
+        """The answers, messages and ids up to the last answer that a request shares with any sequence."""
+        found: tuple[list[tuple[int, int]], list[Said], list[int]] = [], [], []
         for number, length in shared.items():
-            answers = [answer for answer in self.recorded[number].answers if answer[0] <= length]
-            if len(answers) > len(found):
-                found, held = answers, self.recorded[number].token_ids[: answers[-1][1]]
-        return found, held
+            known = self.recorded[number]
+            answers = [answer for answer in known.answers if answer[0] <= length]
+            if len(answers) > len(found[0]):
+                num_said, num_ids = answers[-1]
+                found = answers, known.said[:num_said], known.token_ids[:num_ids]
+        return found
 
     def _why_new(self, said: list[Said], shared: Mapping[int, int]) -> Begun:
         if not self.recorded:

@@ -152,6 +152,14 @@ async def edits_its_history(problem: Problem, endpoint: Endpoint) -> None:
     await with_client(endpoint, use)
 
 
+async def goes_on_with_another_history(problem: Problem, endpoint: Endpoint) -> None:
+    async def use(client: Client) -> None:
+        first = await client.ask([user(problem.requests[0])], tool_choice="none")
+        await client.ask([user(f"{problem.requests[0]} Please."), first, user("Again.")])
+
+    await with_client(endpoint, use)
+
+
 async def asks_thrice_at_once(problem: Problem, endpoint: Endpoint) -> None:
     async def use(client: Client) -> None:
         messages = [user(problem.requests[0])]

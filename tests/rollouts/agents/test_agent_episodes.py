@@ -19,7 +19,8 @@ import pytest
 import torch
 
 from tasks.chat.format import ChatFormat
-from tasks.core.records import Group, Problem, Score, Trajectory
+from tasks.core.records import Group, Problem, Score, ToolCall, Trajectory
+from tasks.core.tool_calls import call_text
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.gateway.completions import CompletionRequest, ProtocolError
 from tasks.gateway.server import Gateway
@@ -97,6 +98,11 @@ def test_64_agents_are_under_way_at_once(chat: ChatFormat):
         ("crashes", {}, "raised KeyError"),
         ("hangs", {"deadline_seconds": 0.2}, "did not end in 0.2 s of its own"),
         ("never_asks", {}, "without a turn"),
+        (
+            "play",
+            {"sampling": tiny.ROOMY.model_copy(update={"max_tokens_per_episode": 5})},
+            "leaves no room for a turn",
+        ),
     ],
 )
 def test_an_agent_that_fails_is_a_fault_tried_again_and_dropped(
@@ -179,6 +185,30 @@ def test_what_cannot_be_honoured_is_an_error_and_a_stop_string_cuts_what_was_sam
     first = reference_texts(CALLING[0])[0] + "<|im_end|>"
     assert written.startswith(first)
     assert "}" not in written.removeprefix(first)  # two calls, each cut in its middle
+
+
+def test_a_client_that_rewrites_its_history_still_says_what_follows_an_answer(chat: ChatFormat):
+    (played,) = played_by("goes_on_with_another_history", chat, CALLING[:1])
+    assert [turn.sequence for turn in played.turns] == [0, 1]
+    assert played.turns[0].follow_up == "Again."
+
+
+def test_an_opening_that_leaves_no_room_is_a_fault_and_no_reward(chat: ChatFormat):
+    sampling = tiny.ROOMY.model_copy(update={"max_tokens_per_episode": 8})
+    (played,) = played_by("play", chat, CALLING[:1], sampling=sampling)
+    assert (played.outcome, played.sequences) == ("environment_error", [])
+    assert "leaves no room" in str(played.fault)
+
+
+def test_the_calls_of_a_turn_count_up_to_the_bound_of_our_own_loop(chat: ChatFormat):
+    """Three wrong calls where one is allowed: it and one more count, and no more than they can be invalid."""
+    wrong = call_text(ToolCall(name="no_such_tool", arguments={}))
+    problem = CALLING[0]
+    world = agent_world()
+    world.limits = world.limits.model_copy(update={"max_calls_per_turn": 1})
+    policy = Imitator(chat, {problem.requests[0]: ["\n".join([wrong] * 3), "Sorry."]})
+    (played,) = collect(world, policy, chat, [problem])
+    assert (played.num_calls, played.num_invalid_calls) == (2, 2)
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,44 @@ def _reserialised(message: Message, draw: Any) -> Message:
     return changed
 
 
+@pytest.mark.parametrize(
+    ("content", "arguments", "is_edited"),
+    [
+        (None, {"fast": True, "booking_id": "B1"}, False),
+        (None, {"booking_id": "B1", "fast": 1}, True),
+        (None, {"booking_id": "B2", "fast": True}, True),
+        ("It said this.", {"booking_id": "B1", "fast": True}, True),
+    ],
+)
+def test_what_a_client_changes_in_a_call_is_an_edit_though_its_id_is_ours(
+    content: str | None, arguments: dict[str, Any], is_edited: bool, chat: ChatFormat
+):
+    model, history = Model(chat), [user("Cancel B1.")]
+    _, called = model.ask(history, CALL)
+    (call,) = called["tool_calls"]
+    sent: Message = {
+        "role": "assistant", "content": content,
+        "tool_calls": [{**call, "function": {**call["function"], "arguments": json.dumps(arguments)}}],
+    }  # fmt: skip
+    place, _ = model.ask([*history, sent, reply("done", call["id"])], "Done.")
+    assert place.begun == ("edited_history" if is_edited else "")
+
+
+def test_replies_that_come_in_another_order_are_those_of_the_calls_that_they_name(chat: ChatFormat):
+    """As they came in where they name none, or all the same."""
+    model, history = Model(chat), [user("Cancel both.")]
+    _, called = model.ask(history, f"{CALL}\n{CALL}")
+    first, second = (call["id"] for call in called["tool_calls"])
+    transcript = model.transcript
+    place = transcript.place([*history, called, reply("two", second), reply("one", first)], TOOLS)
+    assert place.given == chat.reply_ids(("one", "two"))
+    assert [message.number for message in place.said[-2:]] == [0, 1]
+    unnamed = transcript.place([*history, called, reply("one"), reply("two")], TOOLS)
+    assert unnamed.given == place.given
+    (alone,) = transcript.place([*history, called, reply("two", second)], TOOLS).said[-1:]
+    assert alone.number == 1
+
+
 ANSWERS = st.sampled_from(
     [CALL, f"{CALL}\n{CALL}", f"Let me see.\n{CALL}", "Done.", "<tool_call>\n{oops", "  spaces around  ", "<|im_end|>"]
 )
@@ -186,6 +224,16 @@ def test_a_turn_is_cut_after_the_token_that_completes_a_stop_string(chat: ChatFo
     assert "Observation:" in chat.decode(written[:cut])
     assert "Observation:" not in chat.decode(written[: cut - 1])
     assert cut_at_stop(chat, written, ["Thought:"]) is None
+
+
+def test_a_stop_string_within_a_thought_is_none_of_the_message():
+    thinking = ChatFormat(tiny.tokenizer(tiny.THINKING), source="test")
+    thought = thinking.encode("<think>\nDone?\n</think>\n\n")
+    whole = [*thought, *thinking.encode("It is Done. More.")]
+    cut = cut_at_stop(thinking, whole, ["Done"])
+    assert cut is not None
+    assert thinking.decode(whole[len(thought) : cut]).startswith("It is Done")
+    assert cut_at_stop(thinking, [*thought, *thinking.encode("It is.")], ["Done"]) is None
 
 
 def test_beyond_the_most_the_sequence_that_was_used_least_recently_is_forgotten(chat: ChatFormat):

@@ -1,0 +1,109 @@
+"""Programs and functions that are agents: each has an end, leaves nothing behind, and changes the fingerprint."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.core.records import Problem
+from tasks.environments.agent.programs import Function, Program
+from tasks.tools.base import EnvironmentFault
+from tasks.tools.driven import Endpoint
+from tests import tiny
+from tests.rollouts.agents.conftest import AGENTS, VERDICT, agent_world
+from tests.worlds import as_custom
+
+ENDPOINT = Endpoint("http://o", "http://a", "http://m", key="sk-episode", model="policy")
+(PROBLEM,) = tiny.problems(1)
+SECONDS = 60  # of a busy machine
+
+
+@pytest.mark.parametrize("details", [{"at": object()}, {"share": float("nan")}])
+def test_details_that_no_file_can_contain_are_a_fault(details: dict[str, Any]):
+    async def tells(problem: Problem, endpoint: Endpoint) -> dict[str, Any]:
+        return {"success": True, "details": details}
+
+    assert "its result is not JSON" in str(Function(tells, PROBLEM, ENDPOINT).ended.exception(SECONDS))
+
+
+def test_a_function_that_is_stopped_before_its_loop_runs_ends_at_its_first_wait(monkeypatch: pytest.MonkeyPatch):
+    went_on = list[str]()
+
+    async def notes(problem: Problem, endpoint: Endpoint) -> None:
+        await asyncio.sleep(0.1)
+        went_on.append(problem.id)
+
+    monkeypatch.setattr(threading.Thread, "start", lambda _: None)
+    agent = Function(notes, PROBLEM, ENDPOINT)
+    agent.stop()
+    agent._run()
+    assert isinstance(agent.ended.exception(SECONDS), EnvironmentFault)
+    assert went_on == []
+
+
+def test_a_program_that_cannot_be_started_or_read_is_a_fault_and_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def cannot(_: Program) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(Program, "_read_result", cannot)
+    with pytest.raises(EnvironmentFault, match="could not be started"):
+        Program([str(tmp_path / "none")], {}, PROBLEM, ENDPOINT)
+    assert list(tmp_path.iterdir()) == []
+    ended = Program([sys.executable, "-c", ""], {}, PROBLEM, ENDPOINT).ended
+    assert "the disk is gone" in str(ended.exception(SECONDS))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_edited_program_or_checker_is_another_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The program itself where it lies in the project, and each file that it is given; python is none of them."""
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "run.sh"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    worlds = [agent_world(object=None, command=command) for command in ([str(program)], [sys.executable, str(program)])]
+    before = [world.fingerprint() for world in worlds]
+    assert [[*world.describe()["agent"]["sources"]] for world in worlds] == [[str(program)]] * 2
+    program.write_text("#!/bin/sh\nexit 1\n")
+    assert all(world.fingerprint() != old for world, old in zip(worlds, before, strict=True))
+    checked = agent_world(world=None, verdict={**VERDICT, "by": "checker", "checker": f"{AGENTS}:check"})
+    assert [*checked.describe()["agent"]["sources"]] == [f"{AGENTS}:play", f"{AGENTS}:check"]
+
+
+FLEET = """
+import json, sys
+for line in sys.stdin:
+    episode = json.loads(line)
+    print("loading a model …\\n[1]\\n{}", flush=True)
+    if episode["request"] == "die":
+        sys.exit()
+    if episode["request"] != "wait":
+        print(json.dumps({"number": episode["number"], "answer": "done"}), flush=True)
+"""
+
+
+def test_a_fleet_skips_what_is_printed_ends_all_its_episodes_and_is_started_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    fleet = sys.modules[as_custom("infra.examples.agents.fleet")].fleet
+    (tmp_path / "program.py").write_text(FLEET)
+    monkeypatch.setenv("FLEET", f"{sys.executable} {tmp_path / 'program.py'}")
+
+    def begin(request: str) -> Any:
+        return fleet().begin(PROBLEM.model_copy(update={"requests": [request]}), ENDPOINT)
+
+    first = fleet()
+    assert begin("play").result(SECONDS) == "done"
+    assert begin("wait").cancel()
+    assert "ended" in str(begin("die").exception(SECONDS))
+    assert begin("play").result(SECONDS) == "done"
+    assert fleet() is not first
+    fleet().program.stdin.close()
