@@ -41,7 +41,7 @@ def test_a_row_of_before_is_read_as_one_sequence_and_written_as_rows_are_now() -
 
 
 def test_a_row_without_any_tokens_is_refused_and_is_no_endpoints() -> None:
-    cut = {name: value for name, value in BEFORE.items() if name != "token_ids"}
+    cut = {name: value for name, value in BEFORE.items() if name not in OF_TOKENS}
     with pytest.raises(KeyError, match="sequences"):
         Trajectory.from_row(cut)
 
