@@ -20,9 +20,11 @@ import pytest
 from tasks.chat.format import ChatFormat
 from tasks.commands.doctor.context import DoctorContext, DoctorSections
 from tasks.commands.doctor.doctor import examine
-from tasks.core.records import Problem
+from tasks.core.records import Problem, ToolCall
 from tasks.core.settings import Paths, load
 from tasks.environments.openenv.environment import OpenEnvEnvironment
+from tasks.environments.openenv.messages import Observed
+from tasks.environments.openenv.problems import group_of, grouped
 from tasks.stages.curate.settings import CurateSections
 from tasks.stages.curate.stage import run as curate
 from tasks.tools.base import EnvironmentFault, SourceCount, ToolReply, Verdict, block_until
@@ -83,6 +85,21 @@ def test_the_tasks_of_its_splits_are_problems_and_its_halves_are_the_published_o
     )
     assert len(problems_of(world, 4)) == 4
     assert world.count_source(seed=1, num_problems=4, max_level=1) == SourceCount(4, {})
+
+
+def test_the_same_task_by_another_id_is_of_the_same_split_group(world: OpenEnvEnvironment):
+    def group(task: Any, prompt: str = "Add.", *keys: int) -> str:
+        seen = Observed(observation={"prompt": prompt, "episode_id": str(task), "metadata": {"step": id(task)}})
+        return group_of(task, seen, [ToolCall(name="step", arguments={"key": key}) for key in keys])
+
+    first = group({"id": "a", "index": 1, "question": "1 + 1"})
+    assert group({"id": "b", "index": 2, "question": "1 + 1"}) == first
+    apart = [{"id": "a", "index": 1, "question": "1 + 2"}, {"id": "a"}, {"id": "b"}, None]
+    assert len({first, *map(group, apart), group(None, "Subtract."), group(None, "Add.", 3)}) == 7
+    problems = problems_of(world)
+    assert len({problem.split_group for problem in problems}) == len(problems)
+    alike = [problem.model_copy(update={"split_group": "one"}) for problem in problems]
+    assert [problem.split_group for problem in grouped(alike)] == [problem.id for problem in problems]
 
 
 def test_the_verdict_is_the_sum_of_its_rewards_or_the_last_one(world: OpenEnvEnvironment, problem: Problem):

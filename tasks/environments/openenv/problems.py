@@ -21,17 +21,19 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tasks.core.files import json_hash
 from tasks.core.load_object import load_object
 from tasks.core.records import Problem, ReferenceTurn, ToolCall
 from tasks.core.text import one_line
 from tasks.environments.openenv.discovery import Split
-from tasks.environments.openenv.messages import Observed
+from tasks.environments.openenv.messages import METADATA, Observed
 from tasks.environments.openenv.servers import Server, Servers
 from tasks.environments.openenv.settings import OpenEnvSettings
 from tasks.tools.base import EnvironmentFault, Halves, SourceCount
 
 RESET, OBSERVED = "reset", "observed"  # keys of a problem's world
 MAX_SEED = 2**31
+OF_ITS_PLACE = {"id", "index", "split"}  # names that say where a task is, not what it is; as does …_id
 Solution = Callable[[Any, Mapping[str, Any]], Any]
 
 
@@ -59,9 +61,10 @@ class Source:
         """ValueError if a task is none, begins with nothing to read, or has no solution."""
         chosen = self._choose(seed, num_problems)
         try:
-            return list(await asyncio.gather(*(self._problem(item, solution) for item in chosen)))
+            problems = list(await asyncio.gather(*(self._problem(item, solution) for item in chosen)))
         except EnvironmentFault as fault:
             raise ValueError(f"environment.settings: {fault.message}, so not every problem could be written") from None
+        return grouped(problems)
 
     def _choose(self, seed: int, num_problems: int) -> list[Chosen]:
         rng = random.Random(f"{seed}/openenv")
@@ -91,7 +94,7 @@ class Source:
             requests=[self._request(chosen.id, observed)],
             world={RESET: chosen.reset, OBSERVED: observed.text(), "task": task},
             reference=[ReferenceTurn(calls=calls, answer="Done." if calls else "")],
-            split_group=chosen.id,
+            split_group=group_of(task if "index" in chosen.reset else None, observed, calls),
         )
 
     async def _task(self, server: Server, chosen: Chosen) -> Any:
@@ -127,6 +130,26 @@ class Source:
                 f"environment.settings.instructions"
             )
         return request
+
+
+def grouped(problems: list[Problem]) -> list[Problem]:
+    """Each its own split group where all would be of one: how they begin then tells nothing of what is to be done."""
+    if len({problem.split_group for problem in problems}) > 1:
+        return problems
+    return [problem.model_copy(update={"split_group": problem.id}) for problem in problems]
+
+
+def group_of(task: Any, observed: Observed, calls: list[ToolCall]) -> str:
+    """Equal for tasks that are described, begin and are solved alike, whatever their ids. `task` None: it is a seed."""
+    told = _without_ids(task) or task
+    seen = {name: value for name, value in _without_ids(observed.observation).items() if name != METADATA}
+    return f"task {json_hash([told, seen, [call.model_dump() for call in calls]])[:16]}"
+
+
+def _without_ids(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return {name: item for name, item in value.items() if name not in OF_ITS_PLACE and not name.endswith("_id")}
 
 
 def halves_of(splits: Mapping[str, tuple[Split, int]]) -> Halves | None:
