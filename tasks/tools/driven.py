@@ -11,9 +11,23 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+from tasks.core.records import Record
 from tasks.tools.base import Episode
+
+
+class AgentTask(Record):
+    """What an agent is told of a problem. Its solution is no part of it, nor is the state of the world whose tools it
+    gets: an agent may read all that it is told to the policy. `rules`: what a model reads first in turnwise's own loop.
+    `world`: the problem's own, where the agent brings its tools; else empty.
+    """
+
+    id: str
+    category: str
+    requests: list[str]
+    rules: str
+    world: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,36 +11,36 @@ from typing import Any
 
 import pytest
 
-from tasks.core.records import Problem
+from tasks.environments.agent.environment import AgentEnvironment
 from tasks.environments.agent.programs import Function, Program
 from tasks.tools.base import EnvironmentFault
-from tasks.tools.driven import Endpoint
+from tasks.tools.driven import AgentTask, Endpoint
 from tests import tiny
 from tests.rollouts.agents.conftest import AGENTS, VERDICT, agent_world
 from tests.worlds import as_custom
 
 ENDPOINT = Endpoint("http://o", "http://a", "http://m", key="sk-episode", model="policy")
-(PROBLEM,) = tiny.problems(1)
+TASK = AgentTask(id="p", category="c", requests=["Hello"], rules="", world={})
 SECONDS = 60  # of a busy machine
 
 
 @pytest.mark.parametrize("details", [{"at": object()}, {"share": float("nan")}])
 def test_details_that_no_file_can_contain_are_a_fault(details: dict[str, Any]):
-    async def tells(problem: Problem, endpoint: Endpoint) -> dict[str, Any]:
+    async def tells(task: AgentTask, endpoint: Endpoint) -> dict[str, Any]:
         return {"success": True, "details": details}
 
-    assert "its result is not JSON" in str(Function(tells, PROBLEM, ENDPOINT).ended.exception(SECONDS))
+    assert "its result is not JSON" in str(Function(tells, TASK, ENDPOINT).ended.exception(SECONDS))
 
 
 def test_a_function_that_is_stopped_before_its_loop_runs_ends_at_its_first_wait(monkeypatch: pytest.MonkeyPatch):
     went_on = list[str]()
 
-    async def notes(problem: Problem, endpoint: Endpoint) -> None:
+    async def notes(task: AgentTask, endpoint: Endpoint) -> None:
         await asyncio.sleep(0.1)
-        went_on.append(problem.id)
+        went_on.append(task.id)
 
     monkeypatch.setattr(threading.Thread, "start", lambda _: None)
-    agent = Function(notes, PROBLEM, ENDPOINT)
+    agent = Function(notes, TASK, ENDPOINT)
     agent.stop()
     agent._run()
     assert isinstance(agent.ended.exception(SECONDS), EnvironmentFault)
@@ -56,9 +56,9 @@ def test_a_program_that_cannot_be_started_or_read_is_a_fault_and_leaves_no_folde
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(Program, "_read_result", cannot)
     with pytest.raises(EnvironmentFault, match="could not be started"):
-        Program([str(tmp_path / "none")], {}, PROBLEM, ENDPOINT)
+        Program([str(tmp_path / "none")], {}, TASK, ENDPOINT)
     assert list(tmp_path.iterdir()) == []
-    ended = Program([sys.executable, "-c", ""], {}, PROBLEM, ENDPOINT).ended
+    ended = Program([sys.executable, "-c", ""], {}, TASK, ENDPOINT).ended
     assert "the disk is gone" in str(ended.exception(SECONDS))
     assert list(tmp_path.iterdir()) == []
 
@@ -98,7 +98,7 @@ def test_a_fleet_skips_what_is_printed_ends_all_its_episodes_and_is_started_anew
     monkeypatch.setenv("FLEET", f"{sys.executable} {tmp_path / 'program.py'}")
 
     def begin(request: str) -> Any:
-        return fleet().begin(PROBLEM.model_copy(update={"requests": [request]}), ENDPOINT)
+        return fleet().begin(TASK.model_copy(update={"requests": [request]}), ENDPOINT)
 
     first = fleet()
     assert begin("play").result(SECONDS) == "done"
@@ -107,3 +107,19 @@ def test_a_fleet_skips_what_is_printed_ends_all_its_episodes_and_is_started_anew
     assert begin("play").result(SECONDS) == "done"
     assert fleet() is not first
     fleet().program.stdin.close()
+
+
+def test_an_agent_is_told_the_rules_and_neither_the_solution_nor_the_state_of_the_world(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """An agent without a world brings its tools, and may need the state that they begin with."""
+    (problem,) = tiny.problems(1)
+    world = agent_world()
+    assert isinstance(world, AgentEnvironment)
+    monkeypatch.setattr(world.inner, "rules_for", lambda problem: "Never refund twice.")
+    told = world.task_of(problem)
+    assert (told.id, told.requests, told.rules, told.world) == (problem.id, problem.requests, "Never refund twice.", {})
+    assert "reference" not in told.model_dump()
+    errand = agent_world(world=None, verdict=VERDICT)
+    assert isinstance(errand, AgentEnvironment)
+    assert errand.task_of(problem).world == problem.world

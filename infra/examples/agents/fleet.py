@@ -13,8 +13,7 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
-from tasks.core.records import Problem
-from tasks.tools.driven import Endpoint
+from tasks.tools.driven import AgentTask, Endpoint
 
 
 class Fleet:
@@ -27,10 +26,10 @@ class Fleet:
         self.numbers, self.lock = itertools.count(), threading.Lock()
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def begin(self, problem: Problem, endpoint: Endpoint) -> Future[str]:
+    def begin(self, task: AgentTask, endpoint: Endpoint) -> Future[str]:
         """RuntimeError or OSError where the program has ended."""
         number, end = next(self.numbers), Future[str]()
-        episode = {"number": number, "request": problem.requests[0], **dataclasses.asdict(endpoint)}
+        episode = {"number": number, "request": task.requests[0], **dataclasses.asdict(endpoint)}
         with self.lock:
             if self.has_ended:
                 raise RuntimeError("the fleet's program ended")
@@ -79,5 +78,5 @@ def fleet() -> Fleet:
         return fleets[-1]
 
 
-async def play(problem: Problem, endpoint: Endpoint) -> str:
-    return await asyncio.wrap_future(fleet().begin(problem, endpoint))
+async def play(task: AgentTask, endpoint: Endpoint) -> str:
+    return await asyncio.wrap_future(fleet().begin(task, endpoint))

@@ -15,16 +15,16 @@ from langchain_openai import ChatOpenAI
 from langgraph.errors import GraphRecursionError
 from openai import APIStatusError
 
-problem = json.loads(Path(os.environ["TURNWISE_PROBLEM"]).read_text())
+task = json.loads(Path(os.environ["TURNWISE_PROBLEM"]).read_text())
 headers = {"x-api-key": os.environ["OPENAI_API_KEY"]}
 server = {"url": os.environ["TURNWISE_MCP_URL"], "transport": "streamable_http", "headers": headers}
 
 
 async def main() -> str:
     tools = await MultiServerMCPClient({"desk": server}).get_tools()
-    agent = create_agent(ChatOpenAI(model=os.environ["TURNWISE_MODEL"]), tools)
+    agent = create_agent(ChatOpenAI(model=os.environ["TURNWISE_MODEL"]), tools, system_prompt=task["rules"] or None)
     try:
-        said = await agent.ainvoke({"messages": [("user", problem["requests"][0])]}, {"recursion_limit": 30})
+        said = await agent.ainvoke({"messages": [("user", task["requests"][0])]}, {"recursion_limit": 30})
     except (GraphRecursionError, APIStatusError):  # the model's mistake is an answer; a crash would be a fault of ours
         return ""
     return said["messages"][-1].text

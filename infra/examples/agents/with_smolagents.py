@@ -9,15 +9,17 @@ from pathlib import Path
 
 from smolagents import AgentError, MCPClient, OpenAIModel, ToolCallingAgent
 
-problem = json.loads(Path(os.environ["TURNWISE_PROBLEM"]).read_text())
+task = json.loads(Path(os.environ["TURNWISE_PROBLEM"]).read_text())
 key = os.environ["OPENAI_API_KEY"]
 model = OpenAIModel(os.environ["TURNWISE_MODEL"], api_base=os.environ["OPENAI_BASE_URL"], api_key=key)
 server = {"url": os.environ["TURNWISE_MCP_URL"], "transport": "streamable-http", "headers": {"x-api-key": key}}
 
 with MCPClient(server, structured_output=False) as tools:
-    agent = ToolCallingAgent(tools=tools, model=model, max_steps=12, verbosity_level=0)
+    agent = ToolCallingAgent(
+        tools=tools, model=model, max_steps=12, verbosity_level=0, instructions=task["rules"] or None
+    )
     try:
-        answer = agent.run(problem["requests"][0])
+        answer = agent.run(task["requests"][0])
     except AgentError:  # the model's mistake is an answer; a crash would be a fault of ours, and not trained on
         answer = ""
 Path(os.environ["TURNWISE_RESULT"]).write_text(json.dumps({"answer": str(answer)}))

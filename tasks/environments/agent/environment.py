@@ -30,12 +30,12 @@ from tasks.environments.agent.verdicts import VerdictGiver
 from tasks.environments.settings import EnvironmentSettings
 from tasks.tools.authoring import ToolEnvironment, ToolEpisode
 from tasks.tools.base import Environment, EnvironmentFault, Episode, Verdict
-from tasks.tools.driven import AgentClock, AgentEnd, Endpoint
+from tasks.tools.driven import AgentClock, AgentEnd, AgentTask, Endpoint
 from tasks.tools.server_settings import LiteralValue
 from tasks.tools.wrappers import EnvironmentWrapper, EpisodeWrapper
 
 LOOK_SECONDS = 0.05  # at least between two looks at an agent's clock
-Launch = Callable[[Problem, Endpoint], Agent]
+Launch = Callable[[AgentTask, Endpoint], Agent]
 
 
 class ErrandEpisode(ToolEpisode):
@@ -82,6 +82,15 @@ class AgentEnvironment(EnvironmentWrapper):
     def start(self, problem: Problem, *, stream: str = "") -> AgentEpisode:
         return AgentEpisode(self.inner.start(problem, stream=stream), problem, self)
 
+    def task_of(self, problem: Problem) -> AgentTask:
+        return AgentTask(
+            id=problem.id,
+            category=problem.category,
+            requests=problem.requests,
+            rules=self.inner.rules_for(problem),
+            world=problem.world if self.settings.world is None else {},
+        )
+
     def describe(self) -> dict[str, Any]:
         started = self.settings.model_dump(mode="json", exclude={"world", "deadline_seconds"})
         return {**self.inner.describe(), "agent": {**started, "sources": _source_hashes(self.settings)}}
@@ -109,7 +118,7 @@ class AgentEpisode(EpisodeWrapper):
     def launch(self, endpoint: Endpoint) -> Future[AgentEnd]:
         """EnvironmentFault where it cannot be started."""
         self.clock = AgentClock(self.environment.settings.deadline_seconds)
-        self.agent = self.environment.launch(self.problem, endpoint)
+        self.agent = self.environment.launch(self.environment.task_of(self.problem), endpoint)
         return background.run(self._watch(self.agent))
 
     def verdict(self, final_message: str | None) -> Verdict | Future[Verdict]:
@@ -155,7 +164,7 @@ def _launcher(settings: AgentSettings) -> Launch:
         if not inspect.iscoroutinefunction(function):
             raise ValueError(
                 f"environment.settings.object: {settings.object} is no async function, so it cannot run beside others. "
-                f"Define it as async def agent(problem, endpoint)"
+                f"Define it as async def agent(task, endpoint)"
             )
         return partial(Function, function)
     assert settings.command is not None

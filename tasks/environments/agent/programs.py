@@ -21,18 +21,17 @@ from typing import Any, Protocol
 from tasks.core import json_text
 from tasks.core.files import write_json
 from tasks.core.heard_process import HeardProcess
-from tasks.core.records import Problem
 from tasks.core.secrets import Secrets
 from tasks.core.text import one_line
 from tasks.core.user_code import users_line
 from tasks.tools.base import EnvironmentFault
-from tasks.tools.driven import Endpoint
+from tasks.tools.driven import AgentTask, Endpoint
 from tasks.tools.server_settings import inherited_variables
 
 MAX_RESULT_BYTES = 1 << 20
 LAST_WORDS_SECONDS = 5.0  # to read what it printed, once all that may print has ended
 Result = dict[str, Any]  # what an agent says at its end: `success`, `answer`, `details`, each where it says it
-AgentFunction = Callable[[Problem, Endpoint], Coroutine[Any, Any, Any]]
+AgentFunction = Callable[[AgentTask, Endpoint], Coroutine[Any, Any, Any]]
 
 
 class Agent(Protocol):
@@ -44,7 +43,7 @@ class Agent(Protocol):
 
 
 class Program:
-    def __init__(self, command: Sequence[str], variables: Mapping[str, str], problem: Problem, endpoint: Endpoint):
+    def __init__(self, command: Sequence[str], variables: Mapping[str, str], task: AgentTask, endpoint: Endpoint):
         self.ended: Future[Result] = Future()
         self.folder = Path(tempfile.mkdtemp(prefix="turnwise-agent-"))
         self.result_file = self.folder / "result.json"
@@ -61,7 +60,7 @@ class Program:
             "TURNWISE_RESULT": str(self.result_file),
         }
         try:
-            write_json(problem_file, problem.model_dump(mode="json"))
+            write_json(problem_file, task.model_dump(mode="json"))
             self.child = HeardProcess(command, env={**inherited_variables(), **variables, **told}, folder=self.folder)
         except OSError as error:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -105,10 +104,10 @@ class Program:
 class Function:
     """It runs in a thread with an event loop of its own. One that blocks cannot be ended, and is left behind."""
 
-    def __init__(self, function: AgentFunction, problem: Problem, endpoint: Endpoint):
+    def __init__(self, function: AgentFunction, task: AgentTask, endpoint: Endpoint):
         self.ended: Future[Result] = Future()
         self.loop = asyncio.new_event_loop()
-        self.task = self.loop.create_task(function(problem, endpoint))
+        self.task = self.loop.create_task(function(task, endpoint))
         threading.Thread(target=self._run, name="agent", daemon=True).start()
 
     def stop(self) -> None:

@@ -55,7 +55,7 @@ class ErrandSettings(Settings):
 
 class AgentSettings(Settings):
     """Exactly one of `command`, a program that is started for each episode, and `object`, `tasks.custom.module:name` of
-    an async function (problem, endpoint). `environment` maps a variable of the program to one of ours that has the
+    an async function (task, endpoint). `environment` maps a variable of the program to one of ours that has the
     secret, or to a public value: {value: …}.
 
     `models`: the names that the agent may ask for; the policy answers to each. `deadline_seconds` are the agent's own,

@@ -36,7 +36,6 @@ BUDGETS = {
     "max_tokens_per_episode": "tokens of a conversation",
     "max_completion_tokens": "tokens after the prompt",
 }
-NO_ROOM = "Its first request leaves no room for a turn: no budget of sampling is as long as its prompt and tools."
 
 
 class AgentRun(EpisodeRun):
@@ -125,9 +124,6 @@ class AgentRun(EpisodeRun):
             self._refuse(asked, ProtocolError(400, NO_ROOM, code="context_length_exceeded"))
             raise EnvironmentFault(NO_ROOM, tool="agent")
         elif len(place.prompt) >= limit:
-            if not self.turns:
-                self._refuse(asked, ProtocolError(400, NO_ROOM, code=self._token_budget))
-                raise EnvironmentFault(NO_ROOM, tool="agent")
             yield from self._run_out(asked, "overlong", self._token_budget)
         else:
             if place.is_new:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from tasks.core.records import Problem
-from tasks.tools.driven import Endpoint
+from tasks.tools.driven import AgentTask, Endpoint
 
 TIMEOUT = httpx.Timeout(300)
 
@@ -64,12 +64,12 @@ class Refused(Exception):
         self.status, self.error = status, error
 
 
-async def play(problem: Problem, endpoint: Endpoint) -> None:
+async def play(task: AgentTask, endpoint: Endpoint) -> None:
     """The loop of every agent: ask, call, ask again, until an answer has no call."""
     async with httpx.AsyncClient(verify=False, timeout=TIMEOUT) as http:
         client = Client(endpoint, http)
         tools = await client.tools()
-        messages: list[Any] = [{"role": "user", "content": problem.requests[0]}]
+        messages: list[Any] = [{"role": "user", "content": task.requests[0]}]
         while True:
             message = await client.ask(messages, tools)
             messages.append(message)
@@ -89,34 +89,34 @@ async def with_client(endpoint: Endpoint, use: Callable[[Client], Coroutine[Any,
 MEETING = threading.Barrier(64)
 
 
-async def meets_63_others(problem: Problem, endpoint: Endpoint) -> None:
+async def meets_63_others(task: AgentTask, endpoint: Endpoint) -> None:
     await asyncio.to_thread(MEETING.wait, 120)
-    await play(problem, endpoint)
+    await play(task, endpoint)
 
 
-async def calls_on_its_own(problem: Problem, endpoint: Endpoint) -> None:
+async def calls_on_its_own(task: AgentTask, endpoint: Endpoint) -> None:
     """What no turn of the policy asked for; then it plays."""
 
     async def use(client: Client) -> None:
         await client.call("no_such_tool", {})
 
     await with_client(endpoint, use)
-    await play(problem, endpoint)
+    await play(task, endpoint)
 
 
-async def crashes(problem: Problem, endpoint: Endpoint) -> None:
+async def crashes(task: AgentTask, endpoint: Endpoint) -> None:
     raise KeyError("no such flight")
 
 
-async def hangs(problem: Problem, endpoint: Endpoint) -> None:
+async def hangs(task: AgentTask, endpoint: Endpoint) -> None:
     await asyncio.sleep(600)
 
 
-async def never_asks(problem: Problem, endpoint: Endpoint) -> None:
+async def never_asks(task: AgentTask, endpoint: Endpoint) -> None:
     """It is done at once."""
 
 
-async def floods(problem: Problem, endpoint: Endpoint) -> None:
+async def floods(task: AgentTask, endpoint: Endpoint) -> None:
     """10 MB, then a thousand requests at once; then it plays."""
 
     async def use(client: Client) -> None:
@@ -129,20 +129,20 @@ async def floods(problem: Problem, endpoint: Endpoint) -> None:
     await with_client(endpoint, use)
 
 
-async def uses_another_key(problem: Problem, endpoint: Endpoint) -> None:
+async def uses_another_key(task: AgentTask, endpoint: Endpoint) -> None:
     stranger = dataclasses.replace(endpoint, key="sk-of-somebody-else")
 
     async def use(client: Client) -> None:
-        said = await told(client.ask([user(problem.requests[0])]))
+        said = await told(client.ask([user(task.requests[0])]))
         assert said.status == 401, said
 
     await with_client(stranger, use)
-    await play(problem, endpoint)
+    await play(task, endpoint)
 
 
-async def edits_its_history(problem: Problem, endpoint: Endpoint) -> None:
+async def edits_its_history(task: AgentTask, endpoint: Endpoint) -> None:
     async def use(client: Client) -> None:
-        messages = [user(problem.requests[0])]
+        messages = [user(task.requests[0])]
         first = await client.ask(messages)
         call = first["tool_calls"][0]["id"]
         second = await client.ask([*messages, first, reply(call, "It is free.")])
@@ -152,28 +152,28 @@ async def edits_its_history(problem: Problem, endpoint: Endpoint) -> None:
     await with_client(endpoint, use)
 
 
-async def goes_on_with_another_history(problem: Problem, endpoint: Endpoint) -> None:
+async def goes_on_with_another_history(task: AgentTask, endpoint: Endpoint) -> None:
     async def use(client: Client) -> None:
-        first = await client.ask([user(problem.requests[0])], tool_choice="none")
-        await client.ask([user(f"{problem.requests[0]} Please."), first, user("Again.")])
+        first = await client.ask([user(task.requests[0])], tool_choice="none")
+        await client.ask([user(f"{task.requests[0]} Please."), first, user("Again.")])
 
     await with_client(endpoint, use)
 
 
-async def asks_thrice_at_once(problem: Problem, endpoint: Endpoint) -> None:
+async def asks_thrice_at_once(task: AgentTask, endpoint: Endpoint) -> None:
     async def use(client: Client) -> None:
-        messages = [user(problem.requests[0])]
+        messages = [user(task.requests[0])]
         one, *others = await asyncio.gather(*(client.ask(messages) for _ in range(3)))
         assert all(other["tool_calls"][0]["function"] == one["tool_calls"][0]["function"] for other in others)
 
     await with_client(endpoint, use)
 
 
-async def asks_for_too_much(problem: Problem, endpoint: Endpoint) -> None:
+async def asks_for_too_much(task: AgentTask, endpoint: Endpoint) -> None:
     """What cannot be honoured is an error; what can is; then it plays."""
 
     async def use(client: Client) -> None:
-        messages = [user(problem.requests[0])]
+        messages = [user(task.requests[0])]
         schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
         assert (await told(client.ask(messages, response_format=schema))).status == 400
         assert (await told(client.ask([user("Hi."), {"role": "assistant", "content": "Hi."}]))).status == 400
@@ -188,8 +188,8 @@ async def asks_for_too_much(problem: Problem, endpoint: Endpoint) -> None:
     await with_client(endpoint, use)
 
 
-async def answers_for_itself(problem: Problem, endpoint: Endpoint) -> dict[str, Any]:
-    await play(problem, endpoint)
+async def answers_for_itself(task: AgentTask, endpoint: Endpoint) -> dict[str, Any]:
+    await play(task, endpoint)
     return {"success": True, "answer": "It is done.", "details": {"tickets": 2}}
 
 
@@ -220,9 +220,9 @@ async def told(asked: Coroutine[Any, Any, Any]) -> Told:
 def main() -> None:
     """As a program: what it needs is in its environment."""
     with open(os.environ["TURNWISE_PROBLEM"], encoding="utf-8") as file:
-        problem = Problem.model_validate(json.load(file))
+        task = AgentTask.model_validate(json.load(file))
     given = ("OPENAI_BASE_URL", "ANTHROPIC_BASE_URL", "TURNWISE_MCP_URL", "OPENAI_API_KEY", "TURNWISE_MODEL")
-    asyncio.run(play(problem, Endpoint(*(os.environ[name] for name in given))))
+    asyncio.run(play(task, Endpoint(*(os.environ[name] for name in given))))
 
 
 if __name__ == "__main__":

@@ -98,11 +98,6 @@ def test_64_agents_are_under_way_at_once(chat: ChatFormat):
         ("crashes", {}, "raised KeyError"),
         ("hangs", {"deadline_seconds": 0.2}, "did not end in 0.2 s of its own"),
         ("never_asks", {}, "without a turn"),
-        (
-            "play",
-            {"sampling": tiny.ROOMY.model_copy(update={"max_tokens_per_episode": 5})},
-            "leaves no room for a turn",
-        ),
     ],
 )
 def test_an_agent_that_fails_is_a_fault_tried_again_and_dropped(
