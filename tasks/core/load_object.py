@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
 
 from tasks.core.text import one_line
 from tasks.core.user_code import users_line
@@ -15,8 +17,10 @@ from tasks.core.user_code import users_line
 PACKAGE = "tasks.custom"
 
 
-def check_object_path(path: str) -> None:
-    """ValueError if it is not written as module:name, or the module is not in tasks/custom. Imports nothing."""
+def check_object_path(path: str) -> str:
+    """The path. ValueError if it is not written as module:name, or the module is not in tasks/custom. Imports
+    nothing.
+    """
     module_name, colon, name = path.partition(":")
     if not colon or not all(part.isidentifier() for part in [*module_name.split("."), name]):
         file, _, rest = path.partition(".py:")
@@ -28,6 +32,10 @@ def check_object_path(path: str) -> None:
             f"{path!r} is not in tasks/custom/, the one folder of yours whose changes run the stages again. Move "
             f"the file to tasks/custom/{moved}.py and write {PACKAGE}.{moved}:{name}"
         )
+    return path
+
+
+ObjectPath = Annotated[str, AfterValidator(check_object_path)]
 
 
 def load_object(path: str) -> Any:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from tasks.core.load_object import check_object_path
+from tasks.core.load_object import ObjectPath
 from tasks.core.settings import Settings, VariableName
 from tasks.environments.settings import EnvironmentSettings, NamedEnvironment
 from tasks.tools.server_settings import LiteralValue
@@ -28,16 +28,9 @@ class VerdictSettings(Settings):
     """
 
     by: VerdictBy
-    checker: str | None
+    checker: ObjectPath | None
     url: str | None = Field(pattern=r"^https?://")
     timeout_seconds: float = Field(gt=0)
-
-    @field_validator("checker")
-    @classmethod
-    def _is_watched(cls, checker: str | None) -> str | None:
-        if checker is not None:
-            check_object_path(checker)
-        return checker
 
     @model_validator(mode="after")
     def _names_what_it_asks(self) -> Self:
@@ -59,26 +52,18 @@ class AgentSettings(Settings):
     secret, or to a public value: {value: …}.
 
     `models`: the names that the agent may ask for; the policy answers to each. `deadline_seconds` are the agent's own,
-    without those in which it waits for a turn or a tool of
-    the world. With a `world`, `verdict` is null.
+    without those in which it waits for a turn or a tool of the world. With a `world`, `verdict` is null.
     """
 
     examples_page: ClassVar[str] = "tasks/environments/agent/README.md"
     drives_itself: ClassVar[bool] = True
     command: list[str] | None
-    object: str | None
+    object: ObjectPath | None
     environment: dict[str, LiteralValue | VariableName]
     models: list[str] = Field(min_length=1)
     deadline_seconds: float = Field(gt=0)
     world: WorldSettings | None
     verdict: VerdictSettings | None
-
-    @field_validator("object")
-    @classmethod
-    def _is_in_custom(cls, path: str | None) -> str | None:
-        if path is not None:
-            check_object_path(path)
-        return path
 
     @model_validator(mode="after")
     def _one_way_to_start_it(self) -> Self:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from tasks.core.load_object import check_object_path
+from tasks.core.load_object import ObjectPath
 from tasks.tools.server_settings import LiteralValue, ServerAddress
 
 SCRATCH = "{scratch}"
@@ -26,7 +26,7 @@ class MCPSettings(ServerAddress):
     allowed_tools: list[str] | None
     reset: Literal["process", "scratch", "tool", "none"]
     reset_tool: str | None
-    checker: str | None
+    checker: ObjectPath | None
     max_servers: int = Field(ge=1)
     start_timeout_seconds: float = Field(gt=0)
 
@@ -39,13 +39,6 @@ class MCPSettings(ServerAddress):
                 "as environment.judge; tasks/tools/README.md has an example"
             )
         return given
-
-    @field_validator("checker")
-    @classmethod
-    def _is_watched(cls, checker: str | None) -> str | None:
-        if checker is not None:
-            check_object_path(checker)
-        return checker
 
     @model_validator(mode="after")
     def _one_way_to_reset(self) -> MCPSettings:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from tasks.core.load_object import check_object_path
+from tasks.core.load_object import ObjectPath
 from tasks.tools.server_settings import ServerAddress
 
 PORT = "{port}"
@@ -28,20 +28,13 @@ class OpenEnvSettings(ServerAddress):
     splits: list[str]
     instructions: str | None
     request: str | None
-    solution: str | None
+    solution: ObjectPath | None
     reward: Literal["last", "sum"]
     success_reward: float = Field(allow_inf_nan=False)
     max_servers: int = Field(ge=1)
     max_sessions: int = Field(ge=1)
     max_restarts: int = Field(ge=0)
     start_timeout_seconds: float = Field(gt=0)
-
-    @field_validator("solution")
-    @classmethod
-    def _is_watched(cls, solution: str | None) -> str | None:
-        if solution is not None:
-            check_object_path(solution)
-        return solution
 
     @model_validator(mode="after")
     def _can_be_started(self) -> OpenEnvSettings:
