@@ -130,9 +130,9 @@ class Gateway:
         """Answer those who wait with status 503, and end within CLOSE_SECONDS. May be called twice."""
         if self._server is None or self._thread is None or self._loop is None:
             return
+        self._server.should_exit = True
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._closing.set)
-        self._server.should_exit = True
         self._thread.join(timeout=2 * CLOSE_SECONDS)
 
     def _listen(self) -> socket.socket:
@@ -156,8 +156,11 @@ class Gateway:
             self._loop = asyncio.get_running_loop()
             await server.serve(sockets=[listening])
 
-        with listening:
-            asyncio.run(serve())
+        with listening, asyncio.Runner() as runner:
+            try:
+                runner.run(serve())
+            finally:  # before anybody is told: the next gateway is asked for at once
+                server.should_exit = True
 
     def _app(self) -> Starlette:
         routes: list[BaseRoute] = [

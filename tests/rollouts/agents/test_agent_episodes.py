@@ -253,7 +253,7 @@ def test_a_gateway_that_dies_is_started_again_and_its_agents_play_again(
     played = collector.collect([EpisodeKey(problem, 0, 0) for problem in PROBLEMS[:8]])
     kind.close()
     assert [item.outcome for item in played] == ["success"] * 8
-    assert 0 < collector.faults.restarts.total() <= 8
+    assert 0 < collector.faults.restarts.total() <= 4  # one for each that was under way
 
 
 def test_agents_under_way_go_on_after_a_checkpoint_and_play_from_their_start_after_a_resume(chat: ChatFormat):
