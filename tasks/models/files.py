@@ -117,8 +117,9 @@ def read_tensors(folder: Path, places: Mapping[str, Tensor]) -> dict[str, Tensor
     from safetensors.torch import load_file
 
     found: dict[str, Tensor] = {}
+    files = weight_files(folder, is_adapter=False)
     with loading(folder, "its weights"):
-        for file in weight_files(folder, is_adapter=False):
+        for file in files:
             found |= load_file(file)
     if {name: tensor.shape for name, tensor in found.items()} != {name: place.shape for name, place in places.items()}:
         return None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tasks.models.adapters import merge_into
 from tasks.models.files import read_tensors
-from tasks.models.folders import folder_hash, load_model, read_updates, stored_dtype, weights_hash
+from tasks.models.folders import folder_hash, load_model, read_updates, resolve_model, stored_dtype, weights_hash
 from tasks.models.settings import ComputeSettings
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class KeptWeights:
             _copy(self._weights[key], model)
             return True
         weights_hash(folder)  # refuses missing files and another base than the adapter's
-        base, updates = read_updates(folder)
+        base, updates = read_updates(resolve_model(folder))
         base_key = folder_hash(base)
         weights = self._weights.get(base_key) or self._bases.get(base_key) or read_tensors(base, _places(model))
         if weights is None:
