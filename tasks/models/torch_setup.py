@@ -16,6 +16,7 @@ import platform
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -149,6 +150,20 @@ def free_unused(device: torch.device) -> None:
 
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def start_threads(count: int, torch_threads: int, *, name: str) -> list[ThreadPoolExecutor]:
+    """One executor of one thread each, torch using `torch_threads` in it. The default of later threads, which that
+    changes, is restored.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    threads = [ThreadPoolExecutor(1, thread_name_prefix=f"{name}-{number}") for number in range(count)]
+    for thread in threads:
+        thread.submit(use_threads, torch_threads).result()
+    torch.set_num_threads(before)
+    return threads
 
 
 def use_threads(num_threads: int) -> None:

@@ -9,6 +9,8 @@ to train again.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,26 +50,34 @@ def folders_of(room: str) -> list[str]:
     return sorted(folder.name for folder in (ROOT / "tasks" / room).iterdir() if (folder / "__init__.py").is_file())
 
 
-def files_of(stage: str, environment: str, engine: str) -> set[Path]:
-    """Every file that a stage's code can import where params name this environment and this engine: imports inside
-    functions too, and of the two folders that are imported by name all that is in them.
+@cache
+def imported_by(name: str) -> frozenset[Path]:
+    """A file, or the files of a folder, and every file that they can import, inside functions too."""
+    return frozenset(closure([Path(name)] if name.endswith(".py") else python_files(name)))
+
+
+@cache
+def files_of(stage: str, environment: str, engine: str) -> frozenset[Path]:
+    """Every file that a stage's code can import where params name this environment and this engine: of the two folders
+    that are imported by name all that is in them.
     """
-    files = closure([Path(f"tasks/stages/{stage}/stage.py")])
+    files = imported_by(f"tasks/stages/{stage}/stage.py")
     for door, folder in ((CATALOG, f"tasks/environments/{environment}"), (LOAD, f"tasks/engines/{engine}")):
         if door in files:
-            files |= closure(python_files(folder))
+            files |= imported_by(folder)
     return files
 
 
-def watched_by(stage: str, params: dict[str, Any]) -> list[Path]:
+def watched_by(stage: str, params: dict[str, Any]) -> set[Path]:
     """The deps under tasks/ that DVC watches with these params."""
-    return [Path(dep) for item in GRAPH[stage]["deps"] if (dep := fill_in(item, params)).startswith("tasks/")]
+    return {Path(dep) for item in GRAPH[stage]["deps"] if (dep := fill_in(item, params)).startswith("tasks/")}
 
 
-def is_watched(file: Path, watched: list[Path]) -> bool:
-    return any(file == dep or dep in file.parents for dep in watched)
+def is_watched(file: Path, watched: Collection[Path]) -> bool:
+    return any(path in watched for path in (file, *file.parents))
 
 
+@cache
 def is_docstring_alone(file: Path) -> bool:
     """A package's `__init__.py` that imports and defines nothing cannot change a result."""
     return file.name == "__init__.py" and not imports(file)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from anthropic import Anthropic
-from openai import LengthFinishReasonError, OpenAI
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tests.gateway.scripted import MODEL
+
+if TYPE_CHECKING:
+    from anthropic import Anthropic
+    from openai import OpenAI
 
 QUESTION = "What is the attic?"
 PRICE = {"type": "object", "properties": {"room": {"type": "string"}}}
@@ -44,6 +45,8 @@ class ChatClient:
     def ask(self, *, stream: bool = False, **changed: Any) -> Heard:
         given: dict[str, Any] = {"model": MODEL, "messages": self.question, "tools": self.tools, **changed}
         if stream:
+            from openai import LengthFinishReasonError
+
             with self.client.chat.completions.stream(**given, stream_options={"include_usage": True}) as pieces:
                 try:
                     reply: Any = pieces.until_done().get_final_completion()

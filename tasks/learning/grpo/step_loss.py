@@ -70,7 +70,9 @@ def batch_loss(batch: LossBatch, policy_logp_M: Tensor, settings: GRPOSettings, 
         sums.kl += kl_M.detach().sum().item()
     if tensors.num_tokens:
         _count(policy_logp_M.detach(), batch.old_logp_M, tensors, settings, sums)
-    return (loss_M * batch.weight_M).sum()
+    loss = (loss_M * batch.weight_M).sum()
+    sums.loss += loss.item()
+    return loss
 
 
 def _policy_loss(policy_logp_M: Tensor, old_logp_M: Tensor, tensors: MicroBatch, settings: GRPOSettings) -> Tensor:
