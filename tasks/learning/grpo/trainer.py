@@ -29,7 +29,7 @@ from tasks.learning.grpo.metrics import (
     step_metrics,
 )
 from tasks.learning.grpo.mini_batches import MiniBatch, divide, mini_batches, oldest_version
-from tasks.learning.grpo.step_loss import LossBatch, batch_loss, loss_batches
+from tasks.learning.grpo.step_loss import LossBatch, batch_loss, loss_batches, note_references
 from tasks.learning.shared.agreement import check_engine, prepare_model, trainer_logp
 from tasks.learning.shared.batching import share_of
 from tasks.learning.shared.lanes import Lanes
@@ -246,12 +246,10 @@ class GRPOTrainer:
             num_ranks=self.ranks.size,
             num_lanes=self.lanes.count,
         )
-        references: Sequence[Tensor | None] = [None] * len(share.batches)
+        batches = loss_batches(share, settings, dropped_lengths=part.dropped_lengths)
         if self.reference is not None:
-            references = self.reference.logps(
-                share.batches, self.lanes, temperature=self.temperature, autocast=settings.autocast
-            )
-        return loss_batches(share, references, settings, dropped_lengths=part.dropped_lengths)
+            note_references(batches, self.reference, self.lanes, ranks=self.ranks, **self._drawn())
+        return batches
 
     def _update(self, parts: Sequence[Sequence[LossBatch]]) -> list[list[Metrics]]:
         """Pass over the batch, one optimizer step per part; the metrics of each step of each pass.
