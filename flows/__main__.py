@@ -58,6 +58,8 @@ def run(reason: ReasonText = "", force: Force = False, accept_drift: AcceptDrift
 
             accept_drift_from_now_on()
         _prepare(held, shows_log=debug)
+        if not (reason or force) and _tell_unchanged():
+            return
         from flows.server import start_server
 
         server = start_server(with_scheduler=False)
@@ -165,6 +167,30 @@ def _require_server(consequence: str, instead: str) -> None:
         raise ValueError(
             f"PREFECT_API_URL names no server, so {consequence}. Export it, such as http://HOST:4200/api; {instead}."
         )
+
+
+def _tell_unchanged() -> bool:
+    """Say since when nothing changed, where that is known without MLflow; then no server is started either. A server of
+    the user's gets a run, which says the same there.
+    """
+    if os.environ.get("PREFECT_API_URL"):
+        return False
+    from flows.dead_locks import release_dead_locks
+    from tasks.core.console import SafeConsole
+    from tasks.core.settings import load_paths, read_params
+    from tasks.core.terminal import tell
+    from tasks.pipeline.reasons import find_unchanged
+    from tasks.report.summary import print_places
+
+    params = read_params()
+    paths = load_paths(params)
+    release_dead_locks()
+    found = find_unchanged(params, paths)
+    if found is None:
+        return False
+    tell(found.sentence)
+    print_places(paths, SafeConsole())
+    return True
 
 
 def _prepare(held: ExitStack | None, *, shows_log: bool) -> None:

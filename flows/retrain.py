@@ -12,6 +12,7 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 
 from flows.approval import ask_a_person, own_question, take_answer
+from flows.dead_locks import release_dead_locks
 from flows.events import emit_verdict
 from flows.labels import add_tags, name_run
 from flows.mlflow_runs import RunLogger, tracking_settings
@@ -19,7 +20,7 @@ from flows.one_run import run_alone
 from flows.parameters import AS_IT_IS, Hidden, Profile, Reason
 from flows.prefect_runs import check_run_is_wanted, own_run_id
 from flows.sight import show_places, show_progress, show_results
-from flows.steps import StageRun, Stages, release_dead_locks, run_command, run_stage
+from flows.steps import StageRun, Stages, run_command, run_stage
 from flows.verdict import WAITING, end, read_verdict
 from tasks.commands.doctor.doctor import has_passed
 from tasks.commands.profile import apply_profiles, read_profiles
@@ -33,6 +34,7 @@ from tasks.pipeline.reasons import RunReasons, begin_run, find_reasons
 from tasks.report.summary import print_places
 from tasks.storage.inputs import check_storage, share_endpoint
 from tasks.tracking.connection import refuse_lost_registry
+from tasks.tracking.finish_seen import note_finish
 from tasks.tracking.versions import CHAMPION
 
 PROMOTE = "promote"  # DVC does not run it: it has a side effect
@@ -80,6 +82,7 @@ def _run_for_a_reason(stages: Stages, *, asked: str | None, force: bool) -> Stat
     add_tags(*(f"reason: {kind}" for kind in found.kinds))
     _tell(stages, found.sentence)
     if not found.is_needed:
+        note_finish(tracking_settings(params), params["promote"]["model_name"], paths)
         return _end_unchanged(params["promote"]["model_name"], found, paths, stages)
     if line := begin_run(found, params, paths):
         _tell(stages, line)
@@ -113,6 +116,7 @@ def _run_all(params: dict[str, Any], paths: Paths, found: RunReasons, stages: St
         stages.run_task(run_command, "report", env={})
         show_results(done, found.sentence, model, paths, run_id=run_id, run_page=logger.run_page())
         logger.finish()
+    note_finish(tracking_settings(params), model, paths)
     return read_verdict(paths)
 
 

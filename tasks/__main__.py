@@ -9,7 +9,18 @@ from __future__ import annotations
 import os
 import sys
 
-from tasks.pipeline.cli_errors import stop_in_another_python
+
+def _pin_hash_seed() -> None:
+    """Restart without hash randomisation: the order of a set of strings must be the same in every run."""
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+if __name__ == "__main__":
+    _pin_hash_seed()  # before the imports below, which it would repeat
+
+from tasks.pipeline.cli_errors import stop_in_another_python  # noqa: E402
 
 try:
     import typer
@@ -42,13 +53,5 @@ def prepare(context: typer.Context, workspace: Workspace = None) -> None:
         use_workspace(workspace)
 
 
-def _pin_hash_seed() -> None:
-    """Restart without hash randomisation: the order of a set of strings must be the same in every run."""
-    if os.environ.get("PYTHONHASHSEED") != "0":
-        os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-
-
 if __name__ == "__main__":
-    _pin_hash_seed()
     app()

@@ -302,8 +302,6 @@ def _any_of(tokens: set[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
 
-def load_chat(folder: Path) -> ChatFormat:
+def load_chat(folder: Path, kind: type[ChatFormat] = ChatFormat) -> ChatFormat:
     """ValueError where the tokenizer or template cannot carry a conversation."""
-    return ChatFormat(
-        load_tokenizer(folder), source=str(resolve_model(folder)), further_end_ids=generation_end_ids(folder)
-    )
+    return kind(load_tokenizer(folder), source=str(resolve_model(folder)), further_end_ids=generation_end_ids(folder))

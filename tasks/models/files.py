@@ -15,10 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tasks.core.files import content_hash, link_or_copy, read_json
 from tasks.core.text import one_line
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # safetensors' names: torch's
@@ -105,6 +108,22 @@ def _read_index(folder: Path) -> list[str]:
             f"cover it. {GET_ANOTHER}"
         )
     return names
+
+
+def read_tensors(folder: Path, places: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """The tensors of a whole model's files in host memory, in the dtypes of `places`; None where the files have others
+    than those, by name and shape: transformers renames what some families store.
+    """
+    from safetensors.torch import load_file
+
+    found: dict[str, Tensor] = {}
+    files = weight_files(folder, is_adapter=False)
+    with loading(folder, "its weights"):
+        for file in files:
+            found |= load_file(file)
+    if {name: tensor.shape for name, tensor in found.items()} != {name: place.shape for name, place in places.items()}:
+        return None
+    return {name: tensor.to(places[name].dtype, copy=True) for name, tensor in found.items()}
 
 
 def read_header(file: Path) -> list[tuple[str, str, list[int]]]:

@@ -16,6 +16,7 @@ import platform
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,7 +87,7 @@ def prepare_torch(compute: ComputeSettings) -> torch.device:
     _PREPARED_FOR[:] = [compute]
     torch.set_num_threads(compute.num_threads)
     torch.use_deterministic_algorithms(mode=device.type == "cpu", warn_only=True)
-    leave_out_sklearn()
+    leave_out_unused()
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high" if compute.tf32 else "highest")
     torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs 2% of a training step
@@ -101,13 +102,15 @@ def prepared_for() -> ComputeSettings | None:
 
 
 @cache
-def leave_out_sklearn() -> None:
-    """Call before the first model or tokenizer: transformers imports it with that, where it is installed, for assisted
-    generation, which nothing here uses. 0.9 s of the 4.6 s that imports take (2 cores of an AMD EPYC).
+def leave_out_unused() -> None:
+    """Call before the first model or tokenizer: transformers imports sklearn with that, for assisted generation, and
+    scipy, for losses of object detection, where they are installed; nothing here uses either. 0.9 s and 0.3 s of the
+    4.6 s that imports take (2 cores of an AMD EPYC).
     """
     import transformers.utils
 
     transformers.utils.is_sklearn_available = lambda: False
+    transformers.utils.is_scipy_available = lambda: False
 
 
 @cache
@@ -149,6 +152,20 @@ def free_unused(device: torch.device) -> None:
 
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def start_threads(count: int, torch_threads: int, *, name: str) -> list[ThreadPoolExecutor]:
+    """One executor of one thread each, torch using `torch_threads` in it. The default of later threads, which that
+    changes, is restored.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    threads = [ThreadPoolExecutor(1, thread_name_prefix=f"{name}-{number}") for number in range(count)]
+    for thread in threads:
+        thread.submit(use_threads, torch_threads).result()
+    torch.set_num_threads(before)
+    return threads
 
 
 def use_threads(num_threads: int) -> None:

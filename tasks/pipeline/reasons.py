@@ -27,6 +27,7 @@ from tasks.drift.pin import find_drift
 from tasks.environments.settings import EnvironmentSettings
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
 from tasks.stages.promote.origin import differing_settings
+from tasks.tracking.finish_seen import recall_finish
 from tasks.tracking.finished_runs import (
     FinishedRun,
     Inputs,
@@ -106,19 +107,38 @@ def find_reasons(params: dict[str, Any], paths: Paths, *, asked: str | None = No
     if last is None:
         reasons.append(Reason("first", f"no finished run of {model} is known in {tracking.uri}"))
     else:
-        now = {**inputs_now(params["promote"]), "params": read_as_dvc(PARAMS_FILE.read_bytes())}
-        reasons += find_changes(last.inputs, now, read_status(), paths)
+        reasons += _changes_since(last, params, paths)
         unapproved = ended_unapproved(Registry(tracking, model)) if last.waits else None
         if unapproved:
             reasons.append(Reason("decision", unapproved))
-    drift = find_drift(EnvironmentSettings.model_validate(params["environment"]), paths)
-    if drift:
-        reasons.append(Reason("drift", f"the environment changed since curation: {listed(drift)}"))
+    reasons += _drift(params, paths)
     checks = read_measurements(tracking, CHAMPION_CHECK, model)
     fall = find_fall(checks, _champion(tracking, model) if checks else None, last)
     if fall is not None:
         reasons.append(Reason("champion_fell", _describe_fall(fall)))
     return RunReasons(_with_unfinished(reasons, paths), last, force, fall)
+
+
+def find_unchanged(params: dict[str, Any], paths: Paths) -> RunReasons | None:
+    """`find_reasons` without MLflow, where its database is as the last finished run left it and there is no reason;
+    None where MLflow is to be asked. The caller as there.
+    """
+    last = recall_finish(load(TrackingSections, params).tracking, params["promote"]["model_name"], paths)
+    if last is None:
+        return None
+    reasons = [*_changes_since(last, params, paths), *_drift(params, paths)]
+    found = RunReasons(_with_unfinished(reasons, paths), last, force=False)
+    return None if found.is_needed else found
+
+
+def _changes_since(last: FinishedRun, params: Mapping[str, Any], paths: Paths) -> list[Reason]:
+    now = {**inputs_now(params["promote"]), "params": read_as_dvc(PARAMS_FILE.read_bytes())}
+    return find_changes(last.inputs, now, read_status(), paths)
+
+
+def _drift(params: Mapping[str, Any], paths: Paths) -> list[Reason]:
+    drift = find_drift(EnvironmentSettings.model_validate(params["environment"]), paths)
+    return [Reason("drift", f"the environment changed since curation: {listed(drift)}")] if drift else []
 
 
 def find_fall(

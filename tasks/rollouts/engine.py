@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from tasks.models.policy_weights import PolicyWeights
 
 EpisodeHandle = int
@@ -109,6 +111,11 @@ class AdjustableEngine(Engine, Protocol):
     """One in the trainer's memory: it generates with the caller's model, and its temperature and top-p may change
     between batches.
     """
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """What it generates with."""
+        ...
 
     def set_distribution(self, *, temperature: float, top_p: float) -> None: ...
 

@@ -7,17 +7,19 @@ again: a last line that a kill cut short, damaged or altered episodes, which a w
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.core.files import json_hash, write_jsonl
+from tasks.core.files import atomic_file
 from tasks.core.records import Trajectory
 from tasks.core.terminal import warn
 from tasks.rollouts.conversation import EpisodeKey
 
 EpisodeId = tuple[str, int]  # problem id and sample index
+HASHED, EPISODE, END = b'{"sha256": "', b'", "episode": ', b"}\n"  # of a line
 
 
 class FinishedEpisodes:
@@ -33,7 +35,8 @@ class FinishedEpisodes:
                 f"are played again; the others are used."
             )
         if file.exists():
-            write_jsonl(file, map(_line, rows.values()))
+            with atomic_file(file) as temporary:
+                temporary.write_bytes(b"".join(map(_line, rows.values())))
         self._ids = set(rows)
 
     def __len__(self) -> int:
@@ -45,9 +48,8 @@ class FinishedEpisodes:
     def add(self, trajectory: Trajectory) -> None:
         """The system has the line when this returns, so a kill of this process does not lose it."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps(_line(trajectory.to_row()), ensure_ascii=False, allow_nan=False)
-        with self.file.open("a", encoding="utf-8") as stream:
-            stream.write(line + "\n")
+        with self.file.open("ab") as stream:
+            stream.write(_line(trajectory.to_row()))
         self._ids.add((trajectory.problem_id, trajectory.sample_index))
 
     def forget(self) -> None:
@@ -82,8 +84,10 @@ def merge_finished(
     return [found[episode] for episode in episodes]
 
 
-def _line(row: dict[str, Any]) -> dict[str, Any]:
-    return {"sha256": json_hash(row), "episode": row}
+def _line(row: dict[str, Any]) -> bytes:
+    """A JSON object whose hash is over the very text of its episode, so the row is written once and read once."""
+    text = json.dumps(row, ensure_ascii=False, allow_nan=False).encode()
+    return HASHED + hashlib.sha256(text).hexdigest().encode() + EPISODE + text + END
 
 
 def _kept(file: Path) -> Iterator[dict[str, Any] | None]:
@@ -97,12 +101,11 @@ def _kept(file: Path) -> Iterator[dict[str, Any] | None]:
 
 
 def _row_of(line: bytes) -> dict[str, Any] | None:
-    try:
-        kept = json.loads(line)
-        row: dict[str, Any] = kept["episode"]
-        return row if json_hash(row) == kept["sha256"] else None
-    except (ValueError, TypeError, KeyError, RecursionError):
+    before, found, text = line.removesuffix(END).partition(EPISODE)
+    if not found or before != HASHED + hashlib.sha256(text).hexdigest().encode():
         return None
+    row: dict[str, Any] = json.loads(text)
+    return row
 
 
 def episode_id(row: Mapping[str, Any]) -> EpisodeId:

@@ -1,5 +1,7 @@
 """Models in host memory between their turns to play, so that a stage reads their weights once, however often they play.
 
+They are what engines with their own memory are compared with; `weights` are for an engine in this memory.
+
 A model is kept where its caller expects it to play again and twice its size is left free, and so is the base of LoRA
 snapshots; else files are read again. Playing changes no weight, so a kept model computes the same bits as one read
 anew.
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING
 from tasks.models.folders import folder_hash, load_model
 from tasks.models.settings import ComputeSettings, Dtype
 from tasks.models.torch_setup import find_device
+from tasks.rollouts.kept_weights import KeptWeights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,7 +30,7 @@ class KeptModels:
     """`room` says how many bytes of host memory are free."""
 
     def __init__(self, room: Callable[[], float]):
-        self.room = room
+        self.room, self.weights = room, KeptWeights(room)
         self._expected: set[str] = set()
         self._models: dict[Key, PreTrainedModel] = {}
         self._bases: dict[Key, PreTrainedModel] = {}
@@ -35,6 +38,8 @@ class KeptModels:
 
     def expect(self, folders: Iterable[Path]) -> None:
         """These models may play again; all others are let go."""
+        folders = list(folders)
+        self.weights.expect(folders)
         self._expected = set(map(folder_hash, folders))
         self._models = {key: model for key, model in self._models.items() if key[0] in self._expected}
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from tasks.chat.format import ChatFormat, load_chat
+from tasks.chat.format import ChatFormat
+from tasks.chat.shared import shared_chat
 from tasks.core.records import Problem
 from tasks.models.architecture import model_logp
 from tasks.models.empty_model import check_attention
@@ -18,7 +19,7 @@ from tasks.models.folders import load_model, model_config, stored_dtype
 from tasks.models.policy_weights import AdapterShape, PolicyWeights
 from tasks.models.settings import ComputeSettings, Dtype
 from tasks.models.torch_setup import find_device, free_unused, product_dtype
-from tasks.rollouts.engine import Engine, FixedWeights
+from tasks.rollouts.engine import AdjustableEngine, Engine, FixedWeights
 from tasks.rollouts.kept_models import KeptModels
 from tasks.rollouts.probe import compare_logp, probe_sequences
 from tasks.rollouts.prompt_room import check_prompts
@@ -33,7 +34,7 @@ def load_checked_chat(
     folder: Path, environment: Environment, problems: Sequence[Problem], sampling: SamplingSettings
 ) -> ChatFormat:
     """Reads tokenizer and config.json only; ValueError where the tokenizer, the context or a prompt cannot work."""
-    chat = load_chat(folder)
+    chat = shared_chat(folder)
     refuse_thinking_budget(chat, sampling)
     check_prompts(chat, model_config(folder), environment, problems, sampling)
     return chat
@@ -83,7 +84,8 @@ def load_engine(
 
 
 class Engines:
-    """Engines for several models in turn; one with its own memory starts once, is refreshed, and checked per model.
+    """One engine for several models in turn, while they have one shape: it gets their weights. One with its own memory
+    is refreshed, and checked per model.
 
     `kept` has the models that play again; with None each is read from its files.
     """
@@ -95,16 +97,27 @@ class Engines:
         self._shape: Any = None
         self._probed: tuple[list[list[int]], list[list[float]]] | None = None  # sequences, and the engine's log-probs
 
+    def play_as(self, play: PlaySettings) -> None:
+        """From now on. Of an engine in this memory the distribution changes; any other change starts another."""
+        if play.sampling == self.sampling:
+            return
+        drawn = {name: getattr(play.sampling, name) for name in ("temperature", "top_p")}
+        if self._live is None or self._live.has_own_memory or self.sampling.model_copy(update=drawn) != play.sampling:
+            self.close()
+        else:
+            cast("AdjustableEngine", self._live).set_distribution(**drawn)
+        self.sampling = play.sampling
+
     def over(self, folder: Path, chat: ChatFormat, environment: Environment, problems: Sequence[Problem]) -> Engine:
         """The engine with the weights in `folder`, valid until the next call; `problems` are those it will play."""
-        shape = (model_config(folder), chat.tokenizer.get_vocab())
-        is_kept = self._live is not None and self._live.has_own_memory and shape == self._shape
+        shape = (model_config(folder), chat.tokenizer.get_vocab(), chat.end_ids, self._stops_by(chat))
+        is_kept = self._live is not None and shape == self._shape and self._takes(folder)
         if self._live is None or not is_kept:
             self.close()
-            is_lent = self.kept is not None and not self.settings.own.has_own_memory
+            is_given = self.kept is not None and not self.settings.own.has_own_memory
             self._live = load_engine(
                 folder, chat, engine=self.settings, sampling=self.sampling, compute=self.compute,
-                model=self._load(folder) if is_lent else None,
+                model=self.kept.weights.load(folder, compute=self.compute) if is_given and self.kept else None,
             )  # fmt: skip
             self._shape = shape
         if self._live.has_own_memory:
@@ -112,6 +125,30 @@ class Engines:
             self._bring(folder, probe, is_new=is_kept or not self._live.knows_its_weights)
             free_unused(find_device(self.compute))
         return self._live
+
+    def _stops_by(self, chat: ChatFormat) -> ChatFormat | None:
+        """An engine looks for stop strings in what this format decodes."""
+        return chat if self.sampling.stop_strings else None
+
+    def _takes(self, folder: Path) -> bool:
+        """Whether the engine goes on with the weights in `folder`; one in this memory has them then. An engine that
+        got only some of them is closed.
+        """
+        assert self._live is not None
+        if self._live.has_own_memory:
+            return True
+        if self.kept is None:
+            return False
+        engine = cast("AdjustableEngine", self._live)
+        try:
+            engine.sleep()
+            is_filled = self.kept.weights.fill(engine.model, folder)
+        except BaseException:
+            self.close()
+            raise
+        if is_filled:
+            engine.refresh(PolicyWeights.of(engine.model), engine.policy_version)
+        return is_filled
 
     def _bring(self, folder: Path, probe: list[list[int]], *, is_new: bool) -> None:
         """Load the model beside the engine, give it where it is new to the engine, and compare the two."""

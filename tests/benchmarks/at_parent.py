@@ -53,11 +53,11 @@ def measure(folder: Path, variant: Variant, *, limit: float) -> dict[str, Any]:
     return dict(json.loads(output.splitlines()[-1]))
 
 
-def write_tree(folder: Path) -> None:
-    done = subprocess.run(["git", "archive", COMMIT], cwd=ROOT, capture_output=True, check=True)
+def write_tree(folder: Path, *, commit: str = COMMIT, carried: Sequence[str] = CARRIED) -> None:
+    done = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=True)
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
         archive.extractall(folder, filter="data")
-    for name in CARRIED:
+    for name in carried:
         shutil.copyfile(ROOT / name, folder / name)
 
 

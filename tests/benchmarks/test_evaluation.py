@@ -1,7 +1,8 @@
 """Choosing among 4, 16 and 64 snapshots with and without racing: seconds, episodes, and whether the choice is as good.
 
 The snapshots lie on the demo's own learning curve, between stored ones where there are more of them than the demo left.
-Cost should grow slower than their number. Writes artifacts/bench/evaluation.json.
+Cost should grow slower than their number. Writes artifacts/bench/evaluation.json. And how much of `evaluate` of 16
+snapshots is not playing, beside an earlier commit in the same run.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tasks.stages.evaluate.runner import EpisodeRunner
 from tasks.stages.evaluate.settings import EvaluateSections
 from tasks.stages.evaluate.stage import choose
 from tests.benchmarks.demo import demo_artifacts, demo_params
+from tests.benchmarks.evaluation_share import compare, prepare, quartiles
 from tests.benchmarks.machine import cpu_model
 from tests.benchmarks.trainer_table import new_table
 
@@ -109,3 +111,17 @@ def test_racing_grows_slower_than_the_number_of_snapshots(tmp_path: Path) -> Non
     few, some, many = (row["racing"]["episodes"] for row in rows)
     assert some < 4 * few and many < 4 * some
     assert all(row["winner_minus_winner"]["ci_low"] <= 0 <= row["winner_minus_winner"]["ci_high"] for row in rows)
+
+
+def test_evaluate_of_sixteen_snapshots_takes_little_more_than_their_playing(tmp_path: Path) -> None:
+    paths = demo_artifacts()
+    stored = [paths.stage("warm_start") / "model", *sorted((paths.stage("train") / "snapshots").iterdir())]
+    prepare(paths, tmp_path, lambda folder: curve(stored, 16, folder))
+    found = compare(tmp_path, num_pairs=3)
+    write_json(paths.artifacts / "bench" / "evaluation_share.json", {**found, "machine": cpu_model()})
+    table = new_table("evaluate over its playing", "first quartile", "median", "third", "CPU s beside playing")
+    for name, runs in found.items():
+        beside = sorted(run["cpu_beside_playing"] for run in runs)[len(runs) // 2]
+        table.add_row(name, *(f"{ratio:.3f}" for ratio in quartiles(runs)), f"{beside:.1f}")
+    Console().print(table)
+    assert quartiles(found["now"])[1] < quartiles(found["before"])[1]

@@ -19,7 +19,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from flows.steps import release_dead_locks
+from flows.dead_locks import release_dead_locks
 from tasks.__main__ import app
 from tasks.core.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl
 from tasks.core.kept_files import KEPT, kept_file

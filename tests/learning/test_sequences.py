@@ -66,7 +66,7 @@ def by_the_trainer(groups: list[Group], options: Any, *, num_ranks: int) -> Weig
             rows, packing=options.packing, max_tokens=60, device=torch.device("cpu"), rank=rank, num_ranks=num_ranks
         )
         lengths = [length for group in dropped for length in group]
-        for batch in loss_batches(share, [None] * len(share.batches), options, dropped_lengths=lengths):
+        for batch in loss_batches(share, options, dropped_lengths=lengths):
             tensors = batch.tensors
             tokens = zip(tensors.target_M.tolist(), batch.weight_M.tolist(), tensors.advantage_M.tolist(), strict=True)
             for token, weight, advantage in tokens:

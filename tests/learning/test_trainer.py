@@ -24,6 +24,7 @@ from tasks.learning.shared.host_memory import HostMemory
 from tasks.learning.shared.lora import POLICY, Adapter
 from tasks.learning.shared.optimizer import Step
 from tasks.learning.shared.policy import prepare_for_gradients, token_logp
+from tasks.learning.shared.reference import Reference
 from tasks.learning.shared.rows import Row, rows_of
 from tasks.learning.shared.settings import LoRASettings
 from tasks.models.folders import load_model
@@ -322,6 +323,32 @@ def test_an_iteration_takes_mu_optimizer_steps_and_the_reference_follows_at_its_
     assert row["optimizer_steps"] == 4
     assert torch.equal(reference(trainer), weights(trainer.model))
     assert not torch.equal(weights(trainer.model), start)
+
+
+@pytest.mark.parametrize("changed", [{}, {"steps_per_batch": 2}, {"lora": LORA.model_dump()}, {"packing": "none"}])
+def test_a_reference_equal_to_the_policy_is_not_computed_and_gives_the_same_bits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any]
+) -> None:
+    """It is computed in iterations 2 and 4: before 1 both are equal, and after 2 it has moved to the policy."""
+    groups = [a_group(number, [1.0, 0.0, 0.0]) for number in range(2)]
+    forward, computed = Reference.logps, []
+
+    def counted(self: Reference, *of: Any, **named: Any) -> list[torch.Tensor]:
+        computed.append(trainer.iteration)
+        return forward(self, *of, **named)
+
+    monkeypatch.setattr(Reference, "logps", counted)
+    found = []
+    for is_compared in (True, False):
+        if not is_compared:
+            monkeypatch.setattr(Reference, "is_policy", lambda _: False)
+        trainer = a_trainer(folder, reference_interval=2, kl_weight=0.1, updates_per_batch=2, **changed)
+        metrics = [trainer.iterate(always(groups)) for _ in range(4)]
+        found.append((metrics, weights(trainer.model), sorted({*computed})))
+        computed.clear()
+    (metrics, one, some), (same, other, every) = found
+    assert some == [2, 4] and every == [1, 2, 3, 4]
+    assert metrics == same and torch.equal(one, other)
 
 
 def test_a_mixed_reference_moves_its_share_of_the_way(folder: Path) -> None:

@@ -131,8 +131,10 @@ from tasks.models.settings import on_cpu
 from tasks.models.torch_setup import prepare_torch, resident_bytes
 
 prepare_torch(on_cpu(1))
-from transformers import AutoModelForCausalLM
-assert "transformers.generation.candidate_generator" in sys.modules and "sklearn" not in sys.modules
+from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
+assert "transformers.generation.candidate_generator" in sys.modules
+assert "transformers.loss.loss_for_object_detection" in sys.modules
+assert not {"sklearn", "scipy"} & sys.modules.keys()
 before, peak, kept = resident_bytes(), 0, []
 for number in range(100):
     block = torch.ones(5_000_000 + 50_000 * number)  # 20 MB and more

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.steps import release_dead_locks
+from flows.dead_locks import release_dead_locks
 
 RWLOCK = Path(".dvc/tmp/rwlock")
 

@@ -17,8 +17,9 @@ from tasks.core.files import read_json, write_json
 from tasks.core.settings import Paths, read_params
 from tasks.drift.fall import last_fall
 from tasks.pipeline import reasons as module
-from tasks.pipeline.reasons import Reason, RunReasons, begin_run, find_reasons
+from tasks.pipeline.reasons import Reason, RunReasons, begin_run, find_reasons, find_unchanged
 from tasks.tracking.connection import connect
+from tasks.tracking.finish_seen import note_finish, recall_finish
 from tasks.tracking.finished_runs import FINISHED_FILE, REASONS_FILE, read_kept
 from tasks.tracking.measurements import CHAMPION_CHECK, log_measurement
 from tasks.tracking.runs import FlowRuns
@@ -302,6 +303,34 @@ def test_a_damaged_note_of_this_folder_is_read_from_mlflow_and_a_deleted_one_the
     for run in runs:
         client.delete_run(run.info.run_id)
     assert finished.reasons().kinds == ["first"]
+
+
+def test_an_unchanged_folder_is_known_without_mlflow_until_its_database_or_anything_else_changes(finished: Workspace):
+    def found() -> RunReasons | None:
+        return find_unchanged(read_params(), finished.paths)
+
+    assert found() is None  # nobody asked MLflow yet
+    note_finish(SETTINGS, MODEL, finished.paths)
+    known = found()
+    assert known is not None and known.sentence == finished.reasons().sentence
+    assert recall_finish(SETTINGS, "another-model", finished.paths) is None
+    finished.drift = ["a tool"]
+    assert found() is None
+    finished.drift, finished.status = [], {"train": ["changed command"]}
+    assert found() is None
+    finished.status = {}
+    assert found() is not None
+    finished.flow(ends=False)  # writes into the database
+    assert found() is None
+
+
+@pytest.mark.usefixtures("champion")
+def test_a_drift_check_or_a_decision_that_waits_leaves_the_answer_to_mlflow(finished: Workspace):
+    note_finish(SETTINGS, MODEL, finished.paths)
+    log_measurement(SETTINGS, CHAMPION_CHECK, "check", check(4, fell=True), model=MODEL)
+    note_finish(SETTINGS, MODEL, finished.paths)
+    assert find_unchanged(read_params(), finished.paths) is None
+    assert finished.reasons().kinds == ["champion_fell"]
 
 
 def tags_of(runs: FlowRuns) -> Mapping[str, str]:

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-import torch
 from transformers import PreTrainedModel
 
 from tasks.chat.format import ChatFormat
@@ -29,7 +27,7 @@ from tasks.models.folders import load_config, load_model
 from tasks.models.limits import check_playable
 from tasks.models.policy_weights import AdapterShape, PolicyWeights
 from tasks.models.settings import ComputeSettings
-from tasks.models.torch_setup import free_unused, use_threads
+from tasks.models.torch_setup import free_unused, start_threads
 from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest, never
 from tasks.rollouts.sampling import StopStrings
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
@@ -85,7 +83,7 @@ class TransformersEngine:
             )
             for _ in range(num_shards)
         ]
-        self.threads = _threads(num_shards, num_threads // num_shards) if num_shards > 1 else []
+        self.threads = start_threads(num_shards, num_threads // num_shards, name="shard") if num_shards > 1 else []
         self.shard_of: dict[EpisodeHandle, int] = {}
         self.num_episodes, self.num_turns = [0] * num_shards, [0] * num_shards
         self.requests: list[list[TurnRequest | EpisodeHandle]] = [[] for _ in self.shards]
@@ -179,18 +177,6 @@ class TransformersEngine:
 def _is_small(model: PreTrainedModel) -> bool:
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     return model.device.type == "cpu" and size <= MAX_BYTES_IN_SHARDS
-
-
-def _threads(count: int, torch_threads: int) -> list[ThreadPoolExecutor]:
-    """One thread per shard, torch using `torch_threads` in each. The default of later threads, which that changes,
-    is restored.
-    """
-    before = torch.get_num_threads()
-    threads = [ThreadPoolExecutor(1, thread_name_prefix=f"shard-{number}") for number in range(count)]
-    for thread in threads:
-        thread.submit(use_threads, torch_threads).result()
-    torch.set_num_threads(before)
-    return threads
 
 
 def load_engine(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tasks.core.records import Group, Score, Trajectory
 from tasks.learning.grpo.exploration import samples_at
+from tasks.learning.shared.optimizer import Step
 from tasks.learning.shared.settings import GRPOSettings
 from tasks.models.differences import Differences
 
@@ -133,6 +134,15 @@ class StepSums:
             "clip_share": self.clipped / self.num_tokens,
             "ratio_max": finite(self.ratio_max),
         }
+
+
+def step_metrics(sums: StepSums, step: Step) -> Metrics:
+    return {
+        **sums.metrics(),
+        "grad_norm": finite(step.grad_norm),
+        "learning_rate": step.learning_rate,
+        "non_finite": not step.is_finite,
+    }
 
 
 def pass_metrics(steps: Sequence[Metrics]) -> Metrics:

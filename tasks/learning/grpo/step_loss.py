@@ -20,6 +20,10 @@ from tasks.learning.grpo.losses import (
 )
 from tasks.learning.grpo.metrics import StepSums
 from tasks.learning.shared.batching import MicroBatch, Share
+from tasks.learning.shared.lanes import Lanes
+from tasks.learning.shared.policy import Autocast
+from tasks.learning.shared.ranks import Ranks
+from tasks.learning.shared.reference import Reference
 from tasks.learning.shared.settings import GRPOSettings
 
 
@@ -29,13 +33,12 @@ class LossBatch:
 
     tensors: MicroBatch
     weight_M: Tensor
-    reference_logp_M: Tensor | None
+    reference_logp_M: Tensor | None = None
     old_logp_M: Tensor | None = None
+    is_old_reference: bool = False  # its log-probs are `old_logp_M`, so nothing has computed them
 
 
-def loss_batches(
-    share: Share, references: Sequence[Tensor | None], settings: GRPOSettings, *, dropped_lengths: Sequence[int]
-) -> list[LossBatch]:
+def loss_batches(share: Share, settings: GRPOSettings, *, dropped_lengths: Sequence[int]) -> list[LossBatch]:
     """One rank's share of an optimizer step, weighted by the denominators of the whole step."""
     of_step = torch.tensor([*share.episode_lengths, *dropped_lengths])
     weights = [
@@ -45,9 +48,31 @@ def loss_batches(
         for batch in share.batches
     ]
     return [
-        LossBatch(batch, weight_S[batch.sequence_M], reference_logp_M)
-        for batch, weight_S, reference_logp_M in zip(share.batches, weights, references, strict=True)
+        LossBatch(batch, weight_S[batch.sequence_M]) for batch, weight_S in zip(share.batches, weights, strict=True)
     ]
+
+
+def note_references(
+    batches: Sequence[LossBatch],
+    reference: Reference,
+    lanes: Lanes,
+    *,
+    ranks: Ranks,
+    temperature: float,
+    top_p: float,
+    autocast: Autocast,
+) -> None:
+    """By a forward of the reference, but where it equals the policy, as after it has moved there: its log-probs are
+    then those that the first step notes. They are of the whole distribution, those of the policy of its nucleus.
+    """
+    if top_p == 1 and all(ranks.gather(reference.is_policy())):
+        for batch in batches:
+            batch.is_old_reference = True
+        return
+    tensors = [batch.tensors for batch in batches]
+    found = reference.logps(tensors, lanes, temperature=temperature, autocast=autocast)
+    for batch, logp_M in zip(batches, found, strict=True):
+        batch.reference_logp_M = logp_M
 
 
 def batch_loss(batch: LossBatch, policy_logp_M: Tensor, settings: GRPOSettings, sums: StepSums) -> Tensor:
@@ -64,13 +89,16 @@ def batch_loss(batch: LossBatch, policy_logp_M: Tensor, settings: GRPOSettings, 
             correction=settings.importance_correction,
             cap=settings.importance_cap,
         )
-    if batch.reference_logp_M is not None:
-        kl_M = kl_estimate(policy_logp_M, batch.reference_logp_M, estimator=settings.kl_estimator)
+    reference_logp_M = batch.old_logp_M if batch.is_old_reference else batch.reference_logp_M
+    if reference_logp_M is not None:
+        kl_M = kl_estimate(policy_logp_M, reference_logp_M, estimator=settings.kl_estimator)
         loss_M = loss_M + settings.kl_weight * kl_M
         sums.kl += kl_M.detach().sum().item()
     if tensors.num_tokens:
         _count(policy_logp_M.detach(), batch.old_logp_M, tensors, settings, sums)
-    return (loss_M * batch.weight_M).sum()
+    loss = (loss_M * batch.weight_M).sum()
+    sums.loss += loss.item()
+    return loss
 
 
 def _policy_loss(policy_logp_M: Tensor, old_logp_M: Tensor, tensors: MicroBatch, settings: GRPOSettings) -> Tensor:

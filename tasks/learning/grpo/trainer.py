@@ -2,8 +2,7 @@
 
 Read `plain_grpo.py` first. `collect` returns scored groups; the trainer never sees an environment. One iteration is one
 batch of rollouts and its optimizer steps: `updates_per_batch` passes of `steps_per_batch` steps, each over whole
-groups. The very first is on-policy. The train stage decides when to stop. With several ranks, rank 0 collects and all
-update: each computes its share of every step.
+groups. The very first is on-policy. The train stage decides when to stop. Of several ranks, 0 collects and all update.
 """
 
 from __future__ import annotations
@@ -27,11 +26,13 @@ from tasks.learning.grpo.metrics import (
     mismatch_metrics,
     pass_metrics,
     rollout_metrics,
+    step_metrics,
 )
 from tasks.learning.grpo.mini_batches import MiniBatch, divide, mini_batches, oldest_version
-from tasks.learning.grpo.step_loss import LossBatch, batch_loss, loss_batches
+from tasks.learning.grpo.step_loss import LossBatch, batch_loss, loss_batches, note_references
 from tasks.learning.shared.agreement import check_engine, prepare_model, trainer_logp
 from tasks.learning.shared.batching import share_of
+from tasks.learning.shared.lanes import Lanes
 from tasks.learning.shared.lora import POLICY, Adapter
 from tasks.learning.shared.optimizer import Optimizer
 from tasks.learning.shared.policy import LogProbs, prepare_for_gradients
@@ -78,6 +79,7 @@ class GRPOTrainer:
         self.temperature = self.usual_temperature = temperature
         self.top_p = 1.0
         self.log_probs = LogProbs(model)
+        self.lanes = Lanes(model, num_threads=compute.num_threads, ranks=ranks)
         self.reference = None
         if settings.kl_weight:
             self.reference = Reference(self.log_probs, adapter, frozen=compute.frozen, ranks=ranks)
@@ -106,7 +108,7 @@ class GRPOTrainer:
         check_tokens(groups, vocabulary_size=self.model.get_input_embeddings().num_embeddings)
         self.last_groups = groups
         before_update()
-        step_metrics = self.update(self.iteration, groups)
+        of_steps = self.update(self.iteration, groups)
         first = [group for group in groups if group.round_number == 0]
         return {
             "iteration": self.iteration,
@@ -114,7 +116,7 @@ class GRPOTrainer:
             **rollout_metrics(first, oldest_version(self.settings, self.iteration)),
             "num_replaced_groups": num_replaced,
             **exploration_metrics(self.settings, self.iteration, self.temperature, self.top_p),
-            **step_metrics,
+            **of_steps,
         }
 
     def follow(self) -> None:
@@ -242,11 +244,12 @@ class GRPOTrainer:
             device=self.model.device,
             rank=self.ranks.number,
             num_ranks=self.ranks.size,
+            num_lanes=self.lanes.count,
         )
-        references: Sequence[Tensor | None] = [None] * len(share.batches)
+        batches = loss_batches(share, settings, dropped_lengths=part.dropped_lengths)
         if self.reference is not None:
-            references = self.reference.logps(share.batches, temperature=self.temperature, autocast=settings.autocast)
-        return loss_batches(share, references, settings, dropped_lengths=part.dropped_lengths)
+            note_references(batches, self.reference, self.lanes, ranks=self.ranks, **self._drawn())
+        return batches
 
     def _update(self, parts: Sequence[Sequence[LossBatch]]) -> list[list[Metrics]]:
         """Pass over the batch, one optimizer step per part; the metrics of each step of each pass.
@@ -268,32 +271,27 @@ class GRPOTrainer:
         self.optimizer.offload()
         return passes
 
-    @torch.no_grad()
     def _note_old_logps(self, batches: Sequence[LossBatch]) -> None:
-        for batch in batches:
-            batch.old_logp_M = self._policy_logp(batch)
+        tensors = [batch.tensors for batch in batches]
+        for batch, logp_M in zip(batches, self.lanes.logps(self.log_probs, tensors, **self._drawn()), strict=True):
+            batch.old_logp_M = logp_M
 
-    def _policy_logp(self, batch: LossBatch) -> Tensor:
-        drawn = {"temperature": self.temperature, "top_p": self.top_p}
-        return self.log_probs(batch.tensors, **drawn, autocast=self.settings.autocast)
+    def _drawn(self) -> dict[str, Any]:
+        return {"temperature": self.temperature, "top_p": self.top_p, "autocast": self.settings.autocast}
 
     def _optimizer_step(self, batches: Sequence[LossBatch], number: int) -> Metrics:
         """Step `number` of the iteration, from 0; the schedule also counts steps that iterations did not take."""
         prepare_for_gradients(self.model)
-        sums = StepSums(sum(batch.tensors.num_tokens for batch in batches))
-        for batch in batches:
-            loss = batch_loss(batch, self._policy_logp(batch), self.settings, sums)
-            loss.backward()
-            sums.loss += loss.item()
-        sums = StepSums.over(self.ranks.gather(sums))
+        own = [StepSums(batch.tensors.num_tokens) for batch in batches]
+
+        def loss(number: int) -> Tensor:
+            logp_M = self.log_probs(batches[number].tensors, **self._drawn())
+            return batch_loss(batches[number], logp_M, self.settings, own[number])
+
+        self.lanes.add_gradients(loss, [batch.tensors for batch in batches], optimizer=self.optimizer)
+        sums = StepSums.over(self.ranks.gather(StepSums.over(own)))
         position = (self.iteration - 1) * self.steps_per_iteration + number
-        step = self.optimizer.step(position=position, is_loss_finite=math.isfinite(sums.loss))
-        return {
-            **sums.metrics(),
-            "grad_norm": step.grad_norm if math.isfinite(step.grad_norm) else None,
-            "learning_rate": step.learning_rate,
-            "non_finite": not step.is_finite,
-        }
+        return step_metrics(sums, self.optimizer.step(position=position, is_loss_finite=math.isfinite(sums.loss)))
 
     def _step_metrics(self, passes: Sequence[Sequence[Metrics]], batches: Sequence[LossBatch]) -> Metrics:
         old = self._over_ranks(torch.cat([batch.old_logp_M for batch in batches if batch.old_logp_M is not None]))

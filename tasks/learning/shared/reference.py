@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from tasks.learning.shared.batching import MicroBatch
+from tasks.learning.shared.lanes import Lanes
 from tasks.learning.shared.lora import POLICY, REFERENCE, Adapter
 from tasks.learning.shared.policy import Autocast, LogProbs
 from tasks.learning.shared.ranks import ALONE, Ranks
-from tasks.learning.shared.sharding import part_of, shard
+from tasks.learning.shared.sharding import own_part, part_of, shard
 from tasks.models.settings import Dtype
 
 
@@ -33,13 +35,12 @@ class Reference:
             adapter.add_copy(REFERENCE)
             self.log_probs = log_probs
 
-    @torch.no_grad()
-    def logps(self, batches: Sequence[MicroBatch], *, temperature: float, autocast: Autocast) -> list[Tensor]:
+    def logps(
+        self, batches: Sequence[MicroBatch], lanes: Lanes, *, temperature: float, autocast: Autocast
+    ) -> list[Tensor]:
         """reference_logp of every micro-batch, [M] each; the model is in eval mode."""
-        if self.adapter is None:
-            return [self.log_probs(batch, temperature=temperature, autocast=autocast) for batch in batches]
-        with self.adapter.active(REFERENCE):
-            return [self.log_probs(batch, temperature=temperature, autocast=autocast) for batch in batches]
+        with nullcontext() if self.adapter is None else self.adapter.active(REFERENCE):
+            return lanes.logps(self.log_probs, batches, temperature=temperature, autocast=autocast)
 
     @torch.no_grad()
     def follow(self, mix: float) -> None:
@@ -47,9 +48,20 @@ class Reference:
 
         In bfloat16 a step of less than 1/256 of a weight is lost.
         """
-        policy = unique_tensors(self.policy) if self.adapter is None else self.adapter.tensors(POLICY)
+        policy = self._policy_tensors()
         for name, target in self.tensors().items():
             target.lerp_(policy[name].to(target.dtype), mix) if mix < 1 else target.copy_(policy[name])
+
+    def is_policy(self) -> bool:
+        """Whether both have the same bits, in this rank's part of the weights."""
+        policy = self._policy_tensors()
+        return all(
+            tensor.dtype == policy[name].dtype and torch.equal(own_part(tensor), own_part(policy[name]))
+            for name, tensor in self.tensors().items()
+        )
+
+    def _policy_tensors(self) -> dict[str, Tensor]:
+        return unique_tensors(self.policy) if self.adapter is None else self.adapter.tensors(POLICY)
 
     def tensors(self) -> dict[str, Tensor]:
         return unique_tensors(self.log_probs.model) if self.adapter is None else self.adapter.tensors(REFERENCE)

@@ -103,5 +103,10 @@ def part_of(tensor: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
+def own_part(tensor: Tensor) -> Tensor:
+    """What this rank has of it; the tensor itself where it is whole."""
+    return tensor.to_local() if _is_cut(tensor) else tensor
+
+
 def _is_cut(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")  # a DTensor, whose import takes a second

@@ -1,4 +1,5 @@
-"""Plays several models on the same problems, one engine after another; stores each episode, so a later run resumes.
+"""Plays several models on the same problems, in one engine where they have one shape; stores each episode, so a later
+run resumes.
 
 The split is the stage name of random streams, so all models of a split share them.
 """
@@ -17,7 +18,6 @@ from tasks.rollouts.settings import PlaySettings
 if TYPE_CHECKING:
     from tasks.core.progress import Bar
     from tasks.rollouts.finished import FinishedEpisodes
-    from tasks.rollouts.load import Engines
     from tasks.tools.base import Environment
 
 Timings = dict[str, dict[str, dict[str, float]]]
@@ -33,9 +33,8 @@ class EpisodeRunner:
         from tasks.rollouts.load import Engines
 
         self.environment, self.plays, self.resume = environment, plays, resume
-        first = next(iter(plays.values()))
         self.kept = KeptModels(machine.available_memory)
-        self.engines, self.sampling = Engines(first, self.kept), first.sampling
+        self.engines = Engines(next(iter(plays.values())), self.kept)
         self.timings: Timings = {split: {} for split in plays}
         self._finished: dict[tuple[str, str], FinishedEpisodes] = {}
 
@@ -56,6 +55,7 @@ class EpisodeRunner:
 
         finished = self.finished(split, name)
         num_before, started = len(finished), time.monotonic()
+        self.engines.play_as(self.plays[split])
         trajectories = sample_episodes(
             model,
             self.environment,
@@ -63,7 +63,7 @@ class EpisodeRunner:
             self.plays[split],
             stage=stage or split,
             label=f"{split}: {name.replace('_', ' ')}",
-            engines=self._engines(split),
+            engines=self.engines,
             finished=finished,
             bar=bar,
         )
@@ -93,15 +93,6 @@ class EpisodeRunner:
 
     def close(self) -> None:
         self.engines.close()
-
-    def _engines(self, split: str) -> Engines:
-        """One engine at a time: another distribution starts another, since two might not fit on a device."""
-        from tasks.rollouts.load import Engines
-
-        if self.plays[split].sampling != self.sampling:
-            self.engines.close()
-            self.engines, self.sampling = Engines(self.plays[split], self.kept), self.plays[split].sampling
-        return self.engines
 
     def _episodes(self, problems: Sequence[Problem], split: str, name: str) -> list[tuple[str, int]]:
         finished = self.finished(split, name)

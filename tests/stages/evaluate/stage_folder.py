@@ -10,6 +10,7 @@ from tasks.core.settings import Paths, load, read_params
 from tasks.drift.pin import make_pin, play_probes, write_pin
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.folders import write_pointer
+from tasks.rollouts.settings import PlaySettings
 from tasks.stages.evaluate import stage as evaluate
 from tasks.stages.evaluate.settings import EvaluateSections
 from tests import tiny
@@ -47,3 +48,11 @@ def files_of(paths: Paths) -> dict[str, bytes]:
     """What evaluate left, by its path in the folder of the stage."""
     folder = paths.stage("evaluate")
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def play_settings() -> PlaySettings:
+    """How `evaluated` plays, one episode per problem."""
+    params = read_params(ROOT / "params.yaml")
+    params["compute"]["num_threads"] = 1
+    params["sampling"] = tiny.SAMPLING.model_dump()
+    return load(EvaluateSections, params).plays["greedy"].model_copy(update={"sampling": tiny.SAMPLING})

@@ -1,0 +1,139 @@
+"""Snapshots of one architecture play in one engine: a copy of weights each, and the rows that an engine of its own
+would give.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import transformers
+
+from tasks.engines.transformers.engine import TransformersEngine
+from tasks.environments.travel_desk.environment import TravelDesk
+from tasks.rollouts.collect import sample_episodes
+from tasks.rollouts.kept_models import KeptModels
+from tasks.rollouts.load import Engines
+from tasks.rollouts.settings import PlaySettings
+from tests import tiny
+from tests.stages.evaluate.stage_folder import play_settings
+
+PROBLEMS = tiny.problems(3)
+WEIGHTS = "model.safetensors"
+Rows = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def snapshots(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Sixteen; number n has the weights of the first times 1 + n/16."""
+    place = tmp_path_factory.mktemp("snapshots")
+    first = tiny.model_folder(place / "0")
+    tensors = safetensors.torch.load_file(first / WEIGHTS)
+    folders = [first]
+    for number in range(1, 16):
+        folder = Path(shutil.copytree(first, place / str(number)))
+        scaled = {name: tensor * (1 + number / 16) for name, tensor in tensors.items()}
+        safetensors.torch.save_file(scaled, folder / WEIGHTS, metadata={"format": "pt"})
+        folders.append(folder)
+    return folders
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Models built, engines opened, and how often the weights of each folder were read."""
+    found: Counter[str] = Counter()
+    build, read = transformers.AutoModelForCausalLM.from_pretrained, safetensors.torch.load_file
+    open_engine = TransformersEngine.__init__
+
+    def note_build(folder: Path, **options: Any) -> Any:
+        found.update(["models", str(folder)])
+        return build(folder, **options)
+
+    def note_read(file: Path, **options: Any) -> Any:
+        found[str(Path(file).parent)] += 1
+        return read(file, **options)
+
+    def note_engine(self: TransformersEngine, *given: Any, **named: Any) -> None:
+        found["engines"] += 1
+        open_engine(self, *given, **named)
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", note_build)
+    monkeypatch.setattr(safetensors.torch, "load_file", note_read)
+    monkeypatch.setattr(TransformersEngine, "__init__", note_engine)
+    return found
+
+
+def rows(folder: Path, engines: Engines | None = None, play: PlaySettings | None = None) -> Rows:
+    played = sample_episodes(
+        folder, TravelDesk(), PROBLEMS, play or play_settings(), stage="test", label="test", engines=engines
+    )
+    return [trajectory.to_row() for trajectory in played]
+
+
+def shared(folders: list[Path], *, room: float = float("inf")) -> Engines:
+    kept = KeptModels(lambda: room)
+    kept.expect(folders)
+    return Engines(play_settings(), kept)
+
+
+def test_sixteen_snapshots_open_one_model_and_read_each_file_once(snapshots: list[Path], counted: Counter[str]) -> None:
+    with closing(shared(snapshots)) as engines:
+        rounds = [[rows(folder, engines) for folder in snapshots] for _ in range(2)]
+    assert counted == {"models": 1, "engines": 1, **{str(folder): 1 for folder in snapshots}}
+    assert rounds[0] == rounds[1] == [rows(folder) for folder in snapshots]
+    assert rounds[0][0] != rounds[0][15]
+
+
+def test_without_room_files_are_read_again_and_the_rows_are_the_same(
+    snapshots: list[Path], counted: Counter[str]
+) -> None:
+    two = snapshots[:2]
+    with closing(shared(two, room=0)) as engines:
+        found = [rows(folder, engines) for folder in (*two, *two)]
+    assert counted == {"models": 1, "engines": 1, **{str(folder): 2 for folder in two}}
+    assert found[:2] == found[2:]
+
+
+def test_a_snapshot_that_cannot_be_read_leaves_no_half_loaded_engine(snapshots: list[Path], tmp_path: Path) -> None:
+    damaged = Path(shutil.copytree(snapshots[1], tmp_path / "damaged"))
+    content = (damaged / WEIGHTS).read_bytes()
+    (damaged / WEIGHTS).write_bytes(content[: len(content) // 2])
+    with closing(shared([*snapshots[:3], damaged])) as engines:
+        first = rows(snapshots[0], engines)
+        with pytest.raises(ValueError, match="damaged: its weights could not be loaded") as refused:
+            rows(damaged, engines)
+        assert "\n" not in str(refused.value)
+        assert rows(snapshots[2], engines) == rows(snapshots[2])
+        assert rows(snapshots[0], engines) == first
+
+
+def test_another_architecture_gets_an_engine_of_its_own(
+    snapshots: list[Path], counted: Counter[str], tmp_path: Path
+) -> None:
+    other = tiny.model_folder(tmp_path / "llama", "llama")
+    with closing(shared([snapshots[0], other])) as engines:
+        found = [rows(folder, engines) for folder in (snapshots[0], other)]
+    assert (counted["models"], counted["engines"]) == (2, 2)
+    assert found == [rows(snapshots[0]), rows(other)]
+
+
+def test_the_likeliest_tokens_are_played_by_the_same_engine(snapshots: list[Path], counted: Counter[str]) -> None:
+    play = play_settings()
+    greedy = play.model_copy(update={"sampling": play.sampling.model_copy(update={"temperature": 0.0})})
+    shorter = play.model_copy(update={"sampling": play.sampling.model_copy(update={"max_tokens_per_episode": 150})})
+    with closing(shared(snapshots[:2])) as engines:
+        sampled = rows(snapshots[0], engines)
+        engines.play_as(greedy)
+        likeliest = rows(snapshots[1], engines, greedy)
+        assert counted["engines"] == 1
+        engines.play_as(shorter)
+        cut = rows(snapshots[0], engines, shorter)
+        assert counted["engines"] == 2
+    assert likeliest == rows(snapshots[1], play=greedy)
+    assert cut == rows(snapshots[0], play=shorter)
+    assert sampled == rows(snapshots[0])
