@@ -29,6 +29,7 @@ from tasks.core.files import read_json, write_json
 from tasks.core.settings import PARAMS_FILE, Paths, load_paths, parse_params, read_params
 from tasks.core.surroundings import exempt_loopback, seconds_since_start
 from tasks.core.terminal import tell
+from tasks.core.text import one_line
 from tasks.pipeline.order import STAGES, check_params
 from tasks.pipeline.reasons import RunReasons, begin_run, find_reasons
 from tasks.report.summary import print_places
@@ -82,7 +83,7 @@ def _run_for_a_reason(stages: Stages, *, asked: str | None, force: bool) -> Stat
     add_tags(*(f"reason: {kind}" for kind in found.kinds))
     _tell(stages, found.sentence)
     if not found.is_needed:
-        note_finish(tracking_settings(params), params["promote"]["model_name"], paths)
+        _note_finish(params, paths, stages)
         return _end_unchanged(params["promote"]["model_name"], found, paths, stages)
     if line := begin_run(found, params, paths):
         _tell(stages, line)
@@ -116,8 +117,16 @@ def _run_all(params: dict[str, Any], paths: Paths, found: RunReasons, stages: St
         stages.run_task(run_command, "report", env={})
         show_results(done, found.sentence, model, paths, run_id=run_id, run_page=logger.run_page())
         logger.finish()
-    note_finish(tracking_settings(params), model, paths)
+    _note_finish(params, paths, stages)
     return read_verdict(paths)
+
+
+def _note_finish(params: dict[str, Any], paths: Paths, stages: Stages) -> None:
+    """A run that finished stays finished where the note cannot be written: the next one asks MLflow."""
+    try:
+        note_finish(tracking_settings(params), params["promote"]["model_name"], paths)
+    except (ValueError, OSError) as error:
+        _tell(stages, f"warning: the next run asks MLflow what changed, which takes seconds: {one_line(str(error))}")
 
 
 def _run(stage: str, stages: Stages, logger: RunLogger, variables: Any, *, force: bool) -> StageRun:

@@ -21,32 +21,40 @@ def note_finish(settings: TrackingSettings, model: str, paths: Paths) -> None:
     """Ask MLflow, and write down that it knows no more than artifacts/finished.json; nothing where it does."""
     file = paths.artifacts / SEEN_FILE
     file.unlink(missing_ok=True)
-    if _database(settings) is None:
+    before = _hash(settings)  # before MLflow is asked: what another process stores meanwhile is not in its answer
+    if before is None:
         return
     last = last_finished(settings, model, paths)
     if last is None or last.waits or last != read_kept(paths) or read_measurements(settings, CHAMPION_CHECK, model):
         return
-    write_json(file, _seen(settings, model, last))
+    if _hash(settings) == before:
+        write_json(file, _seen(settings, model, last, before))
 
 
 def recall_finish(settings: TrackingSettings, model: str, paths: Paths) -> FinishedRun | None:
     """What `last_finished` would say, where that was noted and the database did not change; without MLflow."""
     file, kept = paths.artifacts / SEEN_FILE, read_kept(paths)
     try:
-        is_seen = kept is not None and file.exists() and read_json(file) == _seen(settings, model, kept)
+        is_seen = (
+            kept is not None and file.exists() and read_json(file) == _seen(settings, model, kept, _hash(settings))
+        )
     except ValueError:  # damaged: MLflow is asked
         return None
     return kept if is_seen else None
 
 
-def _seen(settings: TrackingSettings, model: str, last: FinishedRun) -> dict[str, str | None]:
-    database = _database(settings)
+def _seen(settings: TrackingSettings, model: str, last: FinishedRun, database: str | None) -> dict[str, str | None]:
     return {
-        "database": None if database is None else content_hash(database),
+        "database": database,
         "experiment": settings.experiment,
         "model": model,
         "run_id": last.run_id,
     }
+
+
+def _hash(settings: TrackingSettings) -> str | None:
+    database = _database(settings)
+    return None if database is None else content_hash(database)
 
 
 def _database(settings: TrackingSettings) -> Path | None:

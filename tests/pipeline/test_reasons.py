@@ -18,10 +18,11 @@ from tasks.core.settings import Paths, read_params
 from tasks.drift.fall import last_fall
 from tasks.pipeline import reasons as module
 from tasks.pipeline.reasons import Reason, RunReasons, begin_run, find_reasons, find_unchanged
+from tasks.tracking import finish_seen
 from tasks.tracking.connection import connect
 from tasks.tracking.finish_seen import note_finish, recall_finish
 from tasks.tracking.finished_runs import FINISHED_FILE, REASONS_FILE, read_kept
-from tasks.tracking.measurements import CHAMPION_CHECK, log_measurement
+from tasks.tracking.measurements import CHAMPION_CHECK, log_measurement, read_measurements
 from tasks.tracking.runs import FlowRuns
 from tests.conftest import ROOT
 from tests.pipeline.project import Project
@@ -331,6 +332,40 @@ def test_a_drift_check_or_a_decision_that_waits_leaves_the_answer_to_mlflow(fini
     note_finish(SETTINGS, MODEL, finished.paths)
     assert find_unchanged(read_params(), finished.paths) is None
     assert finished.reasons().kinds == ["champion_fell"]
+
+
+@pytest.mark.usefixtures("champion")
+def test_a_fall_that_is_stored_while_mlflow_is_asked_is_not_missed(
+    finished: Workspace, monkeypatch: pytest.MonkeyPatch
+):
+    def read(*asked: Any) -> list[dict[str, Any]]:
+        found = read_measurements(*asked)
+        log_measurement(SETTINGS, CHAMPION_CHECK, "check", check(4, fell=True), model=MODEL)
+        return found
+
+    monkeypatch.setattr(finish_seen, "read_measurements", read)
+    note_finish(SETTINGS, MODEL, finished.paths)
+    assert find_unchanged(read_params(), finished.paths) is None
+    assert finished.reasons().kinds == ["champion_fell"]
+
+
+@pytest.mark.parametrize("error", [ValueError("database is locked"), OSError("no space left on device")])
+def test_a_run_stays_finished_where_its_note_cannot_be_written(
+    finished: Workspace, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    from flows import retrain
+
+    def refuse(*args: Any) -> None:
+        raise error
+
+    lines: list[str] = []
+    note_finish(SETTINGS, MODEL, finished.paths)
+    monkeypatch.setattr(finish_seen, "last_finished", refuse)
+    monkeypatch.setattr(retrain, "_tell", lambda stages, line: lines.append(line))
+    retrain._note_finish(read_params(), finished.paths, None)  # type: ignore[arg-type]
+    (line,) = lines
+    assert line.startswith("warning: ") and str(error) in line
+    assert find_unchanged(read_params(), finished.paths) is None  # the old note is gone
 
 
 def tags_of(runs: FlowRuns) -> Mapping[str, str]:
