@@ -21,7 +21,7 @@ from tasks.models.folders import (
     stored_dtype,
 )
 from tasks.models.policy_weights import PolicyWeights
-from tasks.models.torch_setup import leave_out_unused
+from tasks.models.torch_setup import leave_out_sklearn
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,7 @@ def empty_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     """ValueError where transformers lets no other attention into the architecture, or the weights are quantized."""
     import torch
 
-    leave_out_unused()
+    leave_out_sklearn()
     from transformers import AutoModelForCausalLM
 
     refuse_quantized(folder, stated := model_config(folder))

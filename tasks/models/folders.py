@@ -36,7 +36,7 @@ from tasks.models.files import (
 from tasks.models.saving import save_model
 from tasks.models.settings import PLAIN_TEMPLATE, ComputeSettings, Dtype, TemplateSettings
 from tasks.models.template import TEMPLATE, copy_stating, pointed_template, state_template, template_of
-from tasks.models.torch_setup import leave_out_unused, prepare_torch
+from tasks.models.torch_setup import leave_out_sklearn, prepare_torch
 
 if TYPE_CHECKING:
     import torch
@@ -235,7 +235,7 @@ def _copy_files(source: Path, target: Path, names: Iterable[str]) -> None:
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """ValueError for custom code: without it transformers silently takes a class that may cut text differently."""
-    leave_out_unused()
+    leave_out_sklearn()
     from transformers import AutoTokenizer
     from transformers.models.auto.tokenization_auto import get_tokenizer_config, tokenizer_class_from_name
 

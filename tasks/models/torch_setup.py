@@ -87,7 +87,7 @@ def prepare_torch(compute: ComputeSettings) -> torch.device:
     _PREPARED_FOR[:] = [compute]
     torch.set_num_threads(compute.num_threads)
     torch.use_deterministic_algorithms(mode=device.type == "cpu", warn_only=True)
-    leave_out_unused()
+    leave_out_sklearn()
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high" if compute.tf32 else "highest")
     torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs 2% of a training step
@@ -102,15 +102,19 @@ def prepared_for() -> ComputeSettings | None:
 
 
 @cache
-def leave_out_unused() -> None:
-    """Call before the first model or tokenizer: transformers imports sklearn with that, for assisted generation, and
-    scipy, for losses of object detection, where they are installed; nothing here uses either. 0.9 s and 0.3 s of the
-    4.6 s that imports take (2 cores of an AMD EPYC).
+def leave_out_sklearn() -> None:
+    """Call before the first model or tokenizer: transformers imports it with that, where it is installed, for assisted
+    generation, which nothing here uses. 0.9 s of the 4.6 s that imports take (2 cores of an AMD EPYC). Other parts of
+    transformers, imported later, find it.
     """
     import transformers.utils
 
+    real = transformers.utils.is_sklearn_available
     transformers.utils.is_sklearn_available = lambda: False
-    transformers.utils.is_scipy_available = lambda: False
+    try:
+        import transformers.generation.candidate_generator
+    finally:
+        transformers.utils.is_sklearn_available = real
 
 
 @cache
