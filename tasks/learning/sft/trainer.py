@@ -62,7 +62,7 @@ class SupervisedTrainer:
         prepare_model(model, settings, max_tokens=max(len(row.token_ids) for row in (*rows, *held_out)))
         self.dtypes = {name: tensor.dtype for name, tensor in unique_tensors(model).items()}
         self.log_probs = LogProbs(model)
-        self.lanes = Lanes(model, num_threads=num_threads, ranks=ranks)
+        self.lanes = Lanes(model, num_threads=num_threads, max_tokens=settings.micro_batch_tokens, ranks=ranks)
         computes_in = computed_dtype("bfloat16" if model.dtype == torch.bfloat16 else "float32", ranks)
         shard(self.log_probs, ranks, computes_in=computes_in)
         self.optimizer = Optimizer(model, settings, num_steps=settings.num_steps, computes_in=computes_in)
