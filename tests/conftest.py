@@ -63,7 +63,8 @@ os.environ.setdefault(SPIN_VARIABLE, SPIN_COUNT)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# What tests import and share lives to their end. Looking through all of it for cycles took an eighth of their time.
+# What tests import and share lives to their end. To look through all of it for cycles took an eighth of their time, and
+# more the longer a worker lived: what there is after a file is looked through once and then left out.
 gc.set_threshold(10_000, 20, 20)
 
 configuration.set_hypothesis_home_dir(CACHE / "hypothesis")
@@ -119,6 +120,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def _leave_out_what_stays() -> None:
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     """After the last test of a group, end what its tests shared: two engines of vLLM hold 5 GB."""
@@ -127,6 +133,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     finally:
         if nextitem is None or group_of(nextitem) != group_of(item):
             HELD.close()
+            _leave_out_what_stays()
 
 
 @pytest.fixture(scope="session")

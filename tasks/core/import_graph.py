@@ -22,6 +22,7 @@ class Import:
     line: int
 
 
+@cache
 def module_file(name: str) -> Path | None:
     """The file of our module, relative to the root; None for others."""
     stem = Path(*name.split("."))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks.core import import_graph
-from tasks.core.import_graph import closure, imports, python_files
+from tasks.core.import_graph import closure, imports, module_file, python_files
 
 CUSTOM = Path("tasks/custom")
 
@@ -17,11 +17,16 @@ CUSTOM = Path("tasks/custom")
 def custom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """tasks/custom of another root, where a module tools is ours."""
     monkeypatch.setattr(import_graph, "ROOT", tmp_path)
-    imports.cache_clear()
+    _forget()
     (tmp_path / CUSTOM / "parts").mkdir(parents=True)
     (tmp_path / "tasks/tools.py").touch()
     yield tmp_path / CUSTOM
+    _forget()
+
+
+def _forget() -> None:
     imports.cache_clear()
+    module_file.cache_clear()
 
 
 def test_a_relative_import_leads_to_the_module_it_names(custom: Path) -> None:

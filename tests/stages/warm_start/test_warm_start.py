@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -80,26 +82,24 @@ def test_of_the_attempts_the_best_is_kept(paths: Paths, monkeypatch: pytest.Monk
     assert best == first
 
 
-@pytest.mark.parametrize("num_calls", [2, 5, 12])
-def test_a_run_killed_in_any_attempt_ends_with_the_same_bits(
-    paths: Paths, monkeypatch: pytest.MonkeyPatch, num_calls: int
-) -> None:
+def test_a_run_killed_in_any_attempt_ends_with_the_same_bits(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the first attempt, at the start of the second, and at the end of the third."""
     stop = {**UNREACHABLE, "held_out_share": 0.3, "check_interval": 2}
     whole = run(paths, stop=stop)
-    step, calls = SupervisedTrainer.step, [0]
+    step = SupervisedTrainer.step
+    for num_calls in (2, 5, 12):
+        calls = count(1)
 
-    def step_or_die(self: SupervisedTrainer) -> dict[str, Any]:
-        calls[0] += 1
-        if calls[0] == num_calls:
-            raise Killed
-        return step(self)
+        def step_or_die(self: SupervisedTrainer, calls: Iterator[int] = calls, last: int = num_calls) -> dict[str, Any]:
+            if next(calls) == last:
+                raise Killed
+            return step(self)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(SupervisedTrainer, "step", step_or_die)
-        with pytest.raises(Killed):
-            run(paths, stop=stop)
-    assert run(paths, stop=stop) == whole
+        with monkeypatch.context() as patch:
+            patch.setattr(SupervisedTrainer, "step", step_or_die)
+            with pytest.raises(Killed):
+                run(paths, stop=stop)
+        assert run(paths, stop=stop) == whole, num_calls
 
 
 def test_a_run_killed_in_its_check_ends_with_the_same_bits(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
