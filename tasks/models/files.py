@@ -110,20 +110,22 @@ def _read_index(folder: Path) -> list[str]:
     return names
 
 
-def read_tensors(folder: Path, places: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """The tensors of a whole model's files in host memory, in the dtypes of `places`; None where the files have others
-    than those, by name and shape: transformers renames what some families store.
+def copy_tensors(folder: Path, places: Mapping[str, Tensor]) -> bool:
+    """Copy the tensors of a whole model's files into `places`, each from its mapped file: memory has no other copy.
+    False, and nothing copied, where the files have others than those, by name and shape: transformers renames what
+    some families store. After a ValueError some are copied.
     """
-    from safetensors.torch import load_file
+    from safetensors import safe_open
 
-    found: dict[str, Tensor] = {}
     files = weight_files(folder, is_adapter=False)
-    with loading(folder, "its weights"):
-        for file in files:
-            found |= load_file(file)
-    if {name: tensor.shape for name, tensor in found.items()} != {name: place.shape for name, place in places.items()}:
-        return None
-    return {name: tensor.to(places[name].dtype, copy=True) for name, tensor in found.items()}
+    shapes = {name: shape for file in files for name, _, shape in read_header(file)}
+    if shapes != {name: [*place.shape] for name, place in places.items()}:
+        return False
+    for file in files:
+        with loading(folder, "its weights"), safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                places[name].copy_(tensors.get_tensor(name))
+    return True
 
 
 def read_header(file: Path) -> list[tuple[str, str, list[int]]]:

@@ -54,7 +54,9 @@ def test_a_reference_in_bfloat16_takes_half_and_says_nearly_the_same(folder: Pat
     for frozen in ("float32", "bfloat16"):
         reference = Reference(LogProbs(model), frozen=frozen)
         assert {str(tensor.dtype) for tensor in reference.tensors().values()} == {f"torch.{frozen}"}
-        (logp_M,) = reference.logps([batch], Lanes(model, num_threads=1, ranks=ALONE), temperature=1.0, autocast="none")
+        (logp_M,) = reference.logps(
+            [batch], Lanes(model, num_threads=1, max_tokens=100, ranks=ALONE), temperature=1.0, autocast="none"
+        )
         logps.append(logp_M)
         assert logp_M.dtype == torch.float32
     found = Differences.of((logps[0] - logps[1]).tolist())

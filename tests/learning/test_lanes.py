@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,13 @@ def test_lanes_divide_trees_and_the_positions_of_a_forward() -> None:
     assert [batch.ids_BT.numel() for batch in whole.batches] == [90, 70]
 
 
+def test_a_group_is_divided_where_its_tree_would_fill_both_lanes() -> None:
+    """Two rows of 45 inputs with nothing in common: 90 positions, of which one lane may have 50."""
+    group = [replace(a_row(46), token_ids=[token] * 46) for token in (2, 3)]
+    share = share_of([group], packing="tree", max_tokens=100, device=CPU, rank=0, num_ranks=1, num_lanes=2)
+    assert [batch.ids_BT.numel() for batch in share.batches] == [45, 45]
+
+
 def batches_of(*lengths: int) -> list[MicroBatch]:
     groups = [[a_row(length + 1)] for length in lengths]
     return micro_batches(groups, packing="tree", max_tokens=max(lengths), device=CPU)
@@ -83,7 +91,7 @@ def test_gradients_are_added_in_the_order_of_the_micro_batches_whichever_lane_is
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load_model(folder, compute=on_cpu(2))
-    lanes, optimizer = Lanes(model, num_threads=2, ranks=ALONE), Optimizer(model, grpo(), num_steps=1)
+    lanes, optimizer = Lanes(model, num_threads=2, max_tokens=40, ranks=ALONE), Optimizer(model, grpo(), num_steps=1)
     weight = optimizer.parameters[0]
     added: list[float] = []
     monkeypatch.setattr(optimizer, "add", lambda found: added.append(float(found[0].flatten()[0])))
@@ -99,6 +107,44 @@ def test_gradients_are_added_in_the_order_of_the_micro_batches_whichever_lane_is
 def test_a_long_tree_beside_a_short_one_is_computed_with_all_threads(folder: Path) -> None:
     """20 of 30 positions is more than 1.25 of half; 10 of 20 is half."""
     model = load_model(folder, compute=on_cpu(2))
-    lanes = Lanes(model, num_threads=2, ranks=ALONE)
-    assert (lanes.count, Lanes(model, num_threads=1, ranks=ALONE).count) == (2, 1)
+    lanes = Lanes(model, num_threads=2, max_tokens=40, ranks=ALONE)
+    assert (lanes.count, Lanes(model, num_threads=1, max_tokens=40, ranks=ALONE).count) == (2, 1)
     assert lanes.fit(batches_of(10, 10)) and not lanes.fit(batches_of(20, 10)) and not lanes.fit(batches_of(20))
+
+
+def test_two_long_sequences_are_computed_one_after_the_other(folder: Path) -> None:
+    """2 × 30 positions are more than the 40 of a forward."""
+    lanes = Lanes(load_model(folder, compute=on_cpu(2)), num_threads=2, max_tokens=40, ranks=ALONE)
+    assert lanes.fit(batches_of(20, 20)) and not lanes.fit(batches_of(30, 30))
+
+
+def test_gradients_of_few_micro_batches_are_alive_at_once_and_none_is_computed_after_an_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 20 micro-batches on two lanes: that which is added, and two or three begun."""
+    model = load_model(folder, compute=on_cpu(2))
+    lanes, optimizer = (
+        Lanes(model, num_threads=2, max_tokens=40, ranks=ALONE),
+        Optimizer(model, grpo(), num_steps=1),
+    )
+    begun, added = list[int](), list[int]()
+
+    def add(found: Any) -> None:
+        assert len(begun) - len(added) <= 4
+        added.append(len(begun))
+
+    monkeypatch.setattr(optimizer, "add", add)
+    weight = optimizer.parameters[0]
+
+    def loss(number: int) -> torch.Tensor:
+        begun.append(number)
+        if number == 5 and len(added) < 20:
+            raise ValueError("no memory")
+        return weight.sum()
+
+    with pytest.raises(ValueError, match="no memory"):
+        lanes.add_gradients(loss, batches_of(*[10] * 20), optimizer=optimizer)
+    num_begun = len(begun)
+    assert len(added) == 5 and num_begun <= 8
+    time.sleep(0.05)
+    assert len(begun) == num_begun

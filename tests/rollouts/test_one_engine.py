@@ -6,18 +6,25 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors.torch
+import torch
 import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.environments.travel_desk.environment import TravelDesk
+from tasks.models.folders import load_model
+from tasks.models.settings import on_cpu
+from tasks.rollouts import kept_weights
 from tasks.rollouts.collect import sample_episodes
 from tasks.rollouts.kept_models import KeptModels
+from tasks.rollouts.kept_weights import KeptWeights
 from tasks.rollouts.load import Engines
 from tasks.rollouts.settings import PlaySettings
 from tests import tiny
@@ -47,23 +54,24 @@ def snapshots(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Models built, engines opened, and how often the weights of each folder were read."""
     found: Counter[str] = Counter()
-    build, read = transformers.AutoModelForCausalLM.from_pretrained, safetensors.torch.load_file
+    build, copy = transformers.AutoModelForCausalLM.from_pretrained, kept_weights.copy_tensors
     open_engine = TransformersEngine.__init__
 
     def note_build(folder: Path, **options: Any) -> Any:
         found.update(["models", str(folder)])
         return build(folder, **options)
 
-    def note_read(file: Path, **options: Any) -> Any:
-        found[str(Path(file).parent)] += 1
-        return read(file, **options)
+    def note_copy(folder: Path, places: Mapping[str, torch.Tensor]) -> bool:
+        is_copied = copy(folder, places)
+        found.update([str(folder)] if is_copied else [])
+        return is_copied
 
     def note_engine(self: TransformersEngine, *given: Any, **named: Any) -> None:
         found["engines"] += 1
         open_engine(self, *given, **named)
 
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", note_build)
-    monkeypatch.setattr(safetensors.torch, "load_file", note_read)
+    monkeypatch.setattr(kept_weights, "copy_tensors", note_copy)
     monkeypatch.setattr(TransformersEngine, "__init__", note_engine)
     return found
 
@@ -99,13 +107,55 @@ def test_without_room_files_are_read_again_and_the_rows_are_the_same(
     assert found[:2] == found[2:]
 
 
+def test_without_room_weights_go_from_their_file_into_the_model_and_no_tensor_is_copied_beside_it(
+    snapshots: list[Path],
+) -> None:
+    class Copies(TorchDispatchMode):
+        num_bytes = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = func(*args, **(kwargs or {}))
+            if func in (torch.ops.aten._to_copy.default, torch.ops.aten.clone.default):
+                self.num_bytes += made.nbytes
+            return made
+
+    kept = KeptWeights(lambda: 0.0)
+    kept.expect(snapshots[:2])
+    model = kept.load(snapshots[0], compute=on_cpu(1))
+    with Copies() as copies:
+        assert kept.fill(model, snapshots[1])
+    assert copies.num_bytes == 0
+    torch.testing.assert_close(model.state_dict(), load_model(snapshots[1], compute=on_cpu(1)).state_dict())
+
+
+@pytest.mark.parametrize("room", [0, float("inf")])
+def test_a_tied_head_and_a_head_of_its_own_under_one_config_are_never_filled_into_one_another(
+    snapshots: list[Path], tmp_path: Path, room: float
+) -> None:
+    """The tiny model's head is tied; beside it the same files with a head of twice the embedding."""
+    tied, untied = snapshots[0], Path(shutil.copytree(snapshots[0], tmp_path / "untied"))
+    tensors = safetensors.torch.load_file(tied / WEIGHTS)
+    assert "lm_head.weight" not in tensors
+    tensors["lm_head.weight"] = 2 * tensors["model.embed_tokens.weight"]
+    safetensors.torch.save_file(tensors, untied / WEIGHTS, metadata={"format": "pt"})
+    kept = KeptWeights(lambda: room)
+    kept.expect([tied, untied])
+    models = {folder: kept.load(folder, compute=on_cpu(1)) for folder in (tied, untied)}
+    assert not kept.fill(models[tied], untied)
+    assert not kept.fill(models[untied], tied)
+    with closing(shared([tied, untied], room=room)) as engines:
+        found = [rows(folder, engines) for folder in (tied, untied, tied)]
+    assert found == [rows(tied), rows(untied), rows(tied)]
+    assert found[0] != found[1]
+
+
 def test_a_snapshot_that_cannot_be_read_leaves_no_half_loaded_engine(snapshots: list[Path], tmp_path: Path) -> None:
     damaged = Path(shutil.copytree(snapshots[1], tmp_path / "damaged"))
     content = (damaged / WEIGHTS).read_bytes()
     (damaged / WEIGHTS).write_bytes(content[: len(content) // 2])
     with closing(shared([*snapshots[:3], damaged])) as engines:
         first = rows(snapshots[0], engines)
-        with pytest.raises(ValueError, match="damaged: its weights could not be loaded") as refused:
+        with pytest.raises(ValueError, match=r"damaged: model\.safetensors could not be loaded") as refused:
             rows(damaged, engines)
         assert "\n" not in str(refused.value)
         assert rows(snapshots[2], engines) == rows(snapshots[2])

@@ -79,7 +79,7 @@ class GRPOTrainer:
         self.temperature = self.usual_temperature = temperature
         self.top_p = 1.0
         self.log_probs = LogProbs(model)
-        self.lanes = Lanes(model, num_threads=compute.num_threads, ranks=ranks)
+        self.lanes = Lanes(model, num_threads=compute.num_threads, max_tokens=settings.micro_batch_tokens, ranks=ranks)
         self.reference = None
         if settings.kl_weight:
             self.reference = Reference(self.log_probs, adapter, frozen=compute.frozen, ranks=ranks)

@@ -15,8 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tasks.learning.shared.agreement import prepare_model
-from tasks.learning.shared.batching import Share, share_of
-from tasks.learning.shared.lanes import Lanes
+from tasks.learning.shared.batching import MicroBatch, Share, share_of
 from tasks.learning.shared.optimizer import Optimizer, Step
 from tasks.learning.shared.policy import LogProbs, prepare_for_gradients
 from tasks.learning.shared.ranks import ALONE, Ranks, on_all_ranks
@@ -53,7 +52,6 @@ class SupervisedTrainer:
         settings: SupervisedSettings,
         *,
         seed: int,
-        num_threads: int = 1,
         held_out: Sequence[Row] = (),
         ranks: Ranks = ALONE,
     ):
@@ -62,7 +60,6 @@ class SupervisedTrainer:
         prepare_model(model, settings, max_tokens=max(len(row.token_ids) for row in (*rows, *held_out)))
         self.dtypes = {name: tensor.dtype for name, tensor in unique_tensors(model).items()}
         self.log_probs = LogProbs(model)
-        self.lanes = Lanes(model, num_threads=num_threads, ranks=ranks)
         computes_in = computed_dtype("bfloat16" if model.dtype == torch.bfloat16 else "float32", ranks)
         shard(self.log_probs, ranks, computes_in=computes_in)
         self.optimizer = Optimizer(model, settings, num_steps=settings.num_steps, computes_in=computes_in)
@@ -88,24 +85,23 @@ class SupervisedTrainer:
         share = self._share(self._next_rows())
         num_tokens = sum(share.episode_lengths)
         prepare_for_gradients(self.model)
-        losses = [0.0] * len(share.batches)
-
-        def loss(number: int) -> Tensor:
-            own = -self.log_probs(share.batches[number], **self._drawn()).sum() / num_tokens
-            losses[number] = own.item()
-            return own
-
-        self.lanes.add_gradients(loss, share.batches, optimizer=self.optimizer)
+        loss = 0.0
+        for batch in share.batches:
+            own = -self._logp(batch).sum() / num_tokens
+            own.backward()
+            loss += own.item()
         self.model.eval()
-        return sum(self.ranks.gather(sum(losses))), self.optimizer.step(position=self.optimizer.steps_done)
+        return sum(self.ranks.gather(loss)), self.optimizer.step(position=self.optimizer.steps_done)
 
     @on_all_ranks
+    @torch.no_grad()
     def held_out_loss(self) -> float:
         """The mean cross-entropy over the assistant tokens of the held-out rows; draws no random number."""
         share = self._share(self.held_out)
         num_tokens = sum(share.episode_lengths)
-        found = self.lanes.logps(self.log_probs, share.batches, **self._drawn())
-        total = -sum(logp_M.double().sum().item() for logp_M in found)
+        total = 0.0
+        for batch in share.batches:
+            total -= self._logp(batch).double().sum().item()
         return sum(self.ranks.gather(total)) / num_tokens
 
     @on_all_ranks
@@ -139,8 +135,8 @@ class SupervisedTrainer:
     def _whole_policy(self) -> dict[str, Tensor]:
         return gather_whole(unique_tensors(self.model), self.ranks, dtypes=self.dtypes)
 
-    def _drawn(self) -> dict[str, Any]:
-        return {"temperature": 1.0, "autocast": self.settings.autocast}
+    def _logp(self, batch: MicroBatch) -> Tensor:
+        return self.log_probs(batch, temperature=1.0, autocast=self.settings.autocast)
 
     def _share(self, rows: Sequence[Row]) -> Share:
         return share_of(
@@ -150,7 +146,6 @@ class SupervisedTrainer:
             device=self.model.device,
             rank=self.ranks.number,
             num_ranks=self.ranks.size,
-            num_lanes=self.lanes.count,
         )
 
     def _next_rows(self) -> list[Row]:

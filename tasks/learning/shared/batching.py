@@ -123,7 +123,7 @@ def share_of(
     """
     is_tree = packing == "tree"
     if is_tree:
-        trees = [tree for group in groups for tree in _trees(group, max_tokens)]
+        trees = [tree for group in groups for tree in _trees(group, max_tokens // num_lanes)]
     else:
         trees = [_tree([row]) for group in groups for row in group]
     dealt = [[trees[item] for item in items] for items in deal([tree.size for tree in trees], num_ranks)]

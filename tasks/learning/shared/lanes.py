@@ -8,7 +8,9 @@ infra/decisions/0082.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 import torch
@@ -31,13 +33,14 @@ Result = TypeVar("Result")
 
 class Lanes:
     """`count` threads that compute micro-batches: 1 where several ranks train, on a GPU, of a larger model, and with
-    one thread. Params decide; nothing is timed.
+    one thread. Params decide; nothing is timed. `max_tokens`: positions that may be computed at once.
     """
 
-    def __init__(self, model: PreTrainedModel, *, num_threads: int, ranks: Ranks):
+    def __init__(self, model: PreTrainedModel, *, num_threads: int, max_tokens: int, ranks: Ranks):
         size = sum(item.numel() * item.element_size() for item in model.parameters())
         is_small = model.device.type == "cpu" and ranks.size == 1 and size <= MOST_BYTES
         self.count = NUM_LANES if is_small and num_threads >= NUM_LANES else 1
+        self.max_tokens = max_tokens
         self.threads = start_threads(self.count, num_threads // self.count, name="lane") if self.count > 1 else []
 
     def logps(self, log_probs: LogProbs, batches: Sequence[MicroBatch], **drawn: Any) -> list[Tensor]:
@@ -67,10 +70,25 @@ class Lanes:
             optimizer.add(found)
 
     def fit(self, batches: Sequence[MicroBatch]) -> bool:
-        """Whether they are of even size, and more than one."""
+        """Whether they are of even size, more than one, and as many as there are lanes fit at once."""
         sizes = [batch.ids_BT.numel() for batch in batches]
-        return min(self.count, len(sizes)) > 1 and max(sizes) * len(sizes) <= MOST_UNEVEN * sum(sizes)
+        if min(self.count, len(sizes)) < 2 or max(sizes) * self.count > self.max_tokens:
+            return False
+        return max(sizes) * len(sizes) <= MOST_UNEVEN * sum(sizes)
 
     def _map(self, compute: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-        results = [self.threads[number % self.count].submit(compute, item) for number, item in enumerate(items)]
-        return (result.result() for result in results)
+        """In order. At most one item more than there are lanes is begun and not taken; after an error none runs on."""
+        begun = deque[Future[Result]]()
+        try:
+            for number, item in enumerate(items):
+                begun.append(self.threads[number % self.count].submit(compute, item))
+                if len(begun) > self.count:
+                    yield begun[0].result()
+                    begun.popleft()
+            while begun:
+                yield begun[0].result()
+                begun.popleft()
+        finally:
+            for each in begun:
+                each.cancel()
+            wait(begun)

@@ -47,15 +47,7 @@ def build_trainer(
     settings: WarmStartSections, begun: Beginning, model: PreTrainedModel, ranks: Ranks
 ) -> SupervisedTrainer:
     params = settings.warm_start.model_copy(update={"learning_rate": begun.learning_rate})
-    return SupervisedTrainer(
-        model,
-        begun.rows,
-        params,
-        seed=begun.seed,
-        num_threads=settings.compute.num_threads,
-        held_out=begun.held_out,
-        ranks=ranks,
-    )
+    return SupervisedTrainer(model, begun.rows, params, seed=begun.seed, held_out=begun.held_out, ranks=ranks)
 
 
 def follow_leader(settings: WarmStartSections, ranks: Ranks) -> None:
