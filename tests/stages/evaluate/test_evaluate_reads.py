@@ -18,6 +18,7 @@ from tasks.learning.shared.lora import Adapter
 from tasks.learning.shared.settings import LoRASettings
 from tasks.models.folders import load_model, load_tokenizer, save_adapter, write_pointer
 from tasks.models.settings import on_cpu
+from tasks.rollouts import kept_weights
 from tests import tiny
 from tests.opened import counting_reads
 from tests.stages.evaluate.stage_folder import PROBLEMS, evaluated, files_of
@@ -35,6 +36,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(files, "SETTLED_NANOSECONDS", 0)
     found: Counter[str] = Counter()
     load_whole, load_file = transformers.AutoModelForCausalLM.from_pretrained, safetensors.torch.load_file
+    copy_tensors = kept_weights.copy_tensors
 
     def note_whole(folder: Path, **options: Any) -> Any:
         found[str(folder / "model.safetensors")] += 1
@@ -44,6 +46,11 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         found[str(file)] += 1
         return load_file(file, **options)
 
+    def note_copy(folder: Path, places: Any) -> bool:
+        found[str(folder / "model.safetensors")] += 1
+        return copy_tensors(folder, places)
+
+    monkeypatch.setattr(kept_weights, "copy_tensors", note_copy)
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", note_whole)
     monkeypatch.setattr(safetensors.torch, "load_file", note_file)
     return found
