@@ -11,10 +11,8 @@ from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.agreement import trainer_logp
 from tasks.learning.shared.batching import MicroBatch, micro_batches
 from tasks.learning.shared.checkpoints import seed_generators
-from tasks.learning.shared.lanes import Lanes
 from tasks.learning.shared.lora import POLICY, SERVED, Adapter, adapter_tensors, frozen_copy
 from tasks.learning.shared.policy import LogProbs
-from tasks.learning.shared.ranks import ALONE
 from tasks.learning.shared.reference import Reference, unique_tensors, with_tied
 from tasks.learning.shared.rows import Row
 from tasks.models.architecture import model_logp
@@ -54,9 +52,7 @@ def test_a_reference_in_bfloat16_takes_half_and_says_nearly_the_same(folder: Pat
     for frozen in ("float32", "bfloat16"):
         reference = Reference(LogProbs(model), frozen=frozen)
         assert {str(tensor.dtype) for tensor in reference.tensors().values()} == {f"torch.{frozen}"}
-        (logp_M,) = reference.logps(
-            [batch], Lanes(model, num_threads=1, max_tokens=100, ranks=ALONE), temperature=1.0, autocast="none"
-        )
+        (logp_M,) = reference.logps([batch], temperature=1.0, autocast="none")
         logps.append(logp_M)
         assert logp_M.dtype == torch.float32
     found = Differences.of((logps[0] - logps[1]).tolist())

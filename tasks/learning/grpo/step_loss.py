@@ -20,7 +20,6 @@ from tasks.learning.grpo.losses import (
 )
 from tasks.learning.grpo.metrics import StepSums
 from tasks.learning.shared.batching import MicroBatch, Share
-from tasks.learning.shared.lanes import Lanes
 from tasks.learning.shared.policy import Autocast
 from tasks.learning.shared.ranks import Ranks
 from tasks.learning.shared.reference import Reference
@@ -55,7 +54,6 @@ def loss_batches(share: Share, settings: GRPOSettings, *, dropped_lengths: Seque
 def note_references(
     batches: Sequence[LossBatch],
     reference: Reference,
-    lanes: Lanes,
     *,
     ranks: Ranks,
     temperature: float,
@@ -70,7 +68,7 @@ def note_references(
             batch.is_old_reference = True
         return
     tensors = [batch.tensors for batch in batches]
-    found = reference.logps(tensors, lanes, temperature=temperature, autocast=autocast)
+    found = reference.logps(tensors, temperature=temperature, autocast=autocast)
     for batch, logp_M in zip(batches, found, strict=True):
         batch.reference_logp_M = logp_M
 
@@ -96,9 +94,7 @@ def batch_loss(batch: LossBatch, policy_logp_M: Tensor, settings: GRPOSettings, 
         sums.kl += kl_M.detach().sum().item()
     if tensors.num_tokens:
         _count(policy_logp_M.detach(), batch.old_logp_M, tensors, settings, sums)
-    loss = (loss_M * batch.weight_M).sum()
-    sums.loss += loss.item()
-    return loss
+    return (loss_M * batch.weight_M).sum()
 
 
 def _policy_loss(policy_logp_M: Tensor, old_logp_M: Tensor, tensors: MicroBatch, settings: GRPOSettings) -> Tensor:

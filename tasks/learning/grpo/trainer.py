@@ -2,7 +2,8 @@
 
 Read `plain_grpo.py` first. `collect` returns scored groups; the trainer never sees an environment. One iteration is one
 batch of rollouts and its optimizer steps: `updates_per_batch` passes of `steps_per_batch` steps, each over whole
-groups. The very first is on-policy. The train stage decides when to stop. Of several ranks, 0 collects and all update.
+groups. The very first is on-policy. The train stage decides when to stop. With several ranks, rank 0 collects and all
+update: each computes its share of every step.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ from tasks.learning.grpo.mini_batches import MiniBatch, divide, mini_batches, ol
 from tasks.learning.grpo.step_loss import LossBatch, batch_loss, loss_batches, note_references
 from tasks.learning.shared.agreement import check_engine, prepare_model, trainer_logp
 from tasks.learning.shared.batching import share_of
-from tasks.learning.shared.lanes import Lanes
 from tasks.learning.shared.lora import POLICY, Adapter
 from tasks.learning.shared.optimizer import Optimizer
 from tasks.learning.shared.policy import LogProbs, prepare_for_gradients
@@ -79,7 +79,6 @@ class GRPOTrainer:
         self.temperature = self.usual_temperature = temperature
         self.top_p = 1.0
         self.log_probs = LogProbs(model)
-        self.lanes = Lanes(model, num_threads=compute.num_threads, max_tokens=settings.micro_batch_tokens, ranks=ranks)
         self.reference = None
         if settings.kl_weight:
             self.reference = Reference(self.log_probs, adapter, frozen=compute.frozen, ranks=ranks)
@@ -244,11 +243,10 @@ class GRPOTrainer:
             device=self.model.device,
             rank=self.ranks.number,
             num_ranks=self.ranks.size,
-            num_lanes=self.lanes.count,
         )
         batches = loss_batches(share, settings, dropped_lengths=part.dropped_lengths)
         if self.reference is not None:
-            note_references(batches, self.reference, self.lanes, ranks=self.ranks, **self._drawn())
+            note_references(batches, self.reference, ranks=self.ranks, **self._drawn())
         return batches
 
     def _update(self, parts: Sequence[Sequence[LossBatch]]) -> list[list[Metrics]]:
@@ -271,10 +269,13 @@ class GRPOTrainer:
         self.optimizer.offload()
         return passes
 
+    @torch.no_grad()
     def _note_old_logps(self, batches: Sequence[LossBatch]) -> None:
-        tensors = [batch.tensors for batch in batches]
-        for batch, logp_M in zip(batches, self.lanes.logps(self.log_probs, tensors, **self._drawn()), strict=True):
-            batch.old_logp_M = logp_M
+        for batch in batches:
+            batch.old_logp_M = self._policy_logp(batch)
+
+    def _policy_logp(self, batch: LossBatch) -> Tensor:
+        return self.log_probs(batch.tensors, **self._drawn())
 
     def _drawn(self) -> dict[str, Any]:
         return {"temperature": self.temperature, "top_p": self.top_p, "autocast": self.settings.autocast}
@@ -282,16 +283,15 @@ class GRPOTrainer:
     def _optimizer_step(self, batches: Sequence[LossBatch], number: int) -> Metrics:
         """Step `number` of the iteration, from 0; the schedule also counts steps that iterations did not take."""
         prepare_for_gradients(self.model)
-        own = [StepSums(batch.tensors.num_tokens) for batch in batches]
-
-        def loss(number: int) -> Tensor:
-            logp_M = self.log_probs(batches[number].tensors, **self._drawn())
-            return batch_loss(batches[number], logp_M, self.settings, own[number])
-
-        self.lanes.add_gradients(loss, [batch.tensors for batch in batches], optimizer=self.optimizer)
-        sums = StepSums.over(self.ranks.gather(StepSums.over(own)))
+        sums = StepSums(sum(batch.tensors.num_tokens for batch in batches))
+        for batch in batches:
+            loss = batch_loss(batch, self._policy_logp(batch), self.settings, sums)
+            loss.backward()
+            sums.loss += loss.item()
+        sums = StepSums.over(self.ranks.gather(sums))
         position = (self.iteration - 1) * self.steps_per_iteration + number
-        return step_metrics(sums, self.optimizer.step(position=position, is_loss_finite=math.isfinite(sums.loss)))
+        step = self.optimizer.step(position=position, is_loss_finite=math.isfinite(sums.loss))
+        return step_metrics(sums, step)
 
     def _step_metrics(self, passes: Sequence[Sequence[Metrics]], batches: Sequence[LossBatch]) -> Metrics:
         old = self._over_ranks(torch.cat([batch.old_logp_M for batch in batches if batch.old_logp_M is not None]))

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -116,33 +115,21 @@ def share_of(
     device: torch.device,
     rank: int,
     num_ranks: int,
-    num_lanes: int = 1,
 ) -> Share:
-    """The micro-batches of one rank: whole trees, dealt by their positions. Lanes compute theirs at the same time, so
-    they divide `max_tokens`.
-    """
+    """The micro-batches of one rank: whole trees, dealt by their positions."""
     is_tree = packing == "tree"
     if is_tree:
-        trees = [tree for group in groups for tree in _trees(group, max_tokens // num_lanes)]
+        trees = [tree for group in groups for tree in _trees(group, max_tokens)]
     else:
         trees = [_tree([row]) for group in groups for row in group]
     dealt = [[trees[item] for item in items] for items in deal([tree.size for tree in trees], num_ranks)]
-    cuts = [_cut_for_lanes(share, max_tokens, is_padded=not is_tree, num_lanes=num_lanes) for share in dealt]
+    cuts = [_cut(share, max_tokens, is_padded=not is_tree) for share in dealt]
     own = [(_pack if is_tree else _pad)(batch, device) for batch in cuts[rank]]
     missing = max(map(len, cuts)) - len(own)
     return Share(
         own + [_without_tokens(device, is_tree=is_tree) for _ in range(missing)],
         [int(length) for tree in trees for length in tree.episode_length[tree.is_first]],
     )
-
-
-def _cut_for_lanes(trees: list[_Tree], max_tokens: int, *, is_padded: bool, num_lanes: int) -> list[list[_Tree]]:
-    """Those of each lane in turn."""
-    lanes = [
-        _cut([trees[item] for item in items], max_tokens // num_lanes, is_padded=is_padded)
-        for items in deal([tree.size for tree in trees], num_lanes)
-    ]
-    return [batch for batches in zip_longest(*lanes) for batch in batches if batch is not None]
 
 
 def _cut(trees: list[_Tree], max_tokens: int, *, is_padded: bool) -> list[list[_Tree]]:

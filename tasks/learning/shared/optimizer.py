@@ -9,7 +9,7 @@ parameters are their rounded copies. A float32 parameter is its own master; also
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -55,13 +55,6 @@ class Optimizer:
         self.computes_in = computes_in
         self.host = HostMemory(model.device) if is_offloaded and model.device.type != "cpu" else None
         self.offload()
-
-    def add(self, gradients: Sequence[Tensor | None]) -> None:
-        """Those of a micro-batch, one per parameter, to what has accumulated."""
-        for master, gradient in zip(self.masters, gradients, strict=True):
-            if gradient is not None:
-                gradient = gradient.to(master.dtype)
-                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
 
     def step(self, *, position: int, is_loss_finite: bool = True) -> Step:
         """Apply and clear the accumulated gradients; where loss or gradient is not finite nothing changes.

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from tasks.learning.shared.batching import MicroBatch
-from tasks.learning.shared.lanes import Lanes
 from tasks.learning.shared.lora import POLICY, REFERENCE, Adapter
 from tasks.learning.shared.policy import Autocast, LogProbs
 from tasks.learning.shared.ranks import ALONE, Ranks
@@ -35,12 +33,13 @@ class Reference:
             adapter.add_copy(REFERENCE)
             self.log_probs = log_probs
 
-    def logps(
-        self, batches: Sequence[MicroBatch], lanes: Lanes, *, temperature: float, autocast: Autocast
-    ) -> list[Tensor]:
+    @torch.no_grad()
+    def logps(self, batches: Sequence[MicroBatch], *, temperature: float, autocast: Autocast) -> list[Tensor]:
         """reference_logp of every micro-batch, [M] each; the model is in eval mode."""
-        with nullcontext() if self.adapter is None else self.adapter.active(REFERENCE):
-            return lanes.logps(self.log_probs, batches, temperature=temperature, autocast=autocast)
+        if self.adapter is None:
+            return [self.log_probs(batch, temperature=temperature, autocast=autocast) for batch in batches]
+        with self.adapter.active(REFERENCE):
+            return [self.log_probs(batch, temperature=temperature, autocast=autocast) for batch in batches]
 
     @torch.no_grad()
     def follow(self, mix: float) -> None:
