@@ -118,6 +118,11 @@ class PrefectApi:
     def state(self, run: str) -> str:
         return str(self.call("GET", f"/flow_runs/{run}")["state_type"])
 
+    def log(self, run: str) -> list[str]:
+        """What the run logged, the oldest line first."""
+        wanted = {"logs": {"flow_run_id": {"any_": [run]}}, "sort": "TIMESTAMP_ASC"}
+        return [f"{row['timestamp']} {row['message']}" for row in self.call("POST", "/logs/filter", wanted)]
+
     def num_runs(self) -> int:
         return int(self.call("POST", "/flow_runs/count", {}))
 

@@ -11,6 +11,7 @@ import pytest
 from tests.pipeline.toy_project import make_toy_project
 from tests.services.fixtures import Services
 from tests.services.installation import Installation
+from tests.services.servers import wait_until
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def installation(tmp_path: Path, services: Services, request: pytest.FixtureRequ
 def scheduled(tmp_path_factory: pytest.TempPathFactory, services: Services) -> Iterator[Installation]:
     """A workspace left running: its deployments, a worker, a schedule and the automations.
 
-    Its first run comes 20 to 80 s later. The test that names it first (test_second_machine.py) works meanwhile.
+    Its first run comes 20 to 80 s later: see `scheduled_meanwhile`.
     """
     installation = Installation(make_toy_project(tmp_path_factory.mktemp("story") / "project"), services, "story")
     installation.deploy("--cron", cron_soon(), "--automations")
@@ -34,6 +35,14 @@ def scheduled(tmp_path_factory: pytest.TempPathFactory, services: Services) -> I
         yield installation
     for process in installation.project.processes():
         process.kill()
+
+
+@pytest.fixture
+def scheduled_meanwhile(scheduled: Installation) -> Iterator[None]:
+    """The first scheduled run comes while the test works, and is over before the next test, which may kill a server."""
+    yield
+    wait_until(scheduled.runs, "the scheduled run", 240, pause=1)
+    scheduled.ended_run(scheduled.runs()[0]["id"])
 
 
 def cron_soon() -> str:

@@ -52,9 +52,11 @@ class Installation:
         return str(self.api.call("POST", f"/deployments/{deployment['id']}/create_flow_run", body)["id"])
 
     def ended_run(self, run: str) -> dict[str, Any]:
-        """The run, once it is over."""
+        """The run, once it is over; its log is printed, for a test that expected another end."""
         wait_until(lambda: self.api.state(run) in ENDED, f"the end of run {run}", RUN_SECONDS, pause=0.5)
-        return dict(self.api.call("GET", f"/flow_runs/{run}"))
+        ended = dict(self.api.call("GET", f"/flow_runs/{run}"))
+        print(f"run {run}: {ended['state_name']}: {ended['state']['message']}", *self.api.log(run), sep="\n")
+        return ended
 
     def state(self, run: str) -> dict[str, Any]:
         return dict(self.api.call("GET", f"/flow_runs/{run}")["state"])

@@ -32,7 +32,7 @@ def clone(project: Project, folder: Path) -> Project:
     return other
 
 
-@pytest.mark.usefixtures("scheduled")  # whose first run comes meanwhile
+@pytest.mark.usefixtures("scheduled_meanwhile")
 def test_a_clone_has_nothing_to_do_after_a_pull_and_trains_on_against_the_same_champion(
     services: Services, tmp_path: Path
 ) -> None:
