@@ -11,6 +11,7 @@ from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.agreement import trainer_logp
 from tasks.learning.shared.batching import MicroBatch, micro_batches
 from tasks.learning.shared.checkpoints import seed_generators
+from tasks.learning.shared.lanes import Lanes
 from tasks.learning.shared.lora import POLICY, SERVED, Adapter, adapter_tensors, frozen_copy
 from tasks.learning.shared.policy import LogProbs
 from tasks.learning.shared.reference import Reference, unique_tensors, with_tied
@@ -48,11 +49,11 @@ def lora_trainer(folder: Path, compute: ComputeSettings) -> GRPOTrainer:
 
 def test_a_reference_in_bfloat16_takes_half_and_says_nearly_the_same(folder: Path) -> None:
     model, batch = load_model(folder, compute=on_cpu(1)), a_batch()
-    logps = []
+    lanes, logps = Lanes(model, num_threads=1, num_ranks=1), []
     for frozen in ("float32", "bfloat16"):
         reference = Reference(LogProbs(model), frozen=frozen)
         assert {str(tensor.dtype) for tensor in reference.tensors().values()} == {f"torch.{frozen}"}
-        (logp_M,) = reference.logps([batch], temperature=1.0, autocast="none")
+        (logp_M,) = reference.logps([batch], lanes=lanes, temperature=1.0, autocast="none")
         logps.append(logp_M)
         assert logp_M.dtype == torch.float32
     found = Differences.of((logps[0] - logps[1]).tolist())

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from tasks.core.records import Group
-from tasks.learning.shared.batching import share_of
+from tasks.learning.shared.batching import MicroBatch, share_of
+from tasks.learning.shared.lanes import Lanes
 from tasks.learning.shared.policy import LogProbs
 from tasks.learning.shared.ranks import Ranks
 from tasks.learning.shared.rows import rows_of
@@ -18,7 +21,13 @@ from tasks.learning.shared.settings import GRPOSettings
 
 
 def mean_entropy(
-    log_probs: LogProbs, groups: Sequence[Group], settings: GRPOSettings, *, temperature: float, ranks: Ranks
+    log_probs: LogProbs,
+    groups: Sequence[Group],
+    settings: GRPOSettings,
+    *,
+    temperature: float,
+    lanes: Lanes,
+    ranks: Ranks,
 ) -> float | None:
     """Nats per sampled token of all ranks' shares; None where no token was sampled. The model is in eval mode."""
     of_groups = [[row for item in group.trajectories for row in rows_of(item, advantage=0.0)] for group in groups]
@@ -32,11 +41,14 @@ def mean_entropy(
         device=log_probs.model.device,
         rank=ranks.number,
         num_ranks=ranks.size,
+        num_lanes=lanes.number,
     )
-    found = [
-        log_probs(batch, temperature=temperature, autocast=settings.autocast, quantity="entropy")
-        for batch in share.batches
-    ]
+
+    def entropy(batch: MicroBatch) -> Tensor:
+        of_tokens: Tensor = log_probs(batch, temperature=temperature, autocast=settings.autocast, quantity="entropy")
+        return of_tokens
+
+    found = lanes.each(share.batches, entropy)
     own = sum(part.double().sum().item() for part in found), sum(map(len, found))
     totals, counts = zip(*ranks.gather(own), strict=True)
     return sum(totals) / sum(counts)

@@ -117,14 +117,14 @@ class StepSums:
     ratio_max: float = 0.0
 
     @classmethod
-    def over(cls, ranks: Sequence[StepSums]) -> StepSums:
-        """Of the whole step, from what each rank found."""
+    def over(cls, parts: Sequence[StepSums]) -> StepSums:
+        """Of the whole step, from what each rank or micro-batch found."""
         return cls(
-            num_tokens=sum(sums.num_tokens for sums in ranks),
-            loss=sum(sums.loss for sums in ranks),
-            kl=sum(sums.kl for sums in ranks),
-            clipped=sum(sums.clipped for sums in ranks),
-            ratio_max=max(sums.ratio_max for sums in ranks),
+            num_tokens=sum(sums.num_tokens for sums in parts),
+            loss=sum(sums.loss for sums in parts),
+            kl=sum(sums.kl for sums in parts),
+            clipped=sum(sums.clipped for sums in parts),
+            ratio_max=max(sums.ratio_max for sums in parts),
         )
 
     def metrics(self) -> Metrics:

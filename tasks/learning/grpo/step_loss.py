@@ -20,6 +20,7 @@ from tasks.learning.grpo.losses import (
 )
 from tasks.learning.grpo.metrics import StepSums
 from tasks.learning.shared.batching import MicroBatch, Share
+from tasks.learning.shared.lanes import Lanes
 from tasks.learning.shared.policy import Autocast
 from tasks.learning.shared.ranks import Ranks
 from tasks.learning.shared.reference import Reference
@@ -35,6 +36,10 @@ class LossBatch:
     reference_logp_M: Tensor | None = None
     old_logp_M: Tensor | None = None
     is_old_reference: bool = False  # its log-probs are `old_logp_M`, so nothing has computed them
+
+    @property
+    def lane(self) -> int:
+        return self.tensors.lane
 
 
 def loss_batches(share: Share, settings: GRPOSettings, *, dropped_lengths: Sequence[int]) -> list[LossBatch]:
@@ -55,6 +60,7 @@ def note_references(
     batches: Sequence[LossBatch],
     reference: Reference,
     *,
+    lanes: Lanes,
     ranks: Ranks,
     temperature: float,
     top_p: float,
@@ -68,14 +74,15 @@ def note_references(
             batch.is_old_reference = True
         return
     tensors = [batch.tensors for batch in batches]
-    found = reference.logps(tensors, temperature=temperature, autocast=autocast)
+    found = reference.logps(tensors, lanes=lanes, temperature=temperature, autocast=autocast)
     for batch, logp_M in zip(batches, found, strict=True):
         batch.reference_logp_M = logp_M
 
 
-def batch_loss(batch: LossBatch, policy_logp_M: Tensor, settings: GRPOSettings, sums: StepSums) -> Tensor:
-    """Its share of the step's loss, a scalar. The first step notes its log-probs in `batch`; `sums` is added to."""
+def batch_loss(batch: LossBatch, policy_logp_M: Tensor, settings: GRPOSettings) -> tuple[Tensor, StepSums]:
+    """Its share of the step's loss, a scalar, and what is counted. The first step notes its log-probs in `batch`."""
     tensors = batch.tensors
+    sums = StepSums(tensors.num_tokens)
     if batch.old_logp_M is None:
         batch.old_logp_M = policy_logp_M.detach()
     loss_M = _policy_loss(policy_logp_M, batch.old_logp_M, tensors, settings)
@@ -91,10 +98,12 @@ def batch_loss(batch: LossBatch, policy_logp_M: Tensor, settings: GRPOSettings, 
     if reference_logp_M is not None:
         kl_M = kl_estimate(policy_logp_M, reference_logp_M, estimator=settings.kl_estimator)
         loss_M = loss_M + settings.kl_weight * kl_M
-        sums.kl += kl_M.detach().sum().item()
+        sums.kl = kl_M.detach().sum().item()
     if tensors.num_tokens:
         _count(policy_logp_M.detach(), batch.old_logp_M, tensors, settings, sums)
-    return (loss_M * batch.weight_M).sum()
+    loss = (loss_M * batch.weight_M).sum()
+    sums.loss = loss.item()
+    return loss, sums
 
 
 def _policy_loss(policy_logp_M: Tensor, old_logp_M: Tensor, tensors: MicroBatch, settings: GRPOSettings) -> Tensor:
@@ -119,5 +128,5 @@ def _count(
         low=settings.clip_low,
         high=settings.clip_high,
     )
-    sums.clipped += is_clipped_M.sum().item()
-    sums.ratio_max = max(sums.ratio_max, difference_M.max().exp().item())
+    sums.clipped = is_clipped_M.sum().item()
+    sums.ratio_max = difference_M.max().exp().item()

@@ -33,6 +33,7 @@ from tasks.learning.grpo.mini_batches import MiniBatch, divide, mini_batches, ol
 from tasks.learning.grpo.step_loss import LossBatch, batch_loss, loss_batches, note_references
 from tasks.learning.shared.agreement import check_engine, prepare_model, trainer_logp
 from tasks.learning.shared.batching import share_of
+from tasks.learning.shared.lanes import Lanes
 from tasks.learning.shared.lora import POLICY, Adapter
 from tasks.learning.shared.optimizer import Optimizer
 from tasks.learning.shared.policy import LogProbs, prepare_for_gradients
@@ -83,6 +84,7 @@ class GRPOTrainer:
         if settings.kl_weight:
             self.reference = Reference(self.log_probs, adapter, frozen=compute.frozen, ranks=ranks)
         prepare_model(model, settings, max_tokens=max_tokens)
+        self.lanes = Lanes(model, num_threads=compute.num_threads, num_ranks=ranks.size)
         self.dtypes = {name: tensor.dtype for name, tensor in self._policy_tensors().items()}
         computes_in = computed_dtype(compute.weights, ranks)
         shard(self.log_probs, ranks, computes_in=computes_in)
@@ -225,6 +227,7 @@ class GRPOTrainer:
             [group for group in groups if group.round_number == 0 and not group.is_prefixed],
             self.settings,
             temperature=self.usual_temperature,
+            lanes=self.lanes,
             ranks=self.ranks,
         )
         return {"entropy": found}
@@ -243,10 +246,11 @@ class GRPOTrainer:
             device=self.model.device,
             rank=self.ranks.number,
             num_ranks=self.ranks.size,
+            num_lanes=self.lanes.number,
         )
         batches = loss_batches(share, settings, dropped_lengths=part.dropped_lengths)
         if self.reference is not None:
-            note_references(batches, self.reference, ranks=self.ranks, **self._drawn())
+            note_references(batches, self.reference, lanes=self.lanes, ranks=self.ranks, **self._drawn())
         return batches
 
     def _update(self, parts: Sequence[Sequence[LossBatch]]) -> list[list[Metrics]]:
@@ -271,8 +275,8 @@ class GRPOTrainer:
 
     @torch.no_grad()
     def _note_old_logps(self, batches: Sequence[LossBatch]) -> None:
-        for batch in batches:
-            batch.old_logp_M = self._policy_logp(batch)
+        for batch, logp_M in zip(batches, self.lanes.each(batches, self._policy_logp), strict=True):
+            batch.old_logp_M = logp_M
 
     def _policy_logp(self, batch: LossBatch) -> Tensor:
         return self.log_probs(batch.tensors, **self._drawn())
@@ -283,12 +287,8 @@ class GRPOTrainer:
     def _optimizer_step(self, batches: Sequence[LossBatch], number: int) -> Metrics:
         """Step `number` of the iteration, from 0; the schedule also counts steps that iterations did not take."""
         prepare_for_gradients(self.model)
-        sums = StepSums(sum(batch.tensors.num_tokens for batch in batches))
-        for batch in batches:
-            loss = batch_loss(batch, self._policy_logp(batch), self.settings, sums)
-            loss.backward()
-            sums.loss += loss.item()
-        sums = StepSums.over(self.ranks.gather(sums))
+        own = self.lanes.backward(batches, lambda batch: batch_loss(batch, self._policy_logp(batch), self.settings))
+        sums = StepSums.over(self.ranks.gather(StepSums.over(own)))
         position = (self.iteration - 1) * self.steps_per_iteration + number
         step = self.optimizer.step(position=position, is_loss_finite=math.isfinite(sums.loss))
         return step_metrics(sums, step)

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from tasks.learning.shared.agreement import prepare_model
 from tasks.learning.shared.batching import MicroBatch, Share, share_of
+from tasks.learning.shared.lanes import Lanes
 from tasks.learning.shared.optimizer import Optimizer, Step
 from tasks.learning.shared.policy import LogProbs, prepare_for_gradients
 from tasks.learning.shared.ranks import ALONE, Ranks, on_all_ranks
@@ -60,6 +61,7 @@ class SupervisedTrainer:
         prepare_model(model, settings, max_tokens=max(len(row.token_ids) for row in (*rows, *held_out)))
         self.dtypes = {name: tensor.dtype for name, tensor in unique_tensors(model).items()}
         self.log_probs = LogProbs(model)
+        self.lanes = Lanes(model, num_threads=torch.get_num_threads(), num_ranks=ranks.size)
         computes_in = computed_dtype("bfloat16" if model.dtype == torch.bfloat16 else "float32", ranks)
         shard(self.log_probs, ranks, computes_in=computes_in)
         self.optimizer = Optimizer(model, settings, num_steps=settings.num_steps, computes_in=computes_in)
@@ -85,13 +87,14 @@ class SupervisedTrainer:
         share = self._share(self._next_rows())
         num_tokens = sum(share.episode_lengths)
         prepare_for_gradients(self.model)
-        loss = 0.0
-        for batch in share.batches:
-            own = -self._logp(batch).sum() / num_tokens
-            own.backward()
-            loss += own.item()
+
+        def loss_of(batch: MicroBatch) -> tuple[Tensor, float]:
+            loss = -self._logp(batch).sum() / num_tokens
+            return loss, loss.item()
+
+        losses = self.lanes.backward(share.batches, loss_of)
         self.model.eval()
-        return sum(self.ranks.gather(loss)), self.optimizer.step(position=self.optimizer.steps_done)
+        return sum(self.ranks.gather(sum(losses))), self.optimizer.step(position=self.optimizer.steps_done)
 
     @on_all_ranks
     @torch.no_grad()
@@ -99,10 +102,8 @@ class SupervisedTrainer:
         """The mean cross-entropy over the assistant tokens of the held-out rows; draws no random number."""
         share = self._share(self.held_out)
         num_tokens = sum(share.episode_lengths)
-        total = 0.0
-        for batch in share.batches:
-            total -= self._logp(batch).double().sum().item()
-        return sum(self.ranks.gather(total)) / num_tokens
+        own = -sum(logp_M.double().sum().item() for logp_M in self.lanes.each(share.batches, self._logp))
+        return sum(self.ranks.gather(own)) / num_tokens
 
     @on_all_ranks
     def tensors(self) -> NamedTensors:
@@ -146,6 +147,7 @@ class SupervisedTrainer:
             device=self.model.device,
             rank=self.ranks.number,
             num_ranks=self.ranks.size,
+            num_lanes=self.lanes.number,
         )
 
     def _next_rows(self) -> list[Row]:

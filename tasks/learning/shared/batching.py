@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 Packing = Literal["tree", "none"]
+MAX_UNEVEN = 1.25  # of the longer lane's positions to an even share: above it two lanes gain nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class MicroBatch:
 
     `tree` is None for padded rows of one sequence each; else one row contains packed trees. `predictor_U` indexes [B·T]
     flat; `predictor_M` is the index into it for each token, ascending. `episode_length_S`: the sampled tokens of the
-    episode that each sequence is of, all its sequences together.
+    episode that each sequence is of, all its sequences together. `lane` is the thread that computes it (`lanes.py`).
     """
 
     ids_BT: Tensor
@@ -61,6 +62,7 @@ class MicroBatch:
     advantage_M: Tensor
     sequence_M: Tensor
     episode_length_S: Tensor
+    lane: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -115,21 +117,39 @@ def share_of(
     device: torch.device,
     rank: int,
     num_ranks: int,
+    num_lanes: int = 1,
 ) -> Share:
-    """The micro-batches of one rank: whole trees, dealt by their positions."""
+    """The micro-batches of one rank: whole trees, dealt by their positions, over its lanes if they share well."""
     is_tree = packing == "tree"
     if is_tree:
         trees = [tree for group in groups for tree in _trees(group, max_tokens)]
     else:
         trees = [_tree([row]) for group in groups for row in group]
     dealt = [[trees[item] for item in items] for items in deal([tree.size for tree in trees], num_ranks)]
-    cuts = [_cut(share, max_tokens, is_padded=not is_tree) for share in dealt]
-    own = [(_pack if is_tree else _pad)(batch, device) for batch in cuts[rank]]
-    missing = max(map(len, cuts)) - len(own)
+    lanes = _lanes(dealt[rank], max_tokens, num_lanes)
+    if len(lanes) > 1:
+        cuts = [_cut(trees, max_tokens // num_lanes, is_padded=not is_tree) for trees in lanes]
+        own = [_tensors(batch, device, is_tree=is_tree, lane=lane) for lane, cut in enumerate(cuts) for batch in cut]
+        missing = 0
+    else:
+        cuts = [_cut(share, max_tokens, is_padded=not is_tree) for share in dealt]
+        own = [_tensors(batch, device, is_tree=is_tree) for batch in cuts[rank]]
+        missing = max(map(len, cuts)) - len(own)
     return Share(
         own + [_without_tokens(device, is_tree=is_tree) for _ in range(missing)],
         [int(length) for tree in trees for length in tree.episode_length[tree.is_first]],
     )
+
+
+def _lanes(trees: list[_Tree], max_tokens: int, num_lanes: int) -> list[list[_Tree]]:
+    """The trees dealt to lanes of a rank that is alone. Just one lane where another would wait for it for long, or
+    where one tree would be more than its part of what may be computed at once.
+    """
+    sizes = [tree.size for tree in trees]
+    lanes = [[trees[item] for item in items] for items in deal(sizes, num_lanes)]
+    longest = max((sum(tree.size for tree in lane) for lane in lanes), default=0)
+    is_even = longest * num_lanes <= MAX_UNEVEN * sum(sizes) and max(sizes, default=0) * num_lanes <= max_tokens
+    return lanes if num_lanes > 1 and is_even and all(lanes) else [trees]
 
 
 def _cut(trees: list[_Tree], max_tokens: int, *, is_padded: bool) -> list[list[_Tree]]:
@@ -216,6 +236,11 @@ def _common_prefix(one: np.ndarray, other: np.ndarray) -> int:
     return int(differs[0]) if len(differs) else shorter
 
 
+def _tensors(trees: list[_Tree], device: torch.device, *, is_tree: bool, lane: int = 0) -> MicroBatch:
+    batch = (_pack if is_tree else _pad)(trees, device)
+    return replace(batch, lane=lane) if lane else batch
+
+
 def _pad(trees: list[_Tree], device: torch.device) -> MicroBatch:
     """One sequence per row, padded on the right, where causal attention never looks."""
     width = max(tree.size for tree in trees)
@@ -246,7 +271,7 @@ def _pack(trees: list[_Tree], device: torch.device) -> MicroBatch:
 def _without_tokens(device: torch.device, *, is_tree: bool) -> MicroBatch:
     """One position, and nothing that was sampled: its loss is 0, and its gradient 0 in every weight."""
     tree = _tree([Row([0, 0], [False, True], [0.0, 0.0], 0.0)])
-    batch = (_pack if is_tree else _pad)([tree], device)
+    batch = _tensors([tree], device, is_tree=is_tree)
     nothing = {item.name: getattr(batch, item.name)[:0] for item in fields(batch) if item.name.endswith(("_M", "_S"))}
     return replace(batch, **nothing)
 

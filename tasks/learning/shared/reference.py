@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from tasks.learning.shared.batching import MicroBatch
+from tasks.learning.shared.lanes import Lanes
 from tasks.learning.shared.lora import POLICY, REFERENCE, Adapter
 from tasks.learning.shared.policy import Autocast, LogProbs
 from tasks.learning.shared.ranks import ALONE, Ranks
@@ -34,12 +36,17 @@ class Reference:
             self.log_probs = log_probs
 
     @torch.no_grad()
-    def logps(self, batches: Sequence[MicroBatch], *, temperature: float, autocast: Autocast) -> list[Tensor]:
+    def logps(
+        self, batches: Sequence[MicroBatch], *, lanes: Lanes, temperature: float, autocast: Autocast
+    ) -> list[Tensor]:
         """reference_logp of every micro-batch, [M] each; the model is in eval mode."""
-        if self.adapter is None:
-            return [self.log_probs(batch, temperature=temperature, autocast=autocast) for batch in batches]
-        with self.adapter.active(REFERENCE):
-            return [self.log_probs(batch, temperature=temperature, autocast=autocast) for batch in batches]
+
+        def logp(batch: MicroBatch) -> Tensor:
+            found: Tensor = self.log_probs(batch, temperature=temperature, autocast=autocast)
+            return found
+
+        with nullcontext() if self.adapter is None else self.adapter.active(REFERENCE):
+            return lanes.each(batches, logp)
 
     @torch.no_grad()
     def follow(self, mix: float) -> None:
