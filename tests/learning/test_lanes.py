@@ -79,6 +79,24 @@ def test_two_lanes_add_up_to_the_gradient_of_one_and_to_the_same_bits_whichever_
     assert two.backward(dealt, loss_of) == [batch.num_tokens for batch in dealt]
 
 
+class Sum(torch.nn.Module):
+    """Two parameters that are added: torch gives both one and the same tensor as their gradient."""
+
+    device = CPU
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
+
+
+def test_two_parameters_with_one_gradient_each_get_it_once() -> None:
+    """The loss of each batch is the sum of one + other: a gradient of 1 in each place."""
+    model, dealt = Sum(), share(random_rows(1, 12)).batches
+    own = Lanes(model, num_threads=2, num_ranks=1)
+    found = gradient(own, model, dealt, lambda batch: ((model.one + model.other).sum(), None))
+    assert found.tolist() == [float(len(dealt))] * 6
+
+
 def test_what_is_computed_without_gradients_comes_in_the_order_of_the_batches(folder: Path) -> None:
     own, dealt = lanes_of(folder), share(random_rows(2, 9)).batches
     assert own.each(dealt, lambda batch: id(batch)) == [id(batch) for batch in dealt]

@@ -62,7 +62,7 @@ class Lanes:
     def backward(self, batches: Sequence[Batch], loss_of: Callable[[Batch], tuple[Tensor, Found]]) -> list[Found]:
         """Add the gradient of every batch's loss to the parameters'; what `loss_of` found beside each, in order."""
         if len(self._numbers(batches)) == 1:
-            return [self._backward(*loss_of(batch)) for batch in batches]
+            return [_backward(*loss_of(batch)) for batch in batches]
         sums: list[list[Tensor | None]] = [[None] * len(self.parameters) for _ in range(self.number)]
 
         def add(batch: Batch) -> Found:
@@ -76,11 +76,6 @@ class Lanes:
             _add(own, gradients)
             for parameter, gradient in zip(self.parameters, own, strict=True):
                 parameter.grad = gradient
-        return found
-
-    @staticmethod
-    def _backward(loss: Tensor, found: Found) -> Found:
-        loss.backward()
         return found
 
     def _numbers(self, batches: Sequence[Batch]) -> list[list[int]]:
@@ -97,11 +92,17 @@ class Lanes:
         return [lane.result() for lane in started]
 
 
+def _backward(loss: Tensor, found: Found) -> Found:
+    loss.backward()
+    return found
+
+
 def _add(sums: list[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
     for number, gradient in enumerate(gradients):
         if gradient is not None:
             own = sums[number]
-            sums[number] = gradient if own is None else own.add_(gradient)
+            # Not in place: two parameters may have been given one tensor.
+            sums[number] = gradient if own is None else own + gradient
 
 
 def _is_small(model: PreTrainedModel) -> bool:
