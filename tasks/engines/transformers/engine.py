@@ -22,6 +22,7 @@ from tasks.engines.transformers.decode_step import Decoder
 from tasks.engines.transformers.memory import check_budget, forward_limits, position_bytes, smallest_cache
 from tasks.engines.transformers.settings import kv_cache_bytes
 from tasks.engines.transformers.shard import EngineShard
+from tasks.engines.transformers.step_in_c import StepInC
 from tasks.models.architecture import model_logp
 from tasks.models.folders import load_config, load_model
 from tasks.models.limits import check_playable
@@ -62,9 +63,10 @@ class TransformersEngine:
         num_threads: int,
         policy_version: int = 0,
     ):
-        check_architecture(model, max_tokens=max_context)
+        runs_in_c = check_architecture(model, max_tokens=max_context)
         self.model, self.policy_version = model, policy_version
-        self.decoder = Decoder(model, temperature=temperature, top_p=top_p)
+        in_c = StepInC(model, max_context=max_context) if runs_in_c else None
+        self.decoder = Decoder(model, temperature=temperature, top_p=top_p, in_c=in_c)
         cached = position_bytes(model)
         check_budget(kv_cache_bytes, max_context=max_context, cached=cached)
         is_shared = kv_cache_bytes is None or kv_cache_bytes // NUM_SHARDS >= smallest_cache(max_context, cached)

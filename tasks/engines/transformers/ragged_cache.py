@@ -85,6 +85,13 @@ class RaggedCache(Cache):
             if layer.is_initialized:
                 layer.resize(num_rows=num_rows, length=length)
 
+    def allocate(self, num_heads: int, head_size: int) -> None:
+        """In float32 on the CPU, unless a forward has done it."""
+        if not self.is_initialized:
+            example = torch.empty(1, num_heads, 0, head_size)
+            for layer in self.layers:
+                layer.lazy_initialization(example, example)
+
     def free(self) -> None:
         """Have no slot and no storage; the next `resize` and forward allocate anew."""
         self.num_slots = self.capacity = self.nowhere = 0

@@ -8,6 +8,7 @@ Requests wait until the shard's next step, so the caller's thread never touches 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from transformers import PreTrainedModel
 from tasks.engines.transformers.decode_step import Decoder, Step
 from tasks.engines.transformers.memory import ForwardLimits
 from tasks.engines.transformers.ragged_cache import RaggedCache
-from tasks.engines.transformers.reading import Reader
+from tasks.engines.transformers.reading import Reader, new_positions
 from tasks.engines.transformers.rows import Row, Rows
 from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest
 from tasks.rollouts.sampling import StopStrings
@@ -88,9 +89,8 @@ class EngineShard:
         row.begin_turn(request, self.end_ids)
 
     def _step(self, rows: list[Row], policy_version: int) -> list[TurnReply]:
-        tokens, logps = self.decoder.step(self.cache, self._packed(rows))
         replies = []
-        for row, token, logp in zip(rows, *self._numbers(tokens, logps), strict=True):
+        for row, token, logp in zip(rows, *self._sample(rows), strict=True):
             row.fed = len(row.ids)
             row.ids.append(token)
             row.token_ids.append(token)
@@ -100,6 +100,14 @@ class EngineShard:
                 row.is_waiting = True
                 replies.append(TurnReply(row.episode, row.token_ids, row.sampler_logp, finish, row.token_versions))
         return replies
+
+    def _sample(self, rows: list[Row]) -> tuple[list[int], list[float]]:
+        if self.decoder.in_c is None:
+            return self._numbers(*self.decoder.step(self.cache, self._packed(rows)))
+        positions = new_positions(rows, self.rows.slot, but_last=False)
+        ends = accumulate(len(row.ids) - row.fed for row in rows)
+        noise = [row.noise[len(row.token_ids)] for row in rows]
+        return self.decoder.step_in_c(self.cache, positions, asked=[end - 1 for end in ends], noise=noise)
 
     def _packed(self, rows: list[Row]) -> Step:
         appends = [(slot, row) for slot, row in enumerate(rows) if len(row.ids) - row.fed > 1]
