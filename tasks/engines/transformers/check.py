@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 
 from tasks.engines.transformers.decode_step import Decoder
 from tasks.engines.transformers.memory import ForwardLimits
-from tasks.engines.transformers.shard import EngineShard
+from tasks.engines.transformers.shard import EngineShard, Shard
+from tasks.engines.transformers.shard_in_c import ShardInC
 from tasks.engines.transformers.step_in_c import StepInC, fits
 from tasks.models.architecture import check_own_forward, example_ids, own_logp
 from tasks.models.limits import check_playable
@@ -63,18 +64,7 @@ def _compare(model: PreTrainedModel, *, in_c: bool) -> None:
 
 
 def _gaps_from_own_forward(model: PreTrainedModel, *, in_c: bool) -> list[float]:
-    max_context = max(PROMPTS) + max(APPENDS) + 2 * WRITTEN
-    step = StepInC(model, max_context=max_context) if in_c else None
-    decoder = Decoder(model, temperature=1.0, top_p=1.0, in_c=step)
-    shard = EngineShard(
-        decoder,
-        end_ids=(),
-        stop=None,
-        max_context=max_context,
-        max_episodes=len(PROMPTS),
-        max_positions=(len(PROMPTS) + 1) * max_context,
-        limits=LIMITS,
-    )
+    shard = _shard(model, in_c=in_c)
     texts: list[list[int]] = [[] for _ in PROMPTS]
     sampled: list[list[tuple[int, float]]] = [[] for _ in PROMPTS]  # place in the text, log-prob
     for turn, lengths in enumerate((PROMPTS, APPENDS)):
@@ -94,8 +84,27 @@ def _gaps_from_own_forward(model: PreTrainedModel, *, in_c: bool) -> list[float]
     ]
 
 
-def _replies(shard: EngineShard, requests: Sequence[TurnRequest | EpisodeHandle]) -> list[TurnReply]:
-    replies = shard.advance(requests, 0)
+def _shard(model: PreTrainedModel, *, in_c: bool) -> Shard:
+    max_context = max(PROMPTS) + max(APPENDS) + 2 * WRITTEN
+    max_positions = (len(PROMPTS) + 1) * max_context
+    if in_c:
+        step = StepInC(model, max_context=max_context, temperature=1.0, top_p=1.0)
+        return ShardInC(
+            step, end_ids=(), stop=None, max_context=max_context, max_positions=max_positions, has_thread=False
+        )
+    return EngineShard(
+        Decoder(model, temperature=1.0, top_p=1.0),
+        end_ids=(),
+        stop=None,
+        max_context=max_context,
+        max_episodes=len(PROMPTS),
+        max_positions=max_positions,
+        limits=LIMITS,
+    )
+
+
+def _replies(shard: Shard, requests: Sequence[TurnRequest | EpisodeHandle]) -> list[TurnReply]:
+    replies = shard.start(requests, 0)()
     while len(replies) < len(requests):
-        replies += shard.advance([], 0)
+        replies += shard.start([], 0)()
     return replies

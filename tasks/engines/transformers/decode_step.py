@@ -20,7 +20,6 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from tasks.engines.transformers.ragged_cache import RaggedCache
-from tasks.engines.transformers.step_in_c import Positions, StepInC
 from tasks.engines.transformers.traces import Traced, structure_of, trace_once
 from tasks.models.attention import PromptPlan, StepPlan
 from tasks.rollouts.sampling import sample_tokens
@@ -87,48 +86,29 @@ def packed_forward(
 
 
 class Decoder:
-    """`in_c` computes the steps, where given; else they are traced, where they may be."""
-
-    def __init__(self, model: PreTrainedModel, *, temperature: float, top_p: float, in_c: StepInC | None = None):
-        self.model, self.in_c = model, in_c
+    def __init__(self, model: PreTrainedModel, *, temperature: float, top_p: float):
+        self.model = model
         self.places = _find_tensors(model)
         self.take_weights()
-        self.is_traced = in_c is None and is_traceable(model)
         self.traced: dict[tuple[bool, bool, bool], Traced] = {}  # has appends, is greedy, has a nucleus
         self.traced_prefill: Traced | None = None
         self.set_distribution(temperature=temperature, top_p=top_p)
-        if self.is_traced:
+        if is_traceable(model):
             example = [torch.zeros(2, 3, dtype=torch.long), torch.arange(3)]
             self.traced_prefill = self._trace("prefill", run_prefill, example)
 
     def set_distribution(self, *, temperature: float, top_p: float) -> None:
         """Of the steps from now on. Other values need no other trace: only greedy steps, and those with a nucleus."""
-        self.temperature, self.top_p = temperature, top_p
         self.is_greedy, self.has_nucleus = temperature == 0, top_p < 1
         self.distribution = [torch.tensor(value, dtype=torch.float64) for value in (temperature, top_p)]
         for has_appends in (False, True):
             kind = has_appends, self.is_greedy, self.has_nucleus
-            if kind not in self.traced and self.is_traced:
+            if kind not in self.traced and is_traceable(self.model):
                 self.traced[kind] = self._trace_step(kind, *_example(self.model, has_appends=has_appends))
 
-    def take_weights(self) -> None:
+    def take_weights(self, *, have_changed: bool = False) -> None:
         """Look up the model's tensors again: needed after tensors were replaced, not after in-place changes."""
-        if self.in_c is not None:
-            self.in_c.take_weights()
-        else:
-            self.weights = [getattr(module, name).detach() for module, name in self.places.values()]
-
-    def step_in_c(
-        self, cache: RaggedCache, positions: Positions, *, asked: list[int], noise: list[float]
-    ) -> tuple[list[int], list[float]]:
-        assert self.in_c is not None
-        if self.has_nucleus and not self.is_greedy:
-            logits = self.in_c.logits(cache, positions, asked=asked)
-            uniform = torch.tensor(noise, dtype=torch.float64)
-            tokens, logps = sample_tokens(logits, uniform, temperature=self.temperature, top_p=self.top_p)
-        else:
-            tokens, logps = self.in_c.sample(cache, positions, asked=asked, noise=noise, temperature=self.temperature)
-        return tokens.tolist(), logps.tolist()
+        self.weights = [getattr(module, name).detach() for module, name in self.places.values()]
 
     def step(self, cache: RaggedCache, step: Step) -> tuple[Tensor, Tensor]:
         traced = self.traced.get((step.append_A is not None, self.is_greedy, self.has_nucleus))

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -21,7 +22,8 @@ from tasks.engines.transformers.check import check_architecture
 from tasks.engines.transformers.decode_step import Decoder
 from tasks.engines.transformers.memory import check_budget, forward_limits, position_bytes, smallest_cache
 from tasks.engines.transformers.settings import kv_cache_bytes
-from tasks.engines.transformers.shard import EngineShard
+from tasks.engines.transformers.shard import EngineShard, Shard
+from tasks.engines.transformers.shard_in_c import ShardInC
 from tasks.engines.transformers.step_in_c import StepInC
 from tasks.models.architecture import model_logp
 from tasks.models.folders import load_config, load_model
@@ -65,27 +67,32 @@ class TransformersEngine:
     ):
         runs_in_c = check_architecture(model, max_tokens=max_context)
         self.model, self.policy_version = model, policy_version
-        in_c = StepInC(model, max_context=max_context) if runs_in_c else None
-        self.decoder = Decoder(model, temperature=temperature, top_p=top_p, in_c=in_c)
         cached = position_bytes(model)
         check_budget(kv_cache_bytes, max_context=max_context, cached=cached)
         is_shared = kv_cache_bytes is None or kv_cache_bytes // NUM_SHARDS >= smallest_cache(max_context, cached)
         num_shards = NUM_SHARDS if num_threads >= NUM_SHARDS and is_shared and _is_small(model) else 1
         max_episodes = -(-max_concurrent_episodes // num_shards)
         all_positions = (max_episodes + 1) * max_context
-        self.shards = [
-            EngineShard(
-                self.decoder,
-                end_ids=end_ids,
-                stop=stop,
-                max_context=max_context,
-                max_episodes=max_episodes,
-                max_positions=all_positions if kv_cache_bytes is None else kv_cache_bytes // num_shards // cached,
-                limits=forward_limits(model, cached=cached),
-            )
-            for _ in range(num_shards)
-        ]
-        self.threads = start_threads(num_shards, num_threads // num_shards, name="shard") if num_shards > 1 else []
+        limits: dict[str, Any] = {
+            "end_ids": end_ids,
+            "stop": stop,
+            "max_context": max_context,
+            "max_positions": all_positions if kv_cache_bytes is None else kv_cache_bytes // num_shards // cached,
+        }
+        self.decoder: Decoder | StepInC
+        self.shards: list[Shard]
+        self.threads: list[ThreadPoolExecutor] = []
+        if runs_in_c:
+            step = StepInC(model, max_context=max_context, temperature=temperature, top_p=top_p)
+            self.decoder = step
+            self.shards = [ShardInC(step, has_thread=num_shards > 1, **limits) for _ in range(num_shards)]
+        else:
+            decoder = Decoder(model, temperature=temperature, top_p=top_p)
+            self.decoder = decoder
+            limits |= {"max_episodes": max_episodes, "limits": forward_limits(model, cached=cached)}
+            self.shards = [EngineShard(decoder, **limits) for _ in range(num_shards)]
+            if num_shards > 1:
+                self.threads = start_threads(num_shards, num_threads // num_shards, name="shard")
         self.shard_of: dict[EpisodeHandle, int] = {}
         self.num_episodes, self.num_turns = [0] * num_shards, [0] * num_shards
         self.requests: list[list[TurnRequest | EpisodeHandle]] = [[] for _ in self.shards]
@@ -113,6 +120,7 @@ class TransformersEngine:
         assert weights.model is self.model
         self.pause()
         self.policy_version = policy_version
+        self.decoder.take_weights(have_changed=True)
         for shard, released in self._released():
             shard.forget(released)
 
@@ -138,6 +146,10 @@ class TransformersEngine:
     def close(self) -> None:
         for thread in self.threads:
             thread.shutdown()
+        while self.under_way:  # a thread of C may still read what it was given
+            self._complete_step()
+        for shard in self.shards:
+            shard.close()
 
     def poll(self, until: Callable[[], bool] = never) -> list[TurnReply]:
         """The replies of the next shard in turn; meanwhile each shard computes its next step."""
@@ -162,7 +174,7 @@ class TransformersEngine:
         self.num_turns[shard] -= len(replies)
         return shard, replies
 
-    def _released(self) -> list[tuple[EngineShard, list[EpisodeHandle]]]:
+    def _released(self) -> list[tuple[Shard, list[EpisodeHandle]]]:
         """Each shard with the releases it has not seen; no step is under way. Turns it has not seen it will."""
         released = [[item for item in requests if isinstance(item, EpisodeHandle)] for requests in self.requests]
         self.requests = [[item for item in requests if isinstance(item, TurnRequest)] for requests in self.requests]
@@ -172,8 +184,8 @@ class TransformersEngine:
         if not self.num_turns[shard]:
             return
         requests, self.requests[shard] = self.requests[shard], []
-        advance = partial(self.shards[shard].advance, requests, self.policy_version)
-        self.under_way.append((shard, self.threads[shard].submit(advance).result if self.threads else advance))
+        finish = self.shards[shard].start(requests, self.policy_version)
+        self.under_way.append((shard, self.threads[shard].submit(finish).result if self.threads else finish))
 
 
 def _is_small(model: PreTrainedModel) -> bool:

@@ -6,15 +6,13 @@ chunks that attend to the cache. Text that several episodes start with is comput
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from tasks.engines.transformers.decode_step import Decoder
 from tasks.engines.transformers.memory import ForwardLimits, batch_prompts, batch_replies
 from tasks.engines.transformers.rows import Row, Rows, waves
-from tasks.engines.transformers.step_in_c import Positions
-from tasks.rollouts.engine import EpisodeHandle
 
 
 class Reader:
@@ -49,15 +47,8 @@ class Reader:
             self.rows.cache.move(self.rows.slot[source.episode], self.rows.slot[row.episode], row.fed)
 
     def _prefill(self, rows: list[Row]) -> None:
-        """Right-padded causal forwards: padded positions are beyond their row's length and never read. In C no
-        position is padded and no forward bounded.
-        """
+        """Right-padded causal forwards: padded positions are beyond their row's length and never read."""
         rows = [row for row in rows if row.num_to_feed]
-        if self.decoder.in_c is not None:
-            self.decoder.in_c.read(self.rows.cache, new_positions(rows, self.rows.slot, but_last=True))
-            for row in rows:
-                row.fed = len(row.ids) - 1
-            return
         lengths = [self.limits.width(row.num_to_feed) for row in rows]
         for batch in batch_prompts(lengths, self.limits):
             width = max(lengths[number] for number in batch)
@@ -69,9 +60,7 @@ class Reader:
                 self.rows.cache.fill(self.rows.slot[row.episode], found, place, row.fed)
 
     def _feed_long(self, rows: list[Row]) -> None:
-        """Replies of similar length in one forward, those too long for one in several; in C the step takes all."""
-        if self.decoder.in_c is not None:
-            return
+        """Replies of similar length in one forward, those too long for one in several."""
         while long := [row for row in rows if not row.is_waiting and row.num_to_feed > self.limits.in_step]:
             batch, width = batch_replies([row.num_to_feed for row in long], [row.fed for row in long], self.limits)
             self._feed([long[number] for number in batch], width)
@@ -92,16 +81,3 @@ class Reader:
         )  # fmt: skip
         for row, end in zip(rows, ends, strict=True):
             row.fed = end
-
-
-def new_positions(rows: Sequence[Row], slots: Mapping[EpisodeHandle, int], *, but_last: bool) -> Positions:
-    """What the rows have beyond the cache, row by row; their last tokens only where a step samples after them."""
-    ids: list[int] = []
-    places: list[int] = []
-    where: list[int] = []
-    for row in rows:
-        end = len(row.ids) - but_last
-        ids += row.ids[row.fed : end]
-        places += range(row.fed, end)
-        where += [slots[row.episode]] * (end - row.fed)
-    return Positions(ids, places, where)

@@ -7,8 +7,8 @@ Requests wait until the shard's next step, so the caller's thread never touches 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,54 +18,37 @@ from transformers import PreTrainedModel
 from tasks.engines.transformers.decode_step import Decoder, Step
 from tasks.engines.transformers.memory import ForwardLimits
 from tasks.engines.transformers.ragged_cache import RaggedCache
-from tasks.engines.transformers.reading import Reader, new_positions
+from tasks.engines.transformers.reading import Reader
 from tasks.engines.transformers.rows import Row, Rows
 from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest
 from tasks.rollouts.sampling import StopStrings
 
 
-class EngineShard:
-    """Any of `end_ids`, one of the request's own or `stop` completes a turn; `max_context` bounds its episode,
-    `max_positions` the cache and `limits` each forward over new text.
+class Shard:
+    """The rows of a shard and what completes their turns: any of `end_ids`, one of the request's own or `stop`;
+    `max_context` bounds an episode, `max_positions` the cache.
     """
 
     def __init__(
         self,
-        decoder: Decoder,
+        num_layers: int,
         *,
         end_ids: tuple[int, ...],
         stop: StopStrings | None,
         max_context: int,
-        max_episodes: int,
         max_positions: int,
-        limits: ForwardLimits,
     ):
-        self.decoder, self.end_ids, self.stop = decoder, frozenset(end_ids), stop
-        self.is_on_cpu = decoder.model.device.type == "cpu"
-        self.cache = RaggedCache(decoder.model.config.get_text_config().num_hidden_layers, 0, 0)
+        self.end_ids, self.stop = frozenset(end_ids), stop
+        self.cache = RaggedCache(num_layers, 0, 0)
         self.rows = Rows(self.cache, max_positions=max_positions, max_context=max_context)
-        most = max(max_context, (limits.in_step + 1) * max_episodes)  # positions of a row, or of a step
-        self.numbers = torch.arange(most + 1, device=decoder.model.device)
-        self.counts: dict[tuple[int, int], Tensor] = {}
-        self.reader = Reader(decoder, self.rows, limits, numbers_T=self.numbers, to_tensor=self._tensor)
 
-    @property
-    def model(self) -> PreTrainedModel:
-        return self.decoder.model
-
-    @torch.no_grad()
-    def advance(self, requests: Sequence[TurnRequest | EpisodeHandle], policy_version: int) -> list[TurnReply]:
+    def start(
+        self, requests: Sequence[TurnRequest | EpisodeHandle], policy_version: int
+    ) -> Callable[[], list[TurnReply]]:
         """Process the requests in order, then take one step for every episode with a turn under way and room in the
-        cache; the turns it completes.
+        cache; a function that waits for it and returns the turns it completes.
         """
-        for request in requests:
-            if isinstance(request, TurnRequest):
-                self._begin_turn(request)
-            else:
-                self.rows.release(request)
-        self.reader.read(self.rows.make_room() if requests or self.rows.waiting else [])
-        num_live = self.rows.gather()
-        return self._step(self.rows.live[:num_live], policy_version) if num_live else []
+        raise NotImplementedError
 
     def forget(self, released: Sequence[EpisodeHandle]) -> None:
         """Release these, and compute anew what the others need when they step next, in a turn under way or a later
@@ -80,6 +63,18 @@ class EngineShard:
         self.forget(released)
         self.cache.free()
 
+    def close(self) -> None:
+        """It steps no more."""
+
+    def _process(self, requests: Sequence[TurnRequest | EpisodeHandle]) -> list[Row]:
+        """The rows that entered the cache, last of its live ones."""
+        for request in requests:
+            if isinstance(request, TurnRequest):
+                self._begin_turn(request)
+            else:
+                self.rows.release(request)
+        return self.rows.make_room() if requests or self.rows.waiting else []
+
     def _begin_turn(self, request: TurnRequest) -> None:
         row = self.rows.known.get(request.episode)
         if row is None:
@@ -88,9 +83,12 @@ class EngineShard:
             row.ids += request.token_ids
         row.begin_turn(request, self.end_ids)
 
-    def _step(self, rows: list[Row], policy_version: int) -> list[TurnReply]:
+    def _append(
+        self, rows: Sequence[Row], tokens: Sequence[int], logps: Sequence[float], policy_version: int
+    ) -> list[TurnReply]:
+        """Each row's new token, after those before it were fed; the turns that it completes."""
         replies = []
-        for row, token, logp in zip(rows, *self._sample(rows), strict=True):
+        for row, token, logp in zip(rows, tokens, logps, strict=True):
             row.fed = len(row.ids)
             row.ids.append(token)
             row.token_ids.append(token)
@@ -101,13 +99,60 @@ class EngineShard:
                 replies.append(TurnReply(row.episode, row.token_ids, row.sampler_logp, finish, row.token_versions))
         return replies
 
-    def _sample(self, rows: list[Row]) -> tuple[list[int], list[float]]:
-        if self.decoder.in_c is None:
-            return self._numbers(*self.decoder.step(self.cache, self._packed(rows)))
-        positions = new_positions(rows, self.rows.slot, but_last=False)
-        ends = accumulate(len(row.ids) - row.fed for row in rows)
-        noise = [row.noise[len(row.token_ids)] for row in rows]
-        return self.decoder.step_in_c(self.cache, positions, asked=[end - 1 for end in ends], noise=noise)
+    def _finish(self, row: Row) -> Finish | None:
+        if row.token_ids[-1] in row.end_ids:
+            return "end_of_turn"
+        if self.stop is not None and self.stop.found(row.token_ids):
+            return "stop_string"
+        return "length" if len(row.token_ids) == len(row.noise) else None
+
+
+class EngineShard(Shard):
+    """One that steps by the model's own forward; `limits` bounds each forward over new text."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        end_ids: tuple[int, ...],
+        stop: StopStrings | None,
+        max_context: int,
+        max_episodes: int,
+        max_positions: int,
+        limits: ForwardLimits,
+    ):
+        super().__init__(
+            decoder.model.config.get_text_config().num_hidden_layers,
+            end_ids=end_ids,
+            stop=stop,
+            max_context=max_context,
+            max_positions=max_positions,
+        )
+        self.decoder = decoder
+        self.is_on_cpu = decoder.model.device.type == "cpu"
+        most = max(max_context, (limits.in_step + 1) * max_episodes)  # positions of a row, or of a step
+        self.numbers = torch.arange(most + 1, device=decoder.model.device)
+        self.counts: dict[tuple[int, int], Tensor] = {}
+        self.reader = Reader(decoder, self.rows, limits, numbers_T=self.numbers, to_tensor=self._tensor)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        return self.decoder.model
+
+    def start(
+        self, requests: Sequence[TurnRequest | EpisodeHandle], policy_version: int
+    ) -> Callable[[], list[TurnReply]]:
+        """All of it in the thread that calls the function."""
+        return partial(self.advance, requests, policy_version)
+
+    @torch.no_grad()
+    def advance(self, requests: Sequence[TurnRequest | EpisodeHandle], policy_version: int) -> list[TurnReply]:
+        self.reader.read(self._process(requests))
+        rows = self.rows.live[: self.rows.gather()]
+        if not rows:
+            return []
+        tokens, logps = self._numbers(*self.decoder.step(self.cache, self._packed(rows)))
+        return self._append(rows, tokens, logps, policy_version)
 
     def _packed(self, rows: list[Row]) -> Step:
         appends = [(slot, row) for slot, row in enumerate(rows) if len(row.ids) - row.fed > 1]
@@ -152,10 +197,3 @@ class EngineShard:
         if (start, end) not in self.counts:
             self.counts[start, end] = self.numbers[start:end]
         return self.counts[start, end]
-
-    def _finish(self, row: Row) -> Finish | None:
-        if row.token_ids[-1] in row.end_ids:
-            return "end_of_turn"
-        if self.stop is not None and self.stop.found(row.token_ids):
-            return "stop_string"
-        return "length" if len(row.token_ids) == len(row.noise) else None

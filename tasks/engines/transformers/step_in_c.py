@@ -1,16 +1,21 @@
 """The forward of a small model in one call of C, where hundreds of small operations would cost more than their sums.
 
-It reads the Hugging Face model's own tensors where they are, so a changed weight needs no word. Which models it may
-run is decided by their modules (`fits`) and then by playing (`check.py`): a model whose log-probs it does not give is
-left to the model's own forward. Shapes: P packed positions, N asked ones, V vocabulary.
+Its matrices are copies of the Hugging Face model's, laid out for C anew when torch's counters of changes say so. Which
+models it may run is decided by their modules (`fits`) and then by playing (`check.py`): a model whose log-probs it does
+not give is left to its own forward. Shapes: P packed positions, N asked ones, V vocabulary.
+
+Steps run in a thread of C, which needs no lock of Python's: the caller's thread prepares and reads the steps of all
+shards, and none waits for another's.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from ctypes import Structure, byref, c_double, c_float, c_int64, c_void_p
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +24,7 @@ from transformers import PreTrainedModel
 
 from tasks.engines.transformers.ragged_cache import RaggedCache
 from tasks.models.native.compiled import load_library
+from tasks.rollouts.sampling import sample_tokens
 
 FAMILIES = {
     "LlamaForCausalLM": ("LlamaModel", "LlamaDecoderLayer", "LlamaAttention", "LlamaMLP", "LlamaRMSNorm"),
@@ -32,6 +38,9 @@ PRODUCTS = (
     "mlp.down_proj",
 )  # fmt: skip
 MAX_BYTES = 32 << 20  # of weights: larger products are faster by torch's own
+
+
+_Place = tuple[torch.nn.Module | None, str]  # of a tensor; None where the model has none
 
 
 class _Model(Structure):
@@ -48,20 +57,40 @@ class _Cache(Structure):
 
 class _Step(Structure):
     _fields_ = [
-        *((name, c_int64) for name in ("num_positions", "num_asked")),
-        *((name, c_void_p) for name in ("ids", "places", "slots", "asked", "noise")),
+        *((name, c_int64) for name in ("num_copies", "num_positions", "num_asked")),
+        *((name, c_void_p) for name in ("copies", "ids", "places", "slots", "asked", "noise")),
         ("temperature", c_double),
         *((name, c_void_p) for name in ("tokens", "logps", "logits")),
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Positions:
-    """Ids, and where each is: its place in its row, and the row's slot. [P] each, a row's in order."""
+@dataclass(slots=True)
+class Work:
+    """What a step does: first copies, as (from a slot, to a slot, so many positions) one after another, then positions,
+    a row's in order ([P] each); after each of the `asked` ones it samples a token, with a number of `noise`.
+    """
 
-    ids: Sequence[int]
-    places: Sequence[int]
-    slots: Sequence[int]
+    copies: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)
+    noise: list[float] = field(default_factory=list)
+
+    def add(self, ids: list[int], *, slot: int, first: int) -> None:
+        """Positions of a row from its place `first`."""
+        self.ids += ids
+        if len(ids) == 1:
+            self.places.append(first)
+            self.slots.append(slot)
+        else:
+            self.places += range(first, first + len(ids))
+            self.slots += [slot] * len(ids)
+
+    def ask(self, noise: float) -> None:
+        """A token after the position added last."""
+        self.asked.append(len(self.ids) - 1)
+        self.noise.append(noise)
 
 
 def fits(model: PreTrainedModel) -> bool:
@@ -82,104 +111,138 @@ def fits(model: PreTrainedModel) -> bool:
     )
 
 
+@cache
 def _library() -> ctypes.CDLL | None:
     library = load_library("decode_step")
     if library is not None:
-        library.memory_of.restype = c_int64
-        library.memory_of.argtypes = [POINTER(_Model), c_int64]
-        library.run_step.restype = None
-        library.run_step.argtypes = [POINTER(_Model), POINTER(_Cache), POINTER(_Step), c_void_p]
+        library.memory_of.restype, library.memory_of.argtypes = c_int64, [c_void_p, c_int64]
+        job: list[Any] = [c_void_p, c_void_p, c_void_p, c_int64, c_void_p]
+        library.run_steps.restype, library.run_steps.argtypes = None, job
+        library.start_steps.restype, library.start_steps.argtypes = None, [c_void_p, *job]
+        for function in (library.wait_for, library.close_worker):
+            function.restype, function.argtypes = None, [c_void_p]
+        library.packed_size.restype, library.packed_size.argtypes = c_int64, [c_int64, c_int64]
+        library.pack.restype, library.pack.argtypes = None, [c_void_p, c_int64, c_int64, c_void_p]
+        library.open_worker.restype = c_void_p
     return library
 
 
-class StepInC:
-    """A model that `fits`, for rows of up to `max_context` tokens. Several threads may call it at once, each with a
-    cache of its own.
-    """
+class Worker:
+    """A thread of C."""
 
-    def __init__(self, model: PreTrainedModel, *, max_context: int):
+    def __init__(self) -> None:
+        library = _library()
+        assert library is not None
+        self.library, self.address = library, library.open_worker()
+        if not self.address:
+            raise RuntimeError("the system has no further thread for an engine's shard; end other programs")
+
+    def close(self) -> None:
+        self.library.close_worker(self.address)
+
+
+class StepInC:
+    """A model that `fits`, for rows of up to `max_context` tokens. Steps of several caches may be under way at once."""
+
+    def __init__(self, model: PreTrainedModel, *, max_context: int, temperature: float, top_p: float):
         library = _library()
         assert library is not None
         self.library, self.model = library, model
-        attention = model.model.layers[0].self_attn
-        self.key_heads, self.head_size = model.config.num_key_value_heads, attention.head_dim
+        self.key_heads, self.head_size = model.config.num_key_value_heads, model.model.layers[0].self_attn.head_dim
         places = torch.arange(max_context)[None]
         self.angles = [table[0].contiguous() for table in model.model.rotary_emb(torch.zeros(1), places)]
-        ends = [(model.model.embed_tokens, "weight"), (model.model.norm, "weight"), (model.lm_head, "weight")]
-        self.places = [*ends, *(place for layer in model.model.layers for place in _tensors(layer))]
-        self.pointers: list[int] = []
+        self.copies: dict[_Place, np.ndarray] = {}  # of matrices
+        self.places = [
+            (model.model.embed_tokens, "weight"), (model.model.norm, "weight"), (model.lm_head, "weight"),
+            *(place for layer in model.model.layers for place in _tensors(layer)),
+        ]  # fmt: skip
+        self.seen: list[tuple[int, int]] = []
         self.take_weights()
+        self.set_distribution(temperature=temperature, top_p=top_p)
 
-    def take_weights(self) -> None:
-        """Look up where the tensors are: needed after some were replaced, not after changes in place."""
-        pointers = [0 if module is None else getattr(module, name).data_ptr() for module, name in self.places]
-        if pointers != self.pointers:
-            self.pointers = pointers
-            self._point_to_tensors()
+    def set_distribution(self, *, temperature: float, top_p: float) -> None:
+        """Of the steps from now on."""
+        self.temperature, self.top_p, self.has_nucleus = temperature, top_p, temperature > 0 and top_p < 1
 
-    def _point_to_tensors(self) -> None:
+    def take_weights(self, *, have_changed: bool = False) -> None:
+        """Look at the tensors again: at all of them where they `have_changed`, else at what torch counts as changed."""
+        tensors = [None if module is None else getattr(module, name) for module, name in self.places]
+        seen = [(0, 0) if tensor is None else (tensor.data_ptr(), tensor._version) for tensor in tensors]
+        if have_changed or seen != self.seen:
+            self.seen = seen
+            self._lay_out(tensors)
+
+    def _lay_out(self, tensors: Sequence[Tensor | None]) -> None:
         config, layers = self.model.config, self.model.model.layers
-        embedding, last_norm, head, *in_layers = self.pointers
+        embedding, *others = tensors
+        last_norm, head, *in_layers = map(self._address_of, self.places[1:], others)
+        assert embedding is not None
         self.table = np.array(in_layers, dtype=np.uint64)
         self.given = _Model(
             len(layers), config.hidden_size, config.intermediate_size, config.num_attention_heads, self.key_heads,
             self.head_size, self.model.lm_head.weight.shape[0], layers[0].input_layernorm.variance_epsilon,
-            layers[0].self_attn.scaling, embedding, last_norm, head,
+            layers[0].self_attn.scaling, embedding.data_ptr(), last_norm, head,
             *(table.data_ptr() for table in self.angles), _address(self.table),
         )  # fmt: skip
 
-    def read(self, cache: RaggedCache, positions: Positions) -> None:
-        """Keys and values of these positions into the cache."""
-        self._run(cache, positions, asked=[], noise=[], temperature=1.0)
+    def _address_of(self, place: _Place, tensor: Tensor | None) -> int:
+        """A matrix is copied."""
+        if tensor is None or tensor.dim() == 1:
+            return 0 if tensor is None else tensor.data_ptr()
+        if place not in self.copies:
+            self.copies[place] = np.empty(self.library.packed_size(*tensor.shape), np.float32)
+        copy = _address(self.copies[place])
+        self.library.pack(tensor.data_ptr(), *tensor.shape, copy)
+        return copy
 
-    def sample(
-        self,
-        cache: RaggedCache,
-        positions: Positions,
-        *,
-        asked: Sequence[int],
-        noise: Sequence[float],
-        temperature: float,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """A token after each asked position and its log-prob (nats), as `sample_tokens` without a nucleus: [N] each."""
-        tokens, logps = np.empty(len(asked), np.int64), np.empty(len(asked), np.float32)
-        self._run(
-            cache, positions, asked=asked, noise=noise, temperature=temperature, tokens=_address(tokens),
-            logps=_address(logps),
-        )  # fmt: skip
-        return tokens, logps
-
-    def logits(self, cache: RaggedCache, positions: Positions, *, asked: Sequence[int]) -> Tensor:
-        """[N, V], after each asked position."""
-        logits = torch.empty(len(asked), self.given.words)
-        self._run(cache, positions, asked=asked, noise=[], temperature=1.0, logits=logits.data_ptr())
-        return logits
-
-    def _run(
-        self,
-        cache: RaggedCache,
-        positions: Positions,
-        *,
-        asked: Sequence[int],
-        noise: Sequence[float],
-        temperature: float,
-        **results: int,
-    ) -> None:
+    def start(
+        self, cache: RaggedCache, works: Sequence[Work], worker: Worker | None
+    ) -> Callable[[], tuple[list[int], list[float]]]:
+        """Steps one after another; a function that waits for them and returns the last one's tokens and log-probs
+        (nats, under the distribution sampled from). Without a worker they run in the thread that calls it.
+        """
         cache.allocate(self.key_heads, self.head_size)
         storage = np.array([tensor.data_ptr() for tensor in cache.storage], dtype=np.uint64)
-        half = storage.nbytes // 2
-        given = [np.array(numbers, np.int64) for numbers in (positions.ids, positions.places, positions.slots, asked)]
-        uniform = np.array(noise, np.float64)
-        step = _Step(
-            len(given[0]), len(asked), *map(_address, given), _address(uniform), temperature, **results
+        address = _address(storage)
+        where = _Cache(address, address + storage.nbytes // 2, cache.capacity)
+        tokens, logps = np.empty(len(works[-1].asked), np.int64), np.empty(len(works[-1].asked), np.float32)
+        logits = torch.empty(len(tokens), self.given.words) if self.has_nucleus else None
+        arrays = [_arrays(work) for work in works]
+        steps = (_Step * len(works))(*map(self._step, works, arrays))
+        steps[-1].tokens, steps[-1].logps = _address(tokens), _address(logps)
+        steps[-1].logits = None if logits is None else logits.data_ptr()
+        memory = np.empty(self.library.memory_of(byref(self.given), cache.capacity), np.float32)
+        job = byref(self.given), byref(where), byref(steps), len(works), _address(memory)
+        if worker is not None:
+            self.library.start_steps(worker.address, *job)
+
+        def finish() -> tuple[list[int], list[float]]:
+            if worker is not None:
+                self.library.wait_for(worker.address)
+            else:
+                self.library.run_steps(*job)
+            assert len(arrays) == len(steps) and storage.size and memory.size  # kept until here: C reads them
+            if logits is None:
+                return tokens.tolist(), logps.tolist()
+            noise = torch.from_numpy(arrays[-1][-1])
+            ids, chosen = sample_tokens(logits, noise, temperature=self.temperature, top_p=self.top_p)
+            return ids.tolist(), chosen.tolist()
+
+        return finish
+
+    def _step(self, work: Work, arrays: Sequence[np.ndarray]) -> _Step:
+        return _Step(
+            len(work.copies) // 3, len(work.ids), len(work.asked), *map(_address, arrays), self.temperature
         )  # fmt: skip
-        memory = np.empty(self.library.memory_of(self.given, cache.capacity), np.float32)
-        where = _Cache(_address(storage), _address(storage) + half, cache.capacity)
-        self.library.run_step(byref(self.given), byref(where), byref(step), _address(memory))
 
 
-def _tensors(layer: torch.nn.Module) -> list[tuple[torch.nn.Module | None, str]]:
-    """Where a layer's tensors are, in the order of `Layer` in decode_step.c; None where one is missing."""
+def _arrays(work: Work) -> list[np.ndarray]:
+    counts = work.copies, work.ids, work.places, work.slots, work.asked
+    return [*(np.array(numbers, np.int64) for numbers in counts), np.array(work.noise, np.float64)]
+
+
+def _tensors(layer: torch.nn.Module) -> list[_Place]:
+    """Where a layer's tensors are, in the order of `Layer` in decode_step.c."""
     norms = [(name, "weight") for name in NORMS]
     wanted = norms + [(name, kind) for name in PRODUCTS for kind in ("weight", "bias")]
     modules = dict(layer.named_modules())

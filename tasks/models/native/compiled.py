@@ -22,7 +22,18 @@ from tasks.core.workspace import CODE
 FOLDER = Path(__file__).parent
 CACHE = CODE / ".cache" / "native"
 COMPILERS = ("cc", "gcc", "clang")
-FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-fno-math-errno", "-fno-strict-aliasing", "-fno-trapping-math", "-Wall")
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-std=gnu11",
+    "-shared",
+    "-fPIC",
+    "-pthread",
+    "-fno-math-errno",
+    "-fno-strict-aliasing",
+    "-fno-trapping-math",
+    "-Wall",
+)
 SECONDS = 120.0  # after which a compiler is taken to hang
 
 

@@ -1,26 +1,29 @@
 /* The forward of a small Llama, Qwen 2 or Qwen 3 over packed positions of many rows, and a sampled token for each row
- * that is asked for one. The Hugging Face model is the definition: its own tensors are read where they are, and
- * tasks/engines/transformers/check.py compares the log-probs with its forward before any episode.
+ * that is asked for one. The Hugging Face model is the definition: tasks/engines/transformers/check.py compares the
+ * log-probs with its forward before any episode.
  *
  * Positions go through all layers BLOCK at a time, so that their activations stay in a core's cache; a position sees all
- * before it in its row, which are in the KV cache or earlier in the block. Linear layers are dot products of rows of the
- * input and rows of the weights, as PyTorch stores them: nothing is packed anew when weights change. Where a sum's terms
- * are does not depend on what shares a block, so neither do the bits of a log-prob on the batch.
+ * before it in its row, which are in the KV cache or earlier in the block. The order of every sum is the same whatever
+ * shares the block, so the bits of a log-prob do not depend on the batch.
  *
  * Letters: P positions, H hidden size, I intermediate size, Q query heads, K key-value heads, D head size, T positions of
  * a row, V vocabulary.
  */
 #include <math.h>
-#include <stddef.h>
+#include <pthread.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #include "vectors.h"
 
 #define BLOCK 36
-#define CACHED_FLOATS 4608 /* of the input, which stay in the first-level cache while all weights pass */
+#define PANEL (2 * WIDTH) /* outputs of a matrix that lie side by side */
+#define MAX_ROWS 6        /* of a tile, whose sums then fill the registers of AVX2 */
+#define MAX_PANELS 4      /* of a tile of one row */
+#define MAX_QUERIES 2     /* that read a key once */
 
 typedef struct {
-    const float *weight, *bias; /* [out, in]; a bias may be missing */
+    const float *weight, *bias; /* packed [out, in]; a bias may be missing */
 } Linear;
 
 typedef struct {
@@ -42,7 +45,8 @@ typedef struct {
 } Cache;
 
 typedef struct {
-    int64_t num_positions, num_asked;
+    int64_t num_copies, num_positions, num_asked;
+    const int64_t *copies;               /* first of all: from a slot, to a slot, so many positions; [copies, 3] */
     const int64_t *ids, *places, *slots; /* [P] */
     const int64_t *asked;                /* which positions get a token after them, rising */
     const double *noise;                 /* of each asked one, in [0, 1) */
@@ -58,6 +62,9 @@ typedef struct {
     float *hidden, *normed, *query, *key, *value, *gate, *up, *logits; /* a row per position */
     float *scores, *sums; /* the sums are doubles */
 } Block;
+
+#define CHUNK (8 * WIDTH) /* of a distribution, whose probabilities are summed apart */
+typedef double Doubles __attribute__((vector_size(8 * WIDTH)));
 
 /* Four sums at once: of lanes in halves, then across the four. */
 typedef float Four __attribute__((vector_size(16)));
@@ -79,30 +86,24 @@ INLINE Four sums_of(Vector a, Vector b, Vector c, Vector d) {
     return __builtin_shufflevector(pq, rs, 0, 1, 4, 5) + __builtin_shufflevector(pq, rs, 2, 3, 6, 7);
 }
 
-/* to[r][c] = from[r] · weight[c] for R rows and 4·C outputs. Each sum has the same order whatever R and C are. */
-#define MAX_ROWS 3
-INLINE void tile(const int R, const int C, const float *from, int64_t from_stride, const float *weight, int64_t depth,
-                 float *to, int64_t to_stride) {
-    Vector sum[MAX_ROWS][8] = {{{0}}};
+/* to[r][c] = from[r] · other[c] for R rows and four others. Each sum has the same order whatever R is. */
+INLINE void dots(const int R, const float *from, const float *others, int64_t depth, float *to, int64_t to_stride) {
+    Vector sum[MAX_QUERIES][4] = {{{0}}};
     int64_t at = 0;
-    for (; at + WIDTH <= depth; at += WIDTH) {
-        Vector row[MAX_ROWS];
-        for (int r = 0; r < R; r++) row[r] = load(from + r * from_stride + at);
-        for (int c = 0; c < 4 * C; c++) {
-            Vector column = load(weight + c * depth + at);
-            for (int r = 0; r < R; r++) sum[r][c] += row[r] * column;
+    for (; at + WIDTH <= depth; at += WIDTH)
+        for (int c = 0; c < 4; c++) {
+            Vector other = load(others + c * depth + at);
+            for (int r = 0; r < R; r++) sum[r][c] += load(from + r * depth + at) * other;
         }
-    }
     if (at < depth)
-        for (int c = 0; c < 4 * C; c++)
+        for (int c = 0; c < 4; c++)
             for (int r = 0; r < R; r++)
-                sum[r][c] += load_first(from + r * from_stride + at, (int)(depth - at)) *
-                             load_first(weight + c * depth + at, (int)(depth - at));
-    for (int r = 0; r < R; r++)
-        for (int c = 0; c < C; c++) {
-            Four sums = sums_of(sum[r][4 * c], sum[r][4 * c + 1], sum[r][4 * c + 2], sum[r][4 * c + 3]);
-            memcpy(to + r * to_stride + 4 * c, &sums, sizeof sums);
-        }
+                sum[r][c] += load_first(from + r * depth + at, (int)(depth - at)) *
+                             load_first(others + c * depth + at, (int)(depth - at));
+    for (int r = 0; r < R; r++) {
+        Four sums = sums_of(sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
+        memcpy(to + r * to_stride, &sums, sizeof sums);
+    }
 }
 
 static float dot(const float *one, const float *other, int64_t count) {
@@ -110,34 +111,67 @@ static float dot(const float *one, const float *other, int64_t count) {
     int64_t at = 0;
     for (; at + WIDTH <= count; at += WIDTH) sum += load(one + at) * load(other + at);
     if (at < count) sum += load_first(one + at, (int)(count - at)) * load_first(other + at, (int)(count - at));
-    Four found = sums_of(sum, sum, sum, sum);
-    return found[0];
+    return sums_of(sum, sum, sum, sum)[0];
 }
 
-/* to [rows, out] = from [rows, depth] · weight [out, depth]ᵀ + bias */
-static void apply(Linear layer, const float *from, float *to, int64_t rows, int64_t depth, int64_t out) {
-    int64_t most = CACHED_FLOATS / depth > MAX_ROWS ? CACHED_FLOATS / depth / MAX_ROWS * MAX_ROWS : MAX_ROWS;
-    for (int64_t first = 0; first < rows; first += most) {
-        int64_t end = first + most < rows ? first + most : rows;
-        int64_t column = 0;
-        if (end - first == 1)
-            for (; column + 8 <= out; column += 8)
-                tile(1, 2, from + first * depth, depth, layer.weight + column * depth, depth, to + first * out + column, out);
-        for (; column + 4 <= out; column += 4) {
-            const float *weight = layer.weight + column * depth;
-            int64_t row = first;
-            for (; row + 3 <= end; row += 3)
-                tile(3, 1, from + row * depth, depth, weight, depth, to + row * out + column, out);
-            if (end - row == 2) tile(2, 1, from + row * depth, depth, weight, depth, to + row * out + column, out);
-            if (end - row == 1) tile(1, 1, from + row * depth, depth, weight, depth, to + row * out + column, out);
+/* Floats of a matrix of [out, depth] as `pack` lays it out: panels of PANEL outputs, in each a row per input. */
+int64_t packed_size(int64_t out, int64_t depth) { return (out + PANEL - 1) / PANEL * PANEL * depth; }
+
+void pack(const float *weight, int64_t out, int64_t depth, float *to) {
+    for (int64_t first = 0; first < out; first += PANEL, to += PANEL * depth)
+        for (int64_t column = 0; column < PANEL; column++)
+            for (int64_t at = 0; at < depth; at++)
+                to[at * PANEL + column] = first + column < out ? weight[(first + column) * depth + at] : 0.0f;
+}
+
+/* R rows times P panels of a packed matrix, of which `columns` are there. Each sum goes through the inputs in order,
+ * whatever R and P are.
+ */
+INLINE void tile(const int R, const int P, const float *from, const float *panels, int64_t depth, float *to, int64_t out,
+                 int64_t columns) {
+    Vector sum[MAX_ROWS][2 * MAX_PANELS] = {{{0}}};
+    for (int64_t at = 0; at < depth; at++) {
+        Vector weight[2 * MAX_PANELS];
+        for (int p = 0; p < P; p++)
+            for (int half = 0; half < 2; half++)
+                weight[2 * p + half] = load(panels + (p * depth + at) * PANEL + half * WIDTH);
+        for (int r = 0; r < R; r++)
+            for (int c = 0; c < 2 * P; c++) sum[r][c] += from[r * depth + at] * weight[c];
+    }
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < 2 * P; c++) {
+            int64_t rest = columns - c * WIDTH;
+            if (rest >= WIDTH)
+                store(to + r * out + c * WIDTH, sum[r][c]);
+            else if (rest > 0)
+                store_first(to + r * out + c * WIDTH, sum[r][c], (int)rest);
         }
-        for (; column < out; column++)
-            for (int64_t row = first; row < end; row++)
-                to[row * out + column] = dot(from + row * depth, layer.weight + column * depth, depth);
+}
+
+/* to [rows, out] = from [rows, depth] · weightᵀ + bias */
+static void apply(Linear layer, const float *from, float *to, int64_t rows, int64_t depth, int64_t out) {
+    int64_t column = 0;
+    if (rows == 1)
+        for (; column + MAX_PANELS * PANEL <= out; column += MAX_PANELS * PANEL)
+            tile(1, MAX_PANELS, from, layer.weight + column * depth, depth, to + column, out, MAX_PANELS * PANEL);
+    for (; column < out; column += PANEL) {
+        const float *panel = layer.weight + column * depth;
+        int64_t row = 0, columns = out - column;
+        for (; row + MAX_ROWS <= rows; row += MAX_ROWS)
+            tile(MAX_ROWS, 1, from + row * depth, panel, depth, to + row * out + column, out, columns);
+        from += row * depth, to += row * out;
+        switch (rows - row) {
+        case 5: tile(5, 1, from, panel, depth, to + column, out, columns); break;
+        case 4: tile(4, 1, from, panel, depth, to + column, out, columns); break;
+        case 3: tile(3, 1, from, panel, depth, to + column, out, columns); break;
+        case 2: tile(2, 1, from, panel, depth, to + column, out, columns); break;
+        case 1: tile(1, 1, from, panel, depth, to + column, out, columns); break;
+        }
+        from -= row * depth, to -= row * out;
     }
     if (layer.bias)
         for (int64_t row = 0; row < rows; row++)
-            for (int64_t column = 0; column < out; column++) to[row * out + column] += layer.bias[column];
+            for (column = 0; column < out; column++) to[row * out + column] += layer.bias[column];
 }
 
 /* to = from / sqrt(mean(from²) + epsilon) · weight, of rows of `size`; `to` may be `from` */
@@ -162,11 +196,14 @@ static void rotate(const Model *model, float *heads, int64_t count, const Block 
     }
 }
 
-/* scores[r][t] = query r · key of position t · scaling, of R queries */
-INLINE void score(const int R, const float *query, const float *keys, int64_t length, int64_t size, float scaling,
-                  float *scores, int64_t stride) {
+/* scores[r][t] = query r · key of position t · scaling, of R queries. The values, which are read next, are asked for. */
+INLINE void score(const int R, const float *query, const float *keys, const float *values, int64_t length, int64_t size,
+                  float scaling, float *scores, int64_t stride) {
     int64_t at = 0;
-    for (; at + 4 <= length; at += 4) tile(R, 1, query, size, keys + at * size, size, scores + at, stride);
+    for (; at + 4 <= length; at += 4) {
+        for (int64_t line = 0; line < 4 * size; line += 16) __builtin_prefetch(values + at * size + line);
+        dots(R, query, keys + at * size, size, scores + at, stride);
+    }
     for (; at < length; at++)
         for (int r = 0; r < R; r++) scores[r * stride + at] = dot(query + r * size, keys + at * size, size);
     for (int r = 0; r < R; r++)
@@ -200,17 +237,19 @@ static float exponentiate(float *scores, int64_t length, float largest) {
     return sums_of(sum, sum, sum, sum)[0];
 }
 
-/* to[r] [size] = Σ weights[r][t] · values[t] · factor[r], of R rows of weights */
-INLINE void mix(const int R, const float *weights, int64_t stride, const float *values, int64_t length, int64_t size,
-                const float *factor, float *to) {
+/* to[r] [size] = Σ weights[r][t] · values[t] · factor[r], of R rows of weights. `ahead` is asked for, what is read next. */
+INLINE void mix(const int R, const float *weights, int64_t stride, const float *values, const float *ahead,
+                int64_t length, int64_t size, const float *factor, float *to) {
     int64_t at = 0;
     for (; at + 4 * WIDTH <= size; at += 4 * WIDTH) {
-        Vector sum[MAX_ROWS][4] = {{{0}}};
-        for (int64_t t = 0; t < length; t++)
+        Vector sum[MAX_QUERIES][4] = {{{0}}};
+        for (int64_t t = 0; t < length; t++) {
+            for (int64_t line = 0; line < 4 * WIDTH; line += 16) __builtin_prefetch(ahead + t * size + at + line);
             for (int part = 0; part < 4; part++) {
                 Vector value = load(values + t * size + at + part * WIDTH);
                 for (int r = 0; r < R; r++) sum[r][part] += weights[r * stride + t] * value;
             }
+        }
         for (int r = 0; r < R; r++)
             for (int part = 0; part < 4; part++) store(to + r * size + at + part * WIDTH, sum[r][part] * factor[r]);
     }
@@ -226,15 +265,15 @@ INLINE void mix(const int R, const float *weights, int64_t stride, const float *
 }
 
 /* What R queries of one key-value head see, in their place. */
-INLINE void see(const int R, float *query, const float *keys, const float *values, int64_t length, int64_t size,
-                float scaling, float *scores, int64_t stride) {
-    float factor[MAX_ROWS];
-    score(R, query, keys, length, size, scaling, scores, stride);
+INLINE void see(const int R, float *query, const float *keys, const float *values, const float *ahead, int64_t length,
+                int64_t size, float scaling, float *scores, int64_t stride) {
+    float factor[MAX_QUERIES];
+    score(R, query, keys, values, length, size, scaling, scores, stride);
     for (int r = 0; r < R; r++) {
         float *own = scores + r * stride;
         factor[r] = 1.0f / exponentiate(own, length, largest_in(own, length));
     }
-    mix(R, scores, stride, values, length, size, factor, query);
+    mix(R, scores, stride, values, ahead, length, size, factor, query);
 }
 
 /* The positions' keys and values into the cache. */
@@ -248,18 +287,26 @@ static void keep(const Model *model, const Cache *cache, int64_t layer, const Bl
     }
 }
 
+/* Where the cache has what a block's position has seen, by number: the position and one of its key-value heads. */
+INLINE int64_t place_of(const Model *model, const Cache *cache, const Block *block, int64_t number) {
+    int64_t row = block->slots[number / model->key_heads] * model->key_heads + number % model->key_heads;
+    return row * cache->capacity * model->head_size;
+}
+
 /* What each position sees, in place of its query. */
 static void attend(const Model *model, const Cache *cache, int64_t layer, const Block *block) {
     int64_t size = model->head_size, heads = model->key_heads, group = model->query_heads / heads;
-    for (int64_t number = 0; number < block->count * heads; number++) {
-        int64_t length = block->places[number / heads] + 1, stride = cache->capacity, member = 0;
-        int64_t start = (block->slots[number / heads] * heads + number % heads) * stride * size;
+    int64_t count = block->count * heads, stride = cache->capacity;
+    for (int64_t number = 0; number < count; number++) {
+        int64_t length = block->places[number / heads] + 1, place = place_of(model, cache, block, number), member = 0;
+        const float *keys = cache->keys[layer] + place, *values = cache->values[layer] + place;
+        int64_t next = number + 1 < count ? place_of(model, cache, block, number + 1) : place;
+        const float *ahead = cache->keys[layer] + next;
         float *query = block->query + number * group * size;
-        const float *keys = cache->keys[layer] + start, *values = cache->values[layer] + start;
         for (; member + 2 <= group; member += 2)
-            see(2, query + member * size, keys, values, length, size, model->scaling, block->scores, stride);
+            see(2, query + member * size, keys, values, ahead, length, size, model->scaling, block->scores, stride);
         if (member < group)
-            see(1, query + member * size, keys, values, length, size, model->scaling, block->scores, stride);
+            see(1, query + member * size, keys, values, ahead, length, size, model->scaling, block->scores, stride);
     }
 }
 
@@ -321,16 +368,21 @@ static void run_layer(const Model *model, const Cache *cache, int64_t number, Bl
     add(block->hidden, block->normed, count * hidden);
 }
 
-/* e to the (logit / temperature − largest), in place, with each chunk's sum in `sums`; the sum of all */
+/* e to the (logit / temperature − largest), in place, with the sum of each chunk in `sums`; the sum of all */
 static double weigh(float *logits, int64_t count, float temperature, float largest, double *sums) {
     double total = 0;
-    for (int64_t at = 0; at < count; at += WIDTH) {
-        int rest = count - at < WIDTH ? (int)(count - at) : WIDTH;
-        Vector found = exponential(load_first(logits + at, rest) / temperature - largest);
-        store_first(logits + at, found, rest);
-        double sum = 0;
-        for (int lane = 0; lane < rest; lane++) sum += (double)logits[at + lane];
-        total += sums[at / WIDTH] = sum;
+    for (int64_t first = 0; first < count; first += CHUNK) {
+        Doubles sum = {0};
+        for (int64_t at = first; at < first + CHUNK && at < count; at += WIDTH) {
+            int rest = count - at < WIDTH ? (int)(count - at) : WIDTH;
+            Vector given = rest == WIDTH ? load(logits + at) : load_first(logits + at, rest);
+            Vector found = exponential(given / temperature - largest);
+            store_first(logits + at, found, rest);
+            sum += __builtin_convertvector(rest == WIDTH ? found : load_first(logits + at, rest), Doubles);
+        }
+        double own = 0;
+        for (int lane = 0; lane < WIDTH; lane++) own += sum[lane];
+        total += sums[first / CHUNK] = own;
     }
     return total;
 }
@@ -346,10 +398,10 @@ static int64_t sample(float *logits, int64_t count, double temperature, double n
     }
     largest /= (float)temperature;
     double total = weigh(logits, count, (float)temperature, largest, sums), before = 0, sought = noise * total;
-    int64_t chunk = 0, last = (count - 1) / WIDTH;
+    int64_t chunk = 0, last = (count - 1) / CHUNK;
     while (chunk < last && before + sums[chunk] <= sought) before += sums[chunk++];
-    token = chunk * WIDTH;
-    int64_t end = token + WIDTH < count ? token + WIDTH : count;
+    token = chunk * CHUNK;
+    int64_t end = token + CHUNK < count ? token + CHUNK : count;
     for (; token < end - 1; token++)
         if ((before += (double)logits[token]) > sought) break;
     *logp = (float)log((double)logits[token] / total);
@@ -378,7 +430,7 @@ static int64_t lay_out(const Model *model, int64_t capacity, float *memory, Bloc
         {&block->query, BLOCK * queries},             {&block->key, BLOCK * keys},
         {&block->value, BLOCK * keys},                {&block->gate, BLOCK * model->intermediate},
         {&block->up, BLOCK * model->intermediate},    {&block->logits, BLOCK * model->vocabulary},
-        {&block->scores, MAX_ROWS * capacity},        {&block->sums, 2 * (model->vocabulary / WIDTH + 1)},
+        {&block->scores, MAX_QUERIES * capacity},        {&block->sums, 2 * (model->vocabulary / CHUNK + 1)},
     };
     int64_t end = 0;
     for (size_t part = 0; part < sizeof parts / sizeof *parts; part++) {
@@ -394,25 +446,115 @@ int64_t memory_of(const Model *model, int64_t capacity) {
     return lay_out(model, capacity, NULL, &block);
 }
 
-void run_step(const Model *model, const Cache *cache, const Step *step, float *memory) {
-    Block block = {0};
-    lay_out(model, cache->capacity, memory, &block);
+/* The start of one row becomes that of another. */
+static void copy_rows(const Model *model, const Cache *cache, const Step *step) {
+    int64_t a_head = cache->capacity * model->head_size, heads = model->key_heads;
+    for (int64_t number = 0; number < step->num_copies; number++) {
+        const int64_t *copy = step->copies + 3 * number;
+        for (int64_t part = 0; part < model->num_layers * heads; part++) {
+            int64_t layer = part / heads, head = part % heads;
+            int64_t from = (copy[0] * heads + head) * a_head, to = (copy[1] * heads + head) * a_head;
+            size_t size = 4 * (size_t)(copy[2] * model->head_size);
+            memcpy(cache->keys[layer] + to, cache->keys[layer] + from, size);
+            memcpy(cache->values[layer] + to, cache->values[layer] + from, size);
+        }
+    }
+}
+
+static void run_step(const Model *model, const Cache *cache, const Step *step, Block *block) {
+    copy_rows(model, cache, step);
     int64_t answered = 0;
     for (int64_t first = 0; first < step->num_positions; first += BLOCK) {
-        block.count = step->num_positions - first < BLOCK ? step->num_positions - first : BLOCK;
-        for (int64_t at = 0; at < block.count; at++) {
-            block.places[at] = step->places[first + at];
-            block.slots[at] = step->slots[first + at];
+        block->count = step->num_positions - first < BLOCK ? step->num_positions - first : BLOCK;
+        for (int64_t at = 0; at < block->count; at++) {
+            block->places[at] = step->places[first + at];
+            block->slots[at] = step->slots[first + at];
             const float *embedded = model->embedding + step->ids[first + at] * model->hidden;
-            memcpy(block.hidden + at * model->hidden, embedded, 4 * (size_t)model->hidden);
+            memcpy(block->hidden + at * model->hidden, embedded, 4 * (size_t)model->hidden);
         }
-        for (block.num_asked = 0; answered + block.num_asked < step->num_asked; block.num_asked++) {
-            int64_t position = step->asked[answered + block.num_asked] - first;
-            if (position >= block.count) break;
-            block.asked[block.num_asked] = position;
+        for (block->num_asked = 0; answered + block->num_asked < step->num_asked; block->num_asked++) {
+            int64_t position = step->asked[answered + block->num_asked] - first;
+            if (position >= block->count) break;
+            block->asked[block->num_asked] = position;
         }
-        for (int64_t layer = 0; layer < model->num_layers; layer++) run_layer(model, cache, layer, &block);
-        answer(model, step, answered, &block);
-        answered += block.num_asked;
+        for (int64_t layer = 0; layer < model->num_layers; layer++) run_layer(model, cache, layer, block);
+        answer(model, step, answered, block);
+        answered += block->num_asked;
     }
+}
+
+/* Steps one after another; `memory` has the floats that `memory_of` says. */
+void run_steps(const Model *model, const Cache *cache, const Step *steps, int64_t count, float *memory) {
+    Block block = {0};
+    lay_out(model, cache->capacity, memory, &block);
+    for (int64_t number = 0; number < count; number++) run_step(model, cache, steps + number, &block);
+}
+
+/* A thread that runs steps while Python does something else: it never needs Python's lock. */
+typedef struct {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int is_asked, is_over;
+    const Model *model;
+    const Cache *cache;
+    const Step *steps;
+    int64_t count;
+    float *memory;
+} Worker;
+
+static void *work(void *given) {
+    Worker *worker = given;
+    pthread_mutex_lock(&worker->lock);
+    while (1) {
+        while (!worker->is_asked && !worker->is_over) pthread_cond_wait(&worker->changed, &worker->lock);
+        if (worker->is_over) break;
+        pthread_mutex_unlock(&worker->lock);
+        run_steps(worker->model, worker->cache, worker->steps, worker->count, worker->memory);
+        pthread_mutex_lock(&worker->lock);
+        worker->is_asked = 0;
+        pthread_cond_signal(&worker->changed);
+    }
+    pthread_mutex_unlock(&worker->lock);
+    return NULL;
+}
+
+/* NULL where the system has no further thread. */
+Worker *open_worker(void) {
+    Worker *worker = calloc(1, sizeof *worker);
+    if (!worker) return NULL;
+    pthread_mutex_init(&worker->lock, NULL);
+    pthread_cond_init(&worker->changed, NULL);
+    if (pthread_create(&worker->thread, NULL, work, worker)) {
+        free(worker);
+        return NULL;
+    }
+    return worker;
+}
+
+/* All that is pointed to must stay where it is until `wait_for`. */
+void start_steps(Worker *worker, const Model *model, const Cache *cache, const Step *steps, int64_t count,
+                 float *memory) {
+    pthread_mutex_lock(&worker->lock);
+    worker->model = model, worker->cache = cache, worker->steps = steps, worker->count = count;
+    worker->memory = memory, worker->is_asked = 1;
+    pthread_cond_signal(&worker->changed);
+    pthread_mutex_unlock(&worker->lock);
+}
+
+void wait_for(Worker *worker) {
+    pthread_mutex_lock(&worker->lock);
+    while (worker->is_asked) pthread_cond_wait(&worker->changed, &worker->lock);
+    pthread_mutex_unlock(&worker->lock);
+}
+
+void close_worker(Worker *worker) {
+    pthread_mutex_lock(&worker->lock);
+    worker->is_over = 1;
+    pthread_cond_signal(&worker->changed);
+    pthread_mutex_unlock(&worker->lock);
+    pthread_join(worker->thread, NULL);
+    pthread_mutex_destroy(&worker->lock);
+    pthread_cond_destroy(&worker->changed);
+    free(worker);
 }
