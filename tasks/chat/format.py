@@ -222,8 +222,10 @@ class ChatFormat:
 
     def is_within_thought(self, written: Sequence[int]) -> bool:
         """Whether a turn ended before its last thought did, so that it has no message."""
+        if self.thinking is None:
+            return False
         found = self.read_turn(written)
-        if self.thinking is None or found.thought is None or found.message:
+        if found.thought is None or found.message:
             return False
         return self.thinking.closing not in self.decode(list(written)).rpartition(self.thinking.opening)[2]
 

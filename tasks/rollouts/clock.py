@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from tasks.rollouts.conversation import Conversation
@@ -67,7 +67,7 @@ class RolloutClock:
         turns = self.turns.pop(run, [])
         self.seen.pop(run, None)
         if run.fault is None and turns:
-            times = [asdict(turn) for turn in turns]
+            times = [{name: getattr(turn, name) for name in TurnTime.__slots__} for turn in turns]  # asdict copies deep
             self.ended.append({"problem_id": run.key.problem.id, "draw": run.key.draw, "turns": times})
 
     def rows(self) -> list[dict[str, Any]]:

@@ -16,18 +16,26 @@ from tasks.rollouts.engine import AdjustableEngine, Engine, TurnReply, TurnReque
 from tasks.rollouts.episode import EpisodeKey
 from tests import tiny
 from tests.engine_benches import Bench, TransformersBench, collector, plain_logp, play
+from tests.own_forward import own_forward
 
 pytestmark = pytest.mark.slow
 MOST_TURNS = 64
 
 
-@pytest.fixture(scope="module", params=[*tiny.ARCHITECTURES, "two_shards", "vllm_in_process", "vllm_server"])
+@pytest.fixture(
+    scope="module", params=[*tiny.ARCHITECTURES, "two_shards", "own_forward", "vllm_in_process", "vllm_server"]
+)
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """A transformers engine over each family, of one shard or two; any other name is a fixture of tests/conftest.py."""
+    """A transformers engine over each family, which steps in C in one shard or two, or by the model's own forward; any
+    other name is a fixture of tests/conftest.py.
+    """
     if request.param in tiny.ARCHITECTURES:
         yield TransformersBench(tmp_path_factory.mktemp("model"), request.param)
     elif request.param == "two_shards":
         yield TransformersBench(tmp_path_factory.mktemp("model"), "qwen3", num_threads=2)
+    elif request.param == "own_forward":
+        with own_forward():
+            yield TransformersBench(tmp_path_factory.mktemp("model"), "qwen3", num_threads=2)
     else:
         yield request.getfixturevalue(request.param)
 
@@ -207,8 +215,8 @@ def test_a_refresh_generates_with_the_new_weights(bench: Bench) -> None:
 
 def test_a_turn_under_way_survives_a_refresh_and_each_token_is_of_its_version(bench: Bench) -> None:
     """Refreshes with longer and longer pauses until eight turns are written, with another conversation between its
-    turns; once more where a server on a busy machine wrote each turn between two refreshes. Of each reply, the tokens of a version have the log-probs that a plain forward of those weights gives after
-    all tokens before.
+    turns; once more where a server on a busy machine wrote each turn between two refreshes. Of each reply, the tokens
+    of a version have the log-probs that a plain forward of those weights gives after all tokens before.
     """
     engine, model = bench.engine()
     prompt, first = opening(bench), engine.policy_version

@@ -72,7 +72,8 @@ class ShardInC(Shard):
         work = Work()
         for row in rows:
             self._feed(work, row, end=len(row.ids))
-            work.ask(row.noise[len(row.token_ids)])
+            work.asked.append(len(work.ids) - 1)
+            work.noise.append(row.noise[len(row.token_ids)])
         return work
 
     def _feed(self, work: Work, row: Row, *, end: int) -> None:

@@ -87,11 +87,6 @@ class Work:
             self.places += range(first, first + len(ids))
             self.slots += [slot] * len(ids)
 
-    def ask(self, noise: float) -> None:
-        """A token after the position added last."""
-        self.asked.append(len(self.ids) - 1)
-        self.noise.append(noise)
-
 
 def fits(model: PreTrainedModel) -> bool:
     """Whether its modules are those that the C code computes, on a CPU in float32, and small."""

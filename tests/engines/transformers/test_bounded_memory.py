@@ -17,7 +17,9 @@ from tasks.engines.transformers.decode_step import Decoder
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.engines.transformers.memory import ForwardLimits, batch_prompts, position_bytes
 from tasks.engines.transformers.rows import Row
-from tasks.engines.transformers.shard import EngineShard
+from tasks.engines.transformers.shard import EngineShard, Shard
+from tasks.engines.transformers.shard_in_c import ShardInC
+from tasks.engines.transformers.step_in_c import StepInC
 from tasks.models.folders import load_model
 from tasks.models.settings import on_cpu
 from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
@@ -37,6 +39,14 @@ def decoder(model: PreTrainedModel) -> Decoder:
     return Decoder(model, temperature=1.0, top_p=1.0)
 
 
+@pytest.fixture(scope="module", params=["own_forward", "in_c"])
+def stepper(request: pytest.FixtureRequest, model: PreTrainedModel, decoder: Decoder) -> Decoder | StepInC:
+    """What computes the steps of a shard, of either kind."""
+    if request.param == "own_forward":
+        return decoder
+    return StepInC(model, max_context=CONTEXT, temperature=1.0, top_p=1.0)
+
+
 @dataclass(frozen=True)
 class Script:
     """An episode's texts and turn limits: what it reads never depends on what it writes. `pauses` are in steps."""
@@ -54,14 +64,24 @@ def a_script(chance: random.Random, start: list[int]) -> Script:
     return Script(reads, [chance.randint(1, 4) for _ in reads], [chance.randint(0, 3) for _ in reads])
 
 
-def a_shard(decoder: Decoder, *, max_positions: int = 100 * CONTEXT, limits: ForwardLimits = NO_LIMIT) -> EngineShard:
+def a_shard(
+    stepper: Decoder | StepInC, *, max_positions: int = 100 * CONTEXT, limits: ForwardLimits = NO_LIMIT
+) -> Shard:
+    if isinstance(stepper, StepInC):
+        return ShardInC(
+            stepper, end_ids=(25,), stop=None, max_context=CONTEXT, max_positions=max_positions, has_thread=False
+        )
+    return own_shard(stepper, max_positions=max_positions, limits=limits)
+
+
+def own_shard(decoder: Decoder, *, max_positions: int = 100 * CONTEXT, limits: ForwardLimits = NO_LIMIT) -> EngineShard:
     return EngineShard(
         decoder, end_ids=(25,), stop=None, max_context=CONTEXT, max_episodes=12,
         max_positions=max_positions, limits=limits,
     )  # fmt: skip
 
 
-def played(shard: EngineShard, scripts: dict[EpisodeHandle, Script]) -> dict[EpisodeHandle, list[TurnReply]]:
+def played(shard: Shard, scripts: dict[EpisodeHandle, Script]) -> dict[EpisodeHandle, list[TurnReply]]:
     """All of them at once; each reads on after its pause, and is released after its last turn."""
     found: dict[EpisodeHandle, list[TurnReply]] = {episode: [] for episode in scripts}
     due = {episode: script.pauses[0] for episode, script in scripts.items()}
@@ -76,7 +96,7 @@ def played(shard: EngineShard, scripts: dict[EpisodeHandle, Script]) -> dict[Epi
                 num_released += 1
             else:
                 requests.append(request(episode, turn, scripts[episode]))
-        for reply in shard.advance(requests, 0):
+        for reply in shard.start(requests, 0)():
             found[reply.episode].append(reply)
             turn = len(found[reply.episode])
             pauses = scripts[reply.episode].pauses
@@ -98,7 +118,7 @@ def assert_alike(found: Sequence[TurnReply], expected: Sequence[TurnReply]) -> N
 
 @pytest.mark.parametrize("seed", range(12))
 def test_every_episode_is_as_it_is_alone_under_any_budget_and_any_size_of_forward(
-    decoder: Decoder, seed: int, monkeypatch: pytest.MonkeyPatch
+    stepper: Decoder | StepInC, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Budgets of one to six of the longest episodes, growth by 1 to 40 positions, forwards of 1 to 90 tokens."""
     chance = random.Random(seed)
@@ -107,20 +127,20 @@ def test_every_episode_is_as_it_is_alone_under_any_budget_and_any_size_of_forwar
     start = [chance.randrange(20, 90) for _ in range(24)]
     scripts = {episode: a_script(chance, start) for episode in range(12)}
     scripts[12] = scripts[3]
-    alone = {episode: played(a_shard(decoder), {episode: script})[episode] for episode, script in scripts.items()}
+    alone = {episode: played(a_shard(stepper), {episode: script})[episode] for episode, script in scripts.items()}
     limits = ForwardLimits(num_bytes=chance.randint(1, 90), per_token=1, in_step=chance.choice((0, 3, 24)))
-    shard = a_shard(decoder, max_positions=chance.randint(2, 7) * CONTEXT, limits=limits)
+    shard = a_shard(stepper, max_positions=chance.randint(2, 7) * CONTEXT, limits=limits)
     together = played(shard, scripts)
     for episode, expected in alone.items():
         assert_alike(together[episode], expected)
     assert shard.rows.live == shard.rows.waiting == []
 
 
-def test_an_episode_in_the_way_leaves_and_is_computed_anew(decoder: Decoder) -> None:
+def test_an_episode_in_the_way_leaves_and_is_computed_anew(stepper: Decoder | StepInC) -> None:
     """Room for two rows of 40 and one for padding. Both grow from 20 + 4 to 20 + 4 + 30 + 4: the younger leaves."""
     script = Script([[*range(30, 50)], [*range(20, 50)]], [4, 4], [0, 0])
-    alone = [played(a_shard(decoder), {episode: script})[episode] for episode in (0, 1)]
-    shard = a_shard(decoder, max_positions=2 * CONTEXT)
+    alone = [played(a_shard(stepper), {episode: script})[episode] for episode in (0, 1)]
+    shard = a_shard(stepper, max_positions=2 * CONTEXT)
     shard.rows.max_positions = 3 * 40
     both = played(shard, {0: script, 1: script})
     assert shard.rows.num_recomputed == 23  # all that was cached: the last token written is not
@@ -128,20 +148,20 @@ def test_an_episode_in_the_way_leaves_and_is_computed_anew(decoder: Decoder) -> 
         assert_alike(both[episode], alone[episode])
 
 
-def test_while_every_tool_is_slow_an_idle_episode_gives_its_place(decoder: Decoder) -> None:
+def test_while_every_tool_is_slow_an_idle_episode_gives_its_place(stepper: Decoder | StepInC) -> None:
     """Room for one: the second is played while the first waits, and neither waits for the other's tool."""
-    shard = a_shard(decoder, max_positions=2 * CONTEXT)
+    shard = a_shard(stepper, max_positions=2 * CONTEXT)
     shard.rows.max_positions = 2 * 40
     script = Script([[*range(30, 50)], [*range(20, 30)]], [4, 4], [0, 0])
     turns = [(0, 0), (1, 0), (0, 1), (1, 1)]
     found: dict[EpisodeHandle, list[TurnReply]] = {0: [], 1: []}
     for episode, turn in turns:
-        replies = shard.advance([request(episode, turn, script)], 0)
+        replies = shard.start([request(episode, turn, script)], 0)()
         while not replies:
-            replies = shard.advance([], 0)
+            replies = shard.start([], 0)()
         found[episode] += replies
     for episode in (0, 1):
-        assert_alike(found[episode], played(a_shard(decoder), {episode: script})[episode])
+        assert_alike(found[episode], played(a_shard(stepper), {episode: script})[episode])
 
 
 def an_engine(model: PreTrainedModel, *, kv_cache_bytes: int | None) -> TransformersEngine:
@@ -206,7 +226,7 @@ def test_a_prompt_that_starts_as_another_is_copied_up_to_there(
 ) -> None:
     """Blocks of 8: of 30 tokens, 24 of which are shared, one prompt is read whole and of the other 5, with the step."""
     monkeypatch.setattr("tasks.engines.transformers.rows.PREFIX_BLOCK", 8)
-    start, shard = [*range(30, 54)], a_shard(decoder)
+    start, shard = [*range(30, 54)], own_shard(decoder)
     widths: list[tuple[int, ...]] = []
     monkeypatch.setattr(decoder, "prefill", recorded(decoder.prefill, widths))
     shard.advance([TurnRequest(n, [*start, *range(20 + n, 26 + n)], 4, seed=n) for n in range(2)], 0)
@@ -224,7 +244,7 @@ def recorded(prefill: Callable[..., tuple[torch.Tensor, ...]], shapes: list[tupl
 
 def test_long_replies_of_similar_length_share_a_forward(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """26, 30, 31 and 60 tokens, each after the one token not yet cached: two forwards, of three replies and of one."""
-    shard = a_shard(decoder)
+    shard = own_shard(decoder)
     shard.advance([TurnRequest(n, [*range(30, 40)], 1, seed=n) for n in range(4)], 0)
     fed: list[tuple[int, int]] = []
     feed = shard.reader._feed

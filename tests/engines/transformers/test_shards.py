@@ -64,28 +64,44 @@ def played(folder: Path, engine: TransformersEngine) -> list[Trajectory]:
     return collector.collect([EpisodeKey(problem, 0, 0) for problem in tiny.problems(20)])
 
 
-def slowed(advance: Callable[..., Any], seed: int) -> Callable[..., Any]:
+def slowed(start: Callable[..., Any], seed: int) -> Callable[..., Any]:
+    """Its step ends late: in the shard's thread, where the model's own forward steps."""
     chance = random.Random(seed)
 
     def slow(*arguments: Any) -> Any:
-        time.sleep(chance.choice((0.0, 0.0, 0.004)))
-        return advance(*arguments)
+        finish = start(*arguments)
+
+        def finish_late() -> Any:
+            time.sleep(chance.choice((0.0, 0.0, 0.004)))
+            return finish()
+
+        return finish_late
 
     return slow
 
 
-def test_whichever_shard_is_slow_every_log_prob_is_bitwise_the_same(folder: Path) -> None:
+@pytest.fixture(params=["own_forward", "in_c"])
+def _either_kind(request: pytest.FixtureRequest) -> None:
+    if request.param == "own_forward":
+        request.getfixturevalue("_own_forward")
+
+
+@pytest.mark.usefixtures("_either_kind")
+def test_whichever_shard_is_slow_every_log_prob_is_bitwise_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected: list[tuple[list[int], list[float]]] = []
     for seed in range(3):
         with closing(two_shards(folder)) as engine:
             assert len(engine.shards) == 2
             for number, shard in enumerate(engine.shards if seed else []):
-                shard.advance = slowed(shard.advance, 10 * seed + number)
+                monkeypatch.setattr(shard, "start", slowed(shard.start, 10 * seed + number))
             found = [(item.sequences[0].token_ids, item.sequences[0].sampler_logp) for item in played(folder, engine)]
         expected = expected or found
         assert found == expected
 
 
+@pytest.mark.usefixtures("_either_kind")
 def test_a_second_play_with_the_same_engine_is_bitwise_the_first(folder: Path) -> None:
     """As in a run that is killed between two iterations, whose second is the first of a new process."""
     with closing(two_shards(folder)) as engine:
@@ -111,6 +127,7 @@ def test_a_new_episode_goes_to_the_shard_with_the_fewest(folder: Path) -> None:
         assert reply.episode == 3
 
 
+@pytest.mark.usefixtures("_own_forward")
 def test_shards_leave_torchs_threads_to_everyone_else_as_they_were(folder: Path) -> None:
     torch.set_num_threads(2)
     with closing(two_shards(folder)) as engine:
@@ -205,13 +222,13 @@ def test_only_a_family_known_to_compute_the_same_whatever_the_values_are_is_trac
     assert not is_traceable(model)
 
 
+@pytest.mark.usefixtures("_own_forward")
 @pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
 def test_a_family_that_is_traced_is_held_to_its_own_forward_once_in_a_process(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """First the engine samples at temperature 1.2, and says so nowhere. No other random number is drawn."""
     model = load_model(tiny.model_folder(tmp_path / "m", architecture), compute=on_cpu(1))
-    monkeypatch.setattr(check, "_checked", set())
     before = torch.get_rng_state()
     with monkeypatch.context() as patch:
         sample = decode_step.sample_tokens
@@ -221,5 +238,5 @@ def test_a_family_that_is_traced_is_held_to_its_own_forward_once_in_a_process(
             check.check_architecture(model, max_tokens=80)
     check.check_architecture(model, max_tokens=80)
     assert torch.equal(torch.get_rng_state(), before)
-    monkeypatch.setattr(check, "_gaps_from_own_forward", lambda model: pytest.fail("it was played again"))
+    monkeypatch.setattr(check, "_gaps_from_own_forward", lambda model, in_c: pytest.fail("it was played again"))
     check.check_architecture(model, max_tokens=80)

@@ -355,7 +355,7 @@ def test_an_engine_that_samples_from_another_distribution_is_refused_before_the_
     """In process: at temperature 1.2, and it says so nowhere. The engine's own check, of its architecture, passed
     before.
     """
-    monkeypatch.setattr("tasks.engines.transformers.engine.check_architecture", lambda model, max_tokens: None)
+    monkeypatch.setattr("tasks.engines.transformers.engine.check_architecture", lambda model, max_tokens: False)
     sample = decode_step.sample_tokens
     monkeypatch.setattr(traces, "_KNOWN", {})  # of the tests before
     monkeypatch.setattr(decode_step, "sample_tokens", lambda *args, **how: sample(*args, **{**how, "temperature": 1.2}))

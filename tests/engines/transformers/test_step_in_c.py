@@ -1,0 +1,237 @@
+"""Steps in C give the log-probs of the model's own forward, whatever its sizes, and are left out where they do not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from tasks.engines.transformers import check, step_in_c, traces
+from tasks.engines.transformers.engine import TransformersEngine
+from tasks.engines.transformers.ragged_cache import RaggedCache
+from tasks.engines.transformers.shard_in_c import ShardInC
+from tasks.engines.transformers.step_in_c import StepInC, Work, fits
+from tasks.models.attention import ATTENTION, register_attention
+from tasks.models.native.compiled import load_library
+from tasks.rollouts.engine import TurnReply, TurnRequest
+from tests.engine_benches import plain_logp
+
+CONTEXT = 80
+KINDS = {
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+}
+# Sizes that are and are not whole vectors, panels or pairs of queries; heads that are wider than the model.
+SIZES = [
+    {"hidden_size": 64, "intermediate_size": 96, "heads": 4, "key_heads": 2, "head_dim": 16, "vocab_size": 160},
+    {"hidden_size": 36, "intermediate_size": 50, "heads": 3, "key_heads": 1, "head_dim": 12, "vocab_size": 101},
+    {"hidden_size": 40, "intermediate_size": 17, "heads": 5, "key_heads": 5, "head_dim": 6, "vocab_size": 67},
+    {"hidden_size": 24, "intermediate_size": 130, "heads": 4, "key_heads": 1, "head_dim": 64, "vocab_size": 40},
+]
+
+
+@pytest.fixture(autouse=True)
+def _anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No test knows what another has checked or compiled."""
+    monkeypatch.setattr(check, "_checked", {})
+    monkeypatch.setattr(traces, "_KNOWN", {})
+    step_in_c._library.cache_clear()
+    yield
+    step_in_c._library.cache_clear()
+
+
+def a_model(kind: str, sizes: dict[str, int], *, seed: int = 0, **more: Any) -> PreTrainedModel:
+    """Random weights, those of norms and biases too."""
+    register_attention()
+    given = dict(sizes)
+    config_class, model_class = KINDS[kind]
+    config = config_class(
+        num_hidden_layers=2, num_attention_heads=given.pop("heads"), num_key_value_heads=given.pop("key_heads"),
+        max_position_embeddings=256, pad_token_id=0, bos_token_id=None, eos_token_id=None, **given, **more,
+    )  # fmt: skip
+    config._attn_implementation = ATTENTION
+    torch.manual_seed(seed)
+    model = model_class(config).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3).add_(1.0 if parameter.dim() == 1 else 0.0)
+    return model
+
+
+def an_engine(model: PreTrainedModel, *, num_threads: int = 1, **distribution: float) -> TransformersEngine:
+    return TransformersEngine(
+        model, end_ids=(3,), stop=None, max_context=CONTEXT, max_concurrent_episodes=50, kv_cache_bytes=None,
+        num_threads=num_threads, **{"temperature": 1.0, "top_p": 1.0, **distribution},
+    )  # fmt: skip
+
+
+def turns(engine: TransformersEngine, texts: Sequence[list[int]]) -> list[TurnReply]:
+    for episode, text in enumerate(texts):
+        engine.submit(TurnRequest(episode, text, 9, seed=episode))
+    replies: list[TurnReply] = []
+    while len(replies) < len(texts):
+        replies += engine.poll()
+    for episode in range(len(texts)):
+        engine.release(episode)
+    return sorted(replies, key=lambda reply: reply.episode)
+
+
+def texts(count: int, *, seed: int = 1) -> list[list[int]]:
+    chance = random.Random(seed)
+    return [[chance.randrange(5, 40) for _ in range(chance.choice((1, 2, 17, 45)))] for _ in range(count)]
+
+
+@torch.no_grad()
+def own_logp(model: PreTrainedModel, text: list[int], reply: TurnReply, *, temperature: float = 1.0) -> list[float]:
+    logits = model(input_ids=torch.tensor([[*text, *reply.token_ids]]), use_cache=False).logits[0] / temperature
+    rows = torch.log_softmax(logits, -1)[len(text) - 1 : -1]
+    return rows.gather(-1, torch.tensor(reply.token_ids)[:, None])[:, 0].tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sizes", SIZES)
+def test_log_probs_are_those_of_the_models_own_forward(kind: str, sizes: dict[str, int]) -> None:
+    model = a_model(kind, sizes, tie_word_embeddings=kind == "qwen3")
+    with closing(an_engine(model, temperature=1.3)) as engine:
+        assert isinstance(engine.shards[0], ShardInC)
+        for text, reply in zip(texts(40), turns(engine, texts(40)), strict=True):
+            assert reply.sampler_logp == pytest.approx(own_logp(model, text, reply, temperature=1.3), abs=2e-5)
+
+
+def test_biases_of_every_product_and_scaled_angles_are_seen() -> None:
+    scaled = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+              "original_max_position_embeddings": 16}  # fmt: skip
+    model = a_model("llama", SIZES[0], attention_bias=True, mlp_bias=True, rope_parameters=scaled)
+    with closing(an_engine(model)) as engine:
+        assert isinstance(engine.shards[0], ShardInC)
+        for text, reply in zip(texts(12), turns(engine, texts(12)), strict=True):
+            assert reply.sampler_logp == pytest.approx(own_logp(model, text, reply), abs=2e-5)
+
+
+def test_the_likeliest_token_has_log_prob_0_and_a_nucleus_is_torchs() -> None:
+    model = a_model("qwen3", SIZES[0])
+    with closing(an_engine(model, temperature=0.0)) as engine:
+        for text, reply in zip(texts(6), turns(engine, texts(6)), strict=True):
+            ids = torch.tensor([[*text, *reply.token_ids[:-1]]])
+            likeliest = model(input_ids=ids, use_cache=False).logits[0, len(text) - 1 :].argmax(-1)
+            assert reply.token_ids == likeliest.tolist()
+            assert reply.sampler_logp == [0.0] * len(reply.token_ids)
+    with closing(an_engine(model, top_p=0.5)) as engine:
+        replies = turns(engine, texts(30))
+    for text, reply in zip(texts(30), replies, strict=True):
+        ids = [*text, *reply.token_ids]
+        expected = plain_logp(model, ids, temperature=1.0, top_p=0.5)[len(text) - 1 :]
+        assert reply.sampler_logp == pytest.approx(expected, abs=2e-5)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_who_else_is_played_changes_no_bit(num_threads: int) -> None:
+    """Alone, a turn at a time, and with 46 others in blocks of 36."""
+    model = a_model("qwen3", SIZES[1])
+    with closing(an_engine(model, num_threads=num_threads)) as engine:
+        together = turns(engine, texts(47))
+        assert len(engine.shards) == num_threads
+    for episode in (0, 13, 46):
+        with closing(an_engine(model)) as engine:
+            engine.submit(TurnRequest(episode, texts(47)[episode], 9, seed=episode))
+            (alone,) = engine.poll()
+        assert (alone.token_ids, alone.sampler_logp) == (together[episode].token_ids, together[episode].sampler_logp)
+
+
+def one_step(step: StepInC) -> list[float]:
+    work = Work()
+    work.add([7, 8, 9], slot=0, first=0)
+    work.asked, work.noise = [2], [0.5]
+    cache = RaggedCache(2, 1, CONTEXT)
+    return step.start(cache, [work], None)()[1]
+
+
+def test_weights_that_change_in_place_or_are_replaced_are_seen() -> None:
+    model = a_model("llama", SIZES[0])
+    step = StepInC(model, max_context=CONTEXT, temperature=1.0, top_p=1.0)
+    found = [one_step(step)]
+    layer = model.model.layers[1]
+
+    def add_in_place() -> None:
+        layer.mlp.up_proj.weight.add_(0.1)
+
+    def add_to_norm() -> None:
+        layer.input_layernorm.weight.mul_(1.5)
+
+    def replace() -> None:
+        layer.self_attn.v_proj.weight = torch.nn.Parameter(2 * layer.self_attn.v_proj.weight)
+
+    def embed() -> None:
+        model.model.embed_tokens.weight.mul_(1.1)
+
+    for change in (add_in_place, add_to_norm, replace, embed):
+        with torch.no_grad():
+            change()
+        step.take_weights()
+        found.append(one_step(step))
+        anew = StepInC(model, max_context=CONTEXT, temperature=1.0, top_p=1.0)
+        assert found[-1] == one_step(anew) != found[-2]
+    layer.mlp.down_proj.weight.data.add_(0.1)  # which torch does not count
+    step.take_weights()
+    assert one_step(step) == found[-1]
+    step.take_weights(have_changed=True)
+    assert one_step(step) != found[-1]
+
+
+def test_wider_vectors_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 16 floats, as with AVX-512; elsewhere the compiler takes two registers for one."""
+    model, found = a_model("qwen3", SIZES[1]), []
+    for defines in ([], ["WIDTH=16"], ["WIDTH=8"]):
+        monkeypatch.setattr(step_in_c, "load_library", lambda name, defines=defines: load_library(name, *defines))
+        step_in_c._library.cache_clear()
+        with closing(an_engine(model)) as engine:
+            assert isinstance(engine.shards[0], ShardInC)
+            found.append(turns(engine, texts(20)))
+    for one, *others in zip(*found, strict=True):
+        for other in others:
+            assert other.token_ids == one.token_ids
+            assert other.sampler_logp == pytest.approx(one.sampler_logp, abs=2e-5)
+
+
+def plays_by_own_forward(model: PreTrainedModel) -> bool:
+    with closing(an_engine(model)) as engine:
+        return not isinstance(engine.shards[0], ShardInC)
+
+
+def test_what_the_code_does_not_compute_is_left_to_the_models_own_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = a_model("llama", SIZES[0])
+    assert fits(model)
+    assert not fits(a_model("llama", SIZES[0], hidden_act="gelu"))
+    assert not fits(a_model("llama", SIZES[0]).to(torch.bfloat16))
+    with monkeypatch.context() as patch:
+        patch.setattr(step_in_c, "MAX_BYTES", 1000)
+        assert not fits(model)
+    monkeypatch.setattr("tasks.models.native.compiled.COMPILERS", ("no-such-compiler",))
+    load_library.cache_clear()
+    step_in_c._library.cache_clear()
+    assert plays_by_own_forward(model)
+    load_library.cache_clear()
+
+
+def test_a_family_that_computes_otherwise_than_the_code_plays_by_its_own_forward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a later transformers may: here every attention output is a tenth larger."""
+    model = a_model("llama", SIZES[0])
+    attention = transformers.models.llama.modeling_llama.LlamaAttention
+    forward = attention.forward
+
+    def changed(self: Any, *arguments: Any, **named: Any) -> Any:
+        output, weights = forward(self, *arguments, **named)
+        return 1.1 * output, weights
+
+    monkeypatch.setattr(attention, "forward", changed)
+    assert fits(model)
+    assert plays_by_own_forward(model)
