@@ -118,6 +118,12 @@ def test_a_model_in_this_process_that_judges_or_plays_users_is_watched_under_eve
     assert code <= code_of_episodes(engine, load(EvaluateSections, PROFILES["params"]).environment)
 
 
+def test_code_in_c_that_plays_is_part_of_what_episodes_depend_on():
+    environment = load(EvaluateSections, PROFILES["params"]).environment
+    sources = {Path("tasks/models/native") / name for name in ("decode_step.c", "vectors.h")}
+    assert sources <= code_of_episodes("transformers", environment)
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("stage", GRAPH)
 def test_the_environment_and_engine_of_a_profile_are_watched_and_no_others(stage: str, profile: str):

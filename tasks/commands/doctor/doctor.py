@@ -20,7 +20,7 @@ from tasks.commands.doctor.context import DoctorContext, DoctorSections
 from tasks.commands.doctor.conversation import chat_template, loss_mask, model_family, requests, tool_replies
 from tasks.commands.doctor.environment import lost_episodes, same_seed, separate_episodes, tools_answer
 from tasks.commands.doctor.findings import Finding, NotCheckable, Skipped, of_error, skipped
-from tasks.commands.doctor.machine import disk, duration, memory, threads
+from tasks.commands.doctor.machine import compiler, disk, duration, memory, threads
 from tasks.commands.doctor.scoring import doing_nothing, references_score
 from tasks.commands.doctor.signal import expected_signal
 from tasks.commands.doctor.storage import storage
@@ -58,6 +58,7 @@ CHECKS: dict[str, Check] = {
     "notes": notes,
     "signal": expected_signal,
     "threads": threads,
+    "compiler": compiler,
     "memory": memory,
     "disk": disk,
     "duration": duration,

@@ -15,6 +15,7 @@ from tasks.commands.doctor.estimates import (
 from tasks.commands.doctor.findings import Finding, failed, passed, warned
 from tasks.core.machine import num_processors
 from tasks.core.progress import span, spell
+from tasks.models.native.compiled import COMPILERS, find_compiler
 from tasks.planning.hardware import amount
 from tasks.planning.memory import loaded_bytes, plan_memory, share_fault, snapshot_bytes, warm_start_memory
 from tasks.planning.nearest import (
@@ -38,6 +39,18 @@ def threads(context: DoctorContext) -> Finding:
             f"differ in the last digits).",
         )
     return passed(f"compute.num_threads is {wanted}, of {there} processors")
+
+
+def compiler(context: DoctorContext) -> Finding:
+    found = find_compiler()
+    if context.settings.compute.device == "cuda":
+        return passed("none is needed on a GPU")
+    if found is None:
+        return warned(
+            f"no C compiler is on the PATH ({', '.join(COMPILERS)})",
+            "A small model plays and trains several times slower on a CPU without one. Install gcc or clang.",
+        )
+    return passed(f"{found} compiles what a small model needs on a CPU")
 
 
 def memory(context: DoctorContext) -> Finding:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tasks.core.workspace import CODE
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).resolve().parent
 CACHE = CODE / ".cache" / "native"
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = (
@@ -37,10 +37,19 @@ FLAGS = (
 SECONDS = 120.0  # after which a compiler is taken to hang
 
 
+def sources_in_c() -> list[Path]:
+    """Relative to the root."""
+    return sorted(file.relative_to(CODE) for file in FOLDER.iterdir() if file.suffix in (".c", ".h"))
+
+
+def find_compiler() -> str | None:
+    return next(filter(None, map(shutil.which, COMPILERS)), None)
+
+
 @cache
 def load_library(name: str, *defines: str) -> ctypes.CDLL | None:
     """The functions of `name`.c, which may include this folder's headers; None where they cannot be compiled."""
-    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    compiler = find_compiler()
     if compiler is None:
         return None
     file = CACHE / f"{name}-{_key(compiler, name, defines)}.so"
@@ -65,8 +74,8 @@ def _compile(compiler: str, name: str, defines: Sequence[str], file: Path) -> No
 def _key(compiler: str, name: str, defines: Sequence[str]) -> str:
     """Of all that the compiled code depends on: sources, flags, compiler, processor."""
     digest = hashlib.sha256()
-    for source in (FOLDER / f"{name}.c", *sorted(FOLDER.glob("*.h"))):
-        digest.update(source.read_bytes())
+    for source in sources_in_c():
+        digest.update((CODE / source).read_bytes())
     found = os.stat(compiler)
     digest.update(repr((FLAGS, defines, compiler, found.st_size, found.st_mtime_ns, _processor())).encode())
     return digest.hexdigest()[:16]

@@ -19,6 +19,7 @@ from tasks.core.settings import Paths
 from tasks.drift.fall import last_fall
 from tasks.drift.pin import DriftCheck
 from tasks.environments.settings import EnvironmentSettings, folder_of
+from tasks.models.native.compiled import sources_in_c
 from tasks.rollouts.settings import PlaySettings
 from tasks.tools.settings import CUSTOM
 from tasks.tools.user.environment import describe_user
@@ -83,4 +84,5 @@ def code_of_episodes(engine: str, environment: EnvironmentSettings) -> set[Path]
     """Our files that an episode with this engine and environment depends on, relative to the root."""
     named = (f"tasks/engines/{engine}", folder_of(environment.name), *environment.further_code())
     folders = (*map(Path, named), CUSTOM)
-    return closure([*ROOTS, *(file for folder in folders for file in python_files(folder))])
+    code = closure([*ROOTS, *(file for folder in folders for file in python_files(folder))])
+    return code | {file for file in sources_in_c() if file.with_name("compiled.py") in code}

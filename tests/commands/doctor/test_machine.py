@@ -50,6 +50,14 @@ def test_settings_beyond_the_machine_are_told_with_both_numbers(
     assert look("memory", artifacts).result == "warn"  # 95% of what is there
 
 
+def test_a_cpu_without_a_compiler_is_told_what_it_costs(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert look("compiler", artifacts).result == "pass"
+    monkeypatch.setattr("tasks.models.native.compiled.COMPILERS", ("no-such-compiler",))
+    found(look("compiler", artifacts), "warn", "no C compiler", "Install gcc")
+    on_gpu = {**on_cpu(1).model_dump(), "device": "cuda"}
+    assert look("compiler", artifacts, compute=on_gpu).result == "pass"
+
+
 def test_a_card_that_is_not_there_fails(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     compute = {**on_cpu(1).model_dump(), "device": "cuda"}

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from tasks.engines.transformers.decode_step import Decoder
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.learning.shared.lora import POLICY, REFERENCE, Adapter
 from tasks.learning.shared.settings import LoRASettings
@@ -63,6 +64,7 @@ def test_an_active_adapter_plays_as_the_merged_model(
     )  # fmt: skip
     written: list[list[int]] = []
     with closing(engine):
+        assert isinstance(engine.decoder, Decoder)  # an adapter's modules are not the family's own
         assert bool(engine.decoder.traced) is is_traced
         for seed in (1, 2):
             write(adapter, seed=seed)

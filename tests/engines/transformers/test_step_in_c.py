@@ -65,10 +65,12 @@ def a_model(kind: str, sizes: dict[str, int], *, seed: int = 0, **more: Any) -> 
     return model
 
 
-def an_engine(model: PreTrainedModel, *, num_threads: int = 1, **distribution: float) -> TransformersEngine:
+def an_engine(
+    model: PreTrainedModel, *, num_threads: int = 1, temperature: float = 1.0, top_p: float = 1.0
+) -> TransformersEngine:
     return TransformersEngine(
         model, end_ids=(3,), stop=None, max_context=CONTEXT, max_concurrent_episodes=50, kv_cache_bytes=None,
-        num_threads=num_threads, **{"temperature": 1.0, "top_p": 1.0, **distribution},
+        num_threads=num_threads, temperature=temperature, top_p=top_p,
     )  # fmt: skip
 
 
