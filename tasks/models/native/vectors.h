@@ -1,0 +1,99 @@
+/* Vectors of WIDTH floats by the compiler's own vector types (GCC, clang), so that one source serves x86 and ARM. WIDTH
+ * is 16 with AVX-512 and 8 elsewhere, where a compiler may take two registers for one; -DWIDTH=16 forces it anywhere.
+ */
+#ifndef TURNWISE_VECTORS_H
+#define TURNWISE_VECTORS_H
+
+#include <string.h>
+
+#pragma GCC diagnostic ignored "-Wpsabi" /* all is inlined: how a vector would be passed matters to nobody */
+
+#ifndef WIDTH
+#ifdef __AVX512F__
+#define WIDTH 16
+#else
+#define WIDTH 8
+#endif
+#endif
+
+#define INLINE static inline __attribute__((always_inline, unused))
+
+typedef float Vector __attribute__((vector_size(4 * WIDTH)));
+typedef int Mask __attribute__((vector_size(4 * WIDTH))); /* of a comparison: -1 where it is true, 0 elsewhere */
+
+INLINE Vector load(const float *from) {
+    Vector found;
+    memcpy(&found, from, sizeof found);
+    return found;
+}
+
+INLINE void store(float *to, Vector values) { memcpy(to, &values, sizeof values); }
+
+/* The first `count` floats, 0 beyond. */
+INLINE Vector load_first(const float *from, int count) {
+    Vector found = {0};
+    memcpy(&found, from, 4 * (size_t)count);
+    return found;
+}
+
+INLINE void store_first(float *to, Vector values, int count) { memcpy(to, &values, 4 * (size_t)count); }
+
+INLINE Vector fill(float value) {
+    const Vector zero = {0};
+    return value - zero; /* not a sum: that is no copy of -0 */
+}
+
+INLINE Vector choose(Mask mask, Vector yes, Vector no) {
+    return (Vector)((mask & (Mask)yes) | (~mask & (Mask)no));
+}
+
+INLINE Vector larger(Vector one, Vector other) { return choose(one > other, one, other); }
+
+/* 0, 1, 2 … */
+INLINE Mask count_up(void) {
+    Mask found;
+    for (int lane = 0; lane < WIDTH; lane++) found[lane] = lane;
+    return found;
+}
+
+/* Halves are added to halves: few roundings, and one order whatever the compiler. */
+INLINE float sum_of(Vector values) {
+    float lane[WIDTH];
+    store(lane, values);
+    for (int half = WIDTH / 2; half; half /= 2)
+        for (int at = 0; at < half; at++) lane[at] += lane[at + half];
+    return lane[0];
+}
+
+INLINE float largest_of(Vector values) {
+    float lane[WIDTH];
+    store(lane, values);
+    for (int half = WIDTH / 2; half; half /= 2)
+        for (int at = 0; at < half; at++) lane[at] = lane[at] > lane[at + half] ? lane[at] : lane[at + half];
+    return lane[0];
+}
+
+/* e to the x, relative error below 1e-7; 0 below -87.3 and as at 88.3 above; NaN stays NaN. x = n·ln 2 + r with
+ * |r| ≤ ln 2 / 2, and e^r by its Taylor series to r^7. Adding 1.5·2^23 rounds to the nearest n, which is then in the
+ * low bits of the float.
+ */
+INLINE Vector exponential(Vector x) {
+    const float shift = 12582912.0f;
+    Mask is_zero = x < -87.3f;
+    x = choose(x > 88.3f, fill(88.3f), x);
+    Vector shifted = x * 1.44269504f + shift;
+    Vector n = shifted - shift;
+    Vector r = x - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    Vector e = r * 1.98412698e-4f + 1.38888889e-3f;
+    e = e * r + 8.33333333e-3f;
+    e = e * r + 4.16666667e-2f;
+    e = e * r + 1.66666667e-1f;
+    e = e * r + 0.5f;
+    e = e * r + 1.0f;
+    e = e * r + 1.0f;
+    Vector power = (Vector)(((Mask)shifted << 23) + 0x3f800000);
+    return (Vector)((Mask)(e * power) & ~is_zero);
+}
+
+#endif
