@@ -18,6 +18,7 @@ enum {
     ROWS = 32,         /* of a block */
     PANEL = 2 * WIDTH, /* of them, with one end of what they see */
     CHUNK = 64,        /* keys of which backward holds everything in the first caches */
+    AHEAD = 8,         /* positions: what is asked for before it is read */
     MAX_THREADS = 64,
 };
 
@@ -51,15 +52,30 @@ typedef struct {
 
 static int64_t up_to(int64_t count, int64_t whole) { return (count + whole - 1) / whole * whole; }
 
+/* Ask for what is read soon: rows of a tensor are too far apart for the processor to guess the next. */
+INLINE void fetch(const float *from, int64_t size) {
+    for (int64_t d = 0; d < size; d += 16) __builtin_prefetch(from + d);
+}
+
+/* Of position `at` of the path. */
+INLINE float *place_of(const Work *own, Heads heads, int64_t at) {
+    return heads.data + own->head * heads.head + own->path[at] * heads.position;
+}
+
 static void gather(const Work *own, Heads from, int64_t size, int64_t width, float *to) {
-    for (int64_t at = 0; at < own->length; at++)
-        memcpy(to + at * width, from.data + own->head * from.head + own->path[at] * from.position, 4 * size);
+    for (int64_t at = 0; at < own->length; at++, to += width) {
+        const float *values = place_of(own, from, at);
+        if (at + AHEAD < own->length) fetch(place_of(own, from, at + AHEAD), size);
+        for (int64_t d = 0; d < size; d += WIDTH) store(to + d, load_first(values + d, size - d));
+    }
 }
 
 static void scatter(const Work *own, const float *from, int64_t size, int64_t width, Heads to) {
-    for (int64_t at = 0; at < own->length; at++) {
-        float *sum = to.data + own->head * to.head + own->path[at] * to.position;
-        for (int64_t d = 0; d < size; d++) sum[d] += from[at * width + d];
+    for (int64_t at = 0; at < own->length; at++, from += width) {
+        float *sum = place_of(own, to, at);
+        if (at + AHEAD < own->length) fetch(place_of(own, to, at + AHEAD), size);
+        for (int64_t d = 0; d < size; d += WIDTH)
+            store_first(sum + d, load_first(sum + d, size - d) + load(from + d), size - d);
     }
 }
 
@@ -71,12 +87,26 @@ static float *row_of(const Work *own, Heads heads, int64_t row) {
 
 /* The block's rows times `factor`, and the same transposed, where lanes without a row are 0. */
 static void pack(const Work *own, Heads from, int64_t size, int64_t width, float factor, float *rows, float *rows_T) {
-    for (int64_t row = 0; row < own->num_rows; row++) {
-        const float *values = row_of(own, from, row);
-        for (int64_t d = 0; d < size; d++) rows_T[d * ROWS + row] = rows[row * width + d] = values[d] * factor;
+    for (int64_t first = 0; first < ROWS; first += WIDTH) {
+        const float *given[WIDTH];
+        for (int64_t lane = 0; lane < WIDTH; lane++)
+            given[lane] = first + lane < own->num_rows ? row_of(own, from, first + lane) : 0;
+        for (int64_t d = 0; d < size; d += WIDTH) {
+            Vector square[WIDTH];
+            for (int64_t lane = 0; lane < WIDTH; lane++) {
+                square[lane] = given[lane] ? load_first(given[lane] + d, size - d) * factor : fill(0);
+                store(rows + (first + lane) * width + d, square[lane]);
+            }
+            transpose(square);
+            for (int64_t lane = 0; lane < WIDTH; lane++) store(rows_T + (d + lane) * ROWS + first, square[lane]);
+        }
     }
-    for (int64_t d = 0; d < size; d++)
-        for (int64_t row = own->num_rows; row < ROWS; row++) rows_T[d * ROWS + row] = 0;
+}
+
+/* Ask for the rows of the next block. */
+static void fetch_next(const Work *own, Heads from, int64_t size) {
+    for (int64_t row = own->num_rows; row < 2 * own->num_rows; row++)
+        if (own->first + row / own->all->group < own->num_new) fetch(row_of(own, from, row), size);
 }
 
 /* Take up the block that starts at query `first` of the branch. */
@@ -86,6 +116,7 @@ static void begin_block(Work *own, int64_t first) {
     own->num_rows = (left < at_most ? left : at_most) * group;
     for (int64_t row = 0; row < ROWS; row++) own->last[row] = (int32_t)(own->prefix + first + row / group);
     pack(own, own->all->query, own->all->key_size, own->key_width, own->all->scale, own->query, own->query_T);
+    fetch_next(own, own->all->query, own->all->key_size);
 }
 
 /* Keys that the panel's rows see: all of those before it, at least one. */
@@ -191,13 +222,13 @@ static void add_to_keys(Work *own, int64_t from, int64_t to) {
 static void begin_backward(Work *own) {
     const Attention *all = own->all;
     pack(own, all->d_output, all->value_size, own->value_width, 1, own->d_output, own->d_output_T);
+    fetch_next(own, all->d_output, all->value_size);
+    fetch_next(own, all->output, all->value_size);
     for (int64_t row = 0; row < own->num_rows; row++) {
         const float *output = row_of(own, all->output, row), *d_output = own->d_output + row * own->value_width;
         Vector sum = fill(0);
-        for (int64_t d = 0; d < all->value_size; d += WIDTH) {
-            const int64_t left = all->value_size - d;
-            sum += load_first(output + d, left < WIDTH ? left : WIDTH) * load(d_output + d);
-        }
+        for (int64_t d = 0; d < all->value_size; d += WIDTH)
+            sum += load_first(output + d, all->value_size - d) * load(d_output + d);
         own->delta[row] = sum_of(sum);
         own->log_sum[row] = *row_of(own, (Heads){all->log_sums, all->num_positions, 1}, row);
     }
@@ -278,8 +309,8 @@ static void *attend_heads(void *given) {
     Work own;
     float *memory = begin_work(&own, share->all);
     share->has_failed = !memory;
-    for (own.head = share->first; memory && own.head < share->all->num_keys; own.head += share->step)
-        for (int64_t branch = 0; branch < share->all->num_branches; branch++)
+    for (int64_t branch = 0; memory && branch < share->all->num_branches; branch++)
+        for (own.head = share->first; own.head < share->all->num_keys; own.head += share->step)
             attend_branch(&own, share->all->branches + 4 * branch, share->is_backward);
     free(memory);
     return 0;
