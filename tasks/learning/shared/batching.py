@@ -22,8 +22,7 @@ from torch import Tensor
 
 from tasks.learning.shared.dealing import deal
 from tasks.learning.shared.rows import Row
-from tasks.models.attention import TreePlan
-from tasks.models.tree_attention import Branch
+from tasks.models.attention import Branch, TreePlan
 from tasks.models.tree_blocks import tree_block_mask
 
 if TYPE_CHECKING:
