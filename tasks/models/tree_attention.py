@@ -110,10 +110,11 @@ class _TreeAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, log_sums = ctx.saved_tensors
-        # As the model's own tensors are: the heads of a position side by side.
-        d_query, d_key, d_value = (
-            tensor.new_zeros(1, tensor.shape[2], tensor.shape[1], tensor.shape[3]).transpose(1, 2)
-            for tensor in (query, key, value)
+        # As the model's own tensors are: the heads of a position side by side. Keys and values are added to.
+        d_query = torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+        d_key, d_value = (
+            torch.zeros_like(tensor.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+            for tensor in (key, value)
         )
         found = {
             "query": query, "key": key, "value": value, "output": output.transpose(1, 2),
