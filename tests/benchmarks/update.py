@@ -1,8 +1,8 @@
 """An update of the demo's model with attention in C against torch's kernel, in turns, in one process.
 
 Groups are shaped as the demo's: a prompt of 24 tokens, then 60 to 220 of each trajectory's own. An update is what
-`GRPOTrainer.update` does with groups that are there: trees, the reference's forward, two steps. Run
-`python -m tests.benchmarks.update`.
+`GRPOTrainer.update` does with groups that are there: trees, the reference's forward, two steps. Seconds are the
+processor's, of all threads: on one thread, and in two lanes of one each.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ def trainer_on(num_threads: int) -> GRPOTrainer:
 def seconds_of(trainer: GRPOTrainer, groups: Sequence[Group], *, is_native: bool) -> float:
     real = attention.is_native
     with mock.patch.object(attention, "is_native", lambda *tensors: is_native and real(*tensors)):
-        start = time.perf_counter()
+        start = time.process_time()
         trainer.update(1, groups)
-        return time.perf_counter() - start
+        return time.process_time() - start
 
 
 def measure(num_threads: int, *, rounds: int) -> dict[str, Any]:
-    """Quartiles of the seconds of each way, and of their ratio within a round."""
+    """Quartiles of the processor seconds of each way, and of their ratio within a round ("ratio")."""
     prepare_torch(on_cpu(num_threads))
     trainer, groups = trainer_on(num_threads), demo_groups()
     found: dict[str, list[float]] = {name: [] for name in IS_NATIVE}
@@ -75,13 +75,3 @@ def measure(num_threads: int, *, rounds: int) -> dict[str, Any]:
     pairs = list(zip(*found.values(), strict=True))
     found["ratio"] = [torch_seconds / native_seconds for torch_seconds, native_seconds in pairs]
     return {name: statistics.quantiles(values, n=4) for name, values in found.items()}
-
-
-def main() -> None:
-    for num_threads in (1, 2):
-        for name, quartiles in measure(num_threads, rounds=12).items():
-            print(num_threads, "threads:", name, " ".join(f"{value:.3f}" for value in quartiles))
-
-
-if __name__ == "__main__":
-    main()

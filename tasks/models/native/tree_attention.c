@@ -14,6 +14,10 @@
 
 #include "products.h"
 
+#if defined(__x86_64__) && !defined(__AVX2__)
+#error "without AVX2 torch is faster (1.6 times, measured with SSE)"
+#endif
+
 enum {
     ROWS = 32,         /* of a block */
     PANEL = 2 * WIDTH, /* of them, with one end of what they see */
