@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from tasks.models.scored_attention import FUSED, Kernel, attend_in_blocks, choose_kernel
+from tasks.models.tree_attention import Branch, BranchTable, attend_natively, is_native
 
 ATTENTION = "turnwise"
 # No effect here: a window is in transformers' mask (plans are for models without, see architecture.py), and the rest
@@ -37,17 +38,6 @@ class UnknownAttention(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
-    """New positions from packed index `start`; `path` is the packed index of every position from the root to their
-    end.
-    """
-
-    start: int
-    num_new: int
-    path: np.ndarray
-
-
-@dataclass(frozen=True, slots=True)
 class _Call:
     """One kernel call over S branches: query [S, Q], key [S, T], mask [S, 1, Q, T], or None where causal without
     prefix.
@@ -59,31 +49,27 @@ class _Call:
 
 
 class TreePlan:
-    """Each branch attends to its own path only. A dense mask would cost the square of the row's length."""
+    """Each branch attends to its own path only. A dense mask would cost the square of the row's length.
+
+    In float32 on a CPU C of our own computes it, where it can be compiled (`tree_attention.py`); torch's kernel does in
+    all other cases.
+    """
 
     def __init__(self, branches: Sequence[Branch], *, device: torch.device):
-        self.calls: list[_Call] = []
-        size = sum(branch.num_new for branch in branches)
-        output, offset = np.empty(size, np.int64), 0
-        for bucket in _alike(branches):
-            width, length = max(item.num_new for item in bucket), max(len(item.path) for item in bucket)
-            query, key = np.zeros((len(bucket), width), np.int64), np.zeros((len(bucket), length), np.int64)
-            prefix = np.empty(len(bucket), np.int64)
-            for row, branch in enumerate(bucket):
-                new = np.arange(branch.start, branch.start + branch.num_new)
-                query[row, : branch.num_new], key[row, : len(branch.path)] = new, branch.path
-                prefix[row] = len(branch.path) - branch.num_new
-                output[new] = offset + row * width + np.arange(branch.num_new)
-            offset += query.size
-            mask = _branch_mask(torch.from_numpy(prefix).to(device), width, length) if prefix.any() else None
-            self.calls.append(_Call(torch.from_numpy(query).to(device), torch.from_numpy(key).to(device), mask))
-        self.output = torch.from_numpy(output).to(device)
+        self.table = BranchTable(branches)
+        self._branches, self._device = branches, device
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, kernel: Kernel = FUSED) -> Tensor:
         """query [1, K·G, T, D], key and value [1, K, T, D] of the packed row; returns [1, T, K·G, D]."""
+        if kernel is FUSED and is_native(query, key, value):
+            return attend_natively(query, key, value, scaling, self.table)
+        return self._in_calls(query, key, value, scaling, kernel)
+
+    def _in_calls(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, kernel: Kernel) -> Tensor:
+        calls, output = self._calls
         query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         outputs = []
-        for call in self.calls:
+        for call in calls:
             result = kernel(
                 query[call.query].transpose(1, 2),
                 key[call.key].transpose(1, 2),
@@ -94,7 +80,27 @@ class TreePlan:
                 enable_gqa=True,
             )
             outputs.append(result.transpose(1, 2).flatten(0, 1))
-        return torch.cat(outputs)[self.output][None]
+        return torch.cat(outputs)[output][None]
+
+    @cached_property
+    def _calls(self) -> tuple[list[_Call], Tensor]:
+        """Calls over branches of similar size, and where in their results each packed position is."""
+        calls = []
+        output, offset = np.empty(self.table.num_positions, np.int64), 0
+        for bucket in _alike(self._branches):
+            width, length = max(item.num_new for item in bucket), max(len(item.path) for item in bucket)
+            query, key = np.zeros((len(bucket), width), np.int64), np.zeros((len(bucket), length), np.int64)
+            prefix = np.empty(len(bucket), np.int64)
+            for row, branch in enumerate(bucket):
+                new = np.arange(branch.start, branch.start + branch.num_new)
+                query[row, : branch.num_new], key[row, : len(branch.path)] = new, branch.path
+                prefix[row] = len(branch.path) - branch.num_new
+                output[new] = offset + row * width + np.arange(branch.num_new)
+            offset += query.size
+            device = self._device
+            mask = _branch_mask(torch.from_numpy(prefix).to(device), width, length) if prefix.any() else None
+            calls.append(_Call(torch.from_numpy(query).to(device), torch.from_numpy(key).to(device), mask))
+        return calls, torch.from_numpy(output).to(self._device)
 
 
 def _alike(branches: Sequence[Branch]) -> list[list[Branch]]:

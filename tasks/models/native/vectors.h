@@ -29,14 +29,19 @@ INLINE Vector load(const float *from) {
 
 INLINE void store(float *to, Vector values) { memcpy(to, &values, sizeof values); }
 
-/* The first `count` floats, 0 beyond. */
-INLINE Vector load_first(const float *from, int count) {
+/* The first `count` floats, 0 beyond; a whole vector where there are as many or more. */
+INLINE Vector load_first(const float *from, long count) {
+    if (count >= WIDTH) return load(from);
     Vector found = {0};
-    memcpy(&found, from, 4 * (size_t)count);
+    for (long lane = 0; lane < count; lane++) found[lane] = from[lane];
     return found;
 }
 
-INLINE void store_first(float *to, Vector values, int count) { memcpy(to, &values, 4 * (size_t)count); }
+INLINE void store_first(float *to, Vector values, long count) {
+    if (count >= WIDTH) store(to, values);
+    else
+        for (long lane = 0; lane < count; lane++) to[lane] = values[lane];
+}
 
 INLINE Vector fill(float value) {
     const Vector zero = {0};
@@ -51,9 +56,35 @@ INLINE Vector larger(Vector one, Vector other) { return choose(one > other, one,
 
 /* 0, 1, 2 … */
 INLINE Mask count_up(void) {
-    Mask found;
-    for (int lane = 0; lane < WIDTH; lane++) found[lane] = lane;
-    return found;
+#if WIDTH == 16
+    return (Mask){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#else
+    return (Mask){0, 1, 2, 3, 4, 5, 6, 7};
+#endif
+}
+
+/* Rows to columns, in place. At each step squares of `half` lanes change places across the diagonal. */
+INLINE void transpose(Vector rows[WIDTH]) {
+#ifdef __clang__ /* it has no shuffle by a vector of lanes */
+    float at[WIDTH][WIDTH];
+    for (int row = 0; row < WIDTH; row++) store(at[row], rows[row]);
+    for (int row = 0; row < WIDTH; row++)
+        for (int lane = 0; lane < WIDTH; lane++) rows[row][lane] = at[lane][row];
+#else
+#pragma GCC unroll 4
+    for (int half = WIDTH / 2; half; half /= 2) {
+        const Mask lanes = count_up(), is_low = (lanes & half) == 0;
+        const Mask low = (lanes & is_low) | ((lanes - half + WIDTH) & ~is_low);
+        const Mask high = ((lanes + half) & is_low) | ((lanes + WIDTH) & ~is_low);
+#pragma GCC unroll 16
+        for (int row = 0; row < WIDTH; row++)
+            if (!(row & half)) {
+                const Vector one = rows[row], other = rows[row + half];
+                rows[row] = __builtin_shuffle(one, other, low);
+                rows[row + half] = __builtin_shuffle(one, other, high);
+            }
+    }
+#endif
 }
 
 /* Halves are added to halves: few roundings, and one order whatever the compiler. */
