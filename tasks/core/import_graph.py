@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]  # of the running code, not the working directory
+BLOCKS = ("body", "orelse", "handlers", "finalbody", "cases")  # of a statement, in which others are
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +51,14 @@ def imports_of(tree: ast.AST, *, package: str = "") -> tuple[Import, ...]:
 
 
 def _running_code(node: ast.AST) -> Iterator[ast.AST]:
-    """Every node below, except bodies of `if TYPE_CHECKING:`."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
-            for other in child.orelse:
-                yield other
-                yield from _running_code(other)
-            continue
-        yield child
-        yield from _running_code(child)
+    """Every statement below, except bodies of `if TYPE_CHECKING:`. No expression contains an import."""
+    blocks = BLOCKS
+    if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+        blocks = ("orelse",)
+    for block in blocks:
+        for child in getattr(node, block, ()):
+            yield child
+            yield from _running_code(child)
 
 
 def imported(node: ast.AST, *, package: str = "") -> Iterator[Import]:

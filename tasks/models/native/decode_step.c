@@ -14,12 +14,10 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#include "vectors.h"
+#include "products.h"
 
 #define BLOCK 36
 #define PANEL (2 * WIDTH) /* outputs of a matrix that lie side by side */
-#define MAX_ROWS 6        /* of a tile, whose sums then fill the registers of AVX2 */
-#define MAX_PANELS 4      /* of a tile of one row */
 #define MAX_QUERIES 2     /* that read a key once */
 
 typedef struct {
@@ -124,54 +122,30 @@ void pack(const float *weight, int64_t out, int64_t depth, float *to) {
                 to[at * PANEL + column] = first + column < out ? weight[(first + column) * depth + at] : 0.0f;
 }
 
-/* R rows times P panels of a packed matrix, of which `columns` are there. Each sum goes through the inputs in order,
- * whatever R and P are.
- */
-INLINE void tile(const int R, const int P, const float *from, const float *panels, int64_t depth, float *to, int64_t out,
-                 int64_t columns) {
-    Vector sum[MAX_ROWS][2 * MAX_PANELS] = {{{0}}};
-    for (int64_t at = 0; at < depth; at++) {
-        Vector weight[2 * MAX_PANELS];
-        for (int p = 0; p < P; p++)
-            for (int half = 0; half < 2; half++)
-                weight[2 * p + half] = load(panels + (p * depth + at) * PANEL + half * WIDTH);
-        for (int r = 0; r < R; r++)
-            for (int c = 0; c < 2 * P; c++) sum[r][c] += from[r * depth + at] * weight[c];
-    }
-    for (int r = 0; r < R; r++)
-        for (int c = 0; c < 2 * P; c++) {
-            int64_t rest = columns - c * WIDTH;
-            if (rest >= WIDTH)
-                store(to + r * out + c * WIDTH, sum[r][c]);
-            else if (rest > 0)
-                store_first(to + r * out + c * WIDTH, sum[r][c], (int)rest);
-        }
+/* One row times four panels: with one panel the processor would wait for each sum. */
+static void times_panels(const float *row, const float *panels, int64_t depth, float *to) {
+    Vector sum[8] = {{0}};
+    for (int64_t at = 0; at < depth; at++)
+        for (int part = 0; part < 8; part++)
+            sum[part] += row[at] * load(panels + (part / 2 * depth + at) * PANEL + part % 2 * WIDTH);
+    for (int part = 0; part < 8; part++) store(to + part * WIDTH, sum[part]);
 }
 
-/* to [rows, out] = from [rows, depth] · weightᵀ + bias */
+/* to [rows, out] = from [rows, depth] · weightᵀ + bias. Each sum goes through the inputs in order, whatever the rows. */
 static void apply(Linear layer, const float *from, float *to, int64_t rows, int64_t depth, int64_t out) {
-    int64_t column = 0;
-    if (rows == 1)
-        for (; column + MAX_PANELS * PANEL <= out; column += MAX_PANELS * PANEL)
-            tile(1, MAX_PANELS, from, layer.weight + column * depth, depth, to + column, out, MAX_PANELS * PANEL);
-    for (; column < out; column += PANEL) {
-        const float *panel = layer.weight + column * depth;
-        int64_t row = 0, columns = out - column;
-        for (; row + MAX_ROWS <= rows; row += MAX_ROWS)
-            tile(MAX_ROWS, 1, from + row * depth, panel, depth, to + row * out + column, out, columns);
-        from += row * depth, to += row * out;
-        switch (rows - row) {
-        case 5: tile(5, 1, from, panel, depth, to + column, out, columns); break;
-        case 4: tile(4, 1, from, panel, depth, to + column, out, columns); break;
-        case 3: tile(3, 1, from, panel, depth, to + column, out, columns); break;
-        case 2: tile(2, 1, from, panel, depth, to + column, out, columns); break;
-        case 1: tile(1, 1, from, panel, depth, to + column, out, columns); break;
-        }
-        from -= row * depth, to -= row * out;
-    }
-    if (layer.bias)
+    int64_t at = 0;
+    for (; rows == 1 && at + 4 * PANEL <= out; at += 4 * PANEL)
+        times_panels(from, layer.weight + at * depth, depth, to + at);
+    for (; at + PANEL <= out; at += PANEL)
+        column(2, rows, depth, from, depth, 1, layer.weight + at * depth, PANEL, to + at, out, 0);
+    if (at < out) {
+        float rest[BLOCK * PANEL];
+        column(2, rows, depth, from, depth, 1, layer.weight + at * depth, PANEL, rest, PANEL, 0);
         for (int64_t row = 0; row < rows; row++)
-            for (column = 0; column < out; column++) to[row * out + column] += layer.bias[column];
+            memcpy(to + row * out + at, rest + row * PANEL, 4 * (size_t)(out - at));
+    }
+    for (int64_t row = 0; layer.bias && row < rows; row++)
+        for (at = 0; at < out; at++) to[row * out + at] += layer.bias[at];
 }
 
 /* to = from / sqrt(mean(from²) + epsilon) · weight, of rows of `size`; `to` may be `from` */

@@ -6,6 +6,10 @@
 
 #include "vectors.h"
 
+#if defined(__x86_64__) && !defined(__AVX2__)
+#error "tiles fill the registers of AVX2: with SSE they go through memory, so torch computes"
+#endif
+
 enum { TILE = 6 }; /* rows of it: with two vectors each 12 of AVX2's 16 registers */
 
 /* c [rows, vectors] = or += a·b over k, `rows` and `vectors` known to the compiler. */
@@ -46,7 +50,7 @@ INLINE void column(const int vectors, int64_t m, int64_t k, const float *a, int6
 }
 
 /* c [m, n] = or += a·b, a [m, k] with any steps, b [k, n]; n is of whole vectors. */
-static void multiply(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b,
+__attribute__((unused)) static void multiply(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row, int64_t a_k, const float *b,
                      int64_t b_row, float *c, int64_t c_row, int is_added) {
     for (; n > WIDTH; n -= 2 * WIDTH, b += 2 * WIDTH, c += 2 * WIDTH)
         column(2, m, k, a, a_row, a_k, b, b_row, c, c_row, is_added);

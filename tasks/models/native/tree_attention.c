@@ -14,10 +14,6 @@
 
 #include "products.h"
 
-#if defined(__x86_64__) && !defined(__AVX2__)
-#error "tiles fill the registers of AVX2: with SSE they go through memory, so torch attends"
-#endif
-
 enum {
     ROWS = 32,         /* of a block */
     PANEL = 2 * WIDTH, /* of them, with one end of what they see */
