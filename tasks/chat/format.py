@@ -9,7 +9,6 @@ close its message and forge the next.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import takewhile
@@ -20,6 +19,7 @@ from tasks.chat.formats.base import Tools
 from tasks.chat.formats.recipe import instructions
 from tasks.chat.template import PROBE_REPLY, USER, ChatTemplate, Message
 from tasks.chat.thinking import CALL, HARMONY
+from tasks.chat.tokens import any_of, control_tokens, find_special_ids, plain_decoder
 from tasks.core.records import ToolCall
 from tasks.models.folders import THOUGHTS_ARE_LEARNT, generation_end_ids, load_tokenizer, resolve_model
 
@@ -52,7 +52,8 @@ class ChatFormat:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, source: str, further_end_ids: Sequence[int] = ()):
         self.tokenizer, self.source = tokenizer, source
         self.template = ChatTemplate(tokenizer, source=source)
-        self.special_ids = _find_special_ids(tokenizer)
+        self.special_ids = find_special_ids(tokenizer)
+        self._decode_plainly = plain_decoder(tokenizer)
         self.call_format, self.thinking = self.template.call_format, self.template.thinking
         self.template.refuse_if_it_rewrites()
         self._further = [token for token in further_end_ids if token in self.special_ids]
@@ -64,7 +65,7 @@ class ChatFormat:
         self.thought_closing_ids = self.encode(self.thinking.closed) if self.thinking else []
         self.end_of_thought = self._find_end_of_thought()
         self.end_ids = tuple(dict.fromkeys((self.end_of_turn, self.end_of_calls, *self._further)))
-        self._control = _any_of(_control_tokens(tokenizer, self.template.scaffold()) | self._thought_tokens())
+        self._control = any_of(control_tokens(tokenizer, self.template.scaffold()) | self._thought_tokens())
         self.reply_ids = lru_cache(maxsize=1 << 16)(self._reply_ids)
 
     def _after_answer(self, messages: list[Message]) -> str:
@@ -271,18 +272,9 @@ class ChatFormat:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, token_ids: list[int]) -> str:
+        if self._decode_plainly is not None:
+            return str(self._decode_plainly(token_ids, skip_special_tokens=False))
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-
-def _find_special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    added = tokenizer.added_tokens_decoder.items()
-    return {*tokenizer.all_special_ids, *(token_id for token_id, token in added if token.special)}
-
-
-def _control_tokens(tokenizer: PreTrainedTokenizerBase, scaffold: str) -> set[str]:
-    """The special tokens, and added ones that occur in the template's text around messages."""
-    added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special or str(token) in scaffold)
-    return {token for token in (*tokenizer.all_special_tokens, *added) if token.strip()}
 
 
 def _is_of_the_system(message: Message) -> bool:
@@ -297,11 +289,6 @@ def _refuse_left_out(messages: Sequence[Message], text: str) -> None:
     for message in messages:
         if str(message["content"]).strip() not in text:
             raise ValueError(f"the chat template leaves out what this message of the {message['role']} says")
-
-
-def _any_of(tokens: set[str]) -> re.Pattern[str]:
-    ordered = sorted(tokens, key=lambda token: (-len(token), token))
-    return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
 
 def load_chat(folder: Path, kind: type[ChatFormat] = ChatFormat) -> ChatFormat:

@@ -52,7 +52,7 @@ def imports_of(tree: ast.AST, *, package: str = "") -> tuple[Import, ...]:
 
 def _running_code(node: ast.AST) -> Iterator[ast.AST]:
     """Every statement below, except bodies of `if TYPE_CHECKING:`. No expression contains an import."""
-    blocks = BLOCKS
+    blocks: tuple[str, ...] = BLOCKS
     if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
         blocks = ("orelse",)
     for block in blocks:

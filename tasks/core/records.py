@@ -7,8 +7,7 @@ and trained on without a model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from functools import cache
+from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any, Literal
 
@@ -237,12 +236,7 @@ def _without_empty(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _row(record: Turn | TokenSequence | Trajectory | Score) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in _names_of(type(record))}
-
-
-@cache
-def _names_of(kind: type[Turn | TokenSequence | Trajectory | Score]) -> tuple[str, ...]:
-    return tuple(item.name for item in fields(kind))
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
 EQUAL_REWARDS = 1e-6  # rewards closer than this are equal

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tasks.core.files import atomic_file
 from tasks.core.records import Trajectory
@@ -47,12 +48,20 @@ class FinishedEpisodes:
 
     def add(self, trajectory: Trajectory) -> None:
         """The system has the line when this returns, so a kill of this process does not lose it."""
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        with self.file.open("ab") as stream:
-            stream.write(_line(trajectory.to_row()))
+        self._stream.write(_line(trajectory.to_row()))
+        self._stream.flush()
         self._ids.add((trajectory.problem_id, trajectory.sample_index))
 
+    @cached_property
+    def _stream(self) -> BinaryIO:
+        """Open from the first episode on: to open it for each took as long as to write it."""
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        return self.file.open("ab")
+
     def forget(self) -> None:
+        if "_stream" in vars(self):
+            self._stream.close()
+            del self._stream
         self.file.unlink(missing_ok=True)
         self._ids.clear()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -279,3 +280,21 @@ def test_with_tools_in_the_prompt_its_template_describes_them() -> None:
     assert chat.call_format is HERMES
     assert prompt.startswith("<|im_start|>system\nTools:\n") and all(f'"{name}"' in prompt for name in NAMES)
     assert chat.decode(chat.prompt_ids("Cancel B42.", [])).startswith("<|im_start|>user\n")
+
+
+def test_ids_are_decoded_as_the_tokenizer_decodes_them() -> None:
+    """Special tokens, unknown bytes and no ids at all; a tokenizer of a kind of its own is asked itself."""
+    words = tiny.tokenizer()
+    chat = ChatFormat(words, source="tiny")
+    chance = random.Random(0)
+    for length in (0, 1, 2, 40, 400):
+        ids = [chance.randrange(len(words)) for _ in range(length)]
+        expected = words.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        assert chat.decode(ids) == expected
+
+    class Shouting(type(words)):  # type: ignore[misc]
+        def _decode(self, *arguments: Any, **named: Any) -> str:
+            return str(super()._decode(*arguments, **named)).upper()
+
+    words.__class__ = Shouting
+    assert ChatFormat(words, source="tiny").decode(words.encode("book")) == "BOOK"
