@@ -69,6 +69,7 @@ gc.set_threshold(10_000, 20, 20)
 
 configuration.set_hypothesis_home_dir(CACHE / "hypothesis")
 settings.register_profile("turnwise", derandomize=True, database=None, deadline=None)
+settings.register_profile("quick", settings.get_profile("turnwise"), max_examples=25)
 settings.load_profile("turnwise")
 
 
@@ -93,6 +94,12 @@ def _is_a_result(path: Path, event: str) -> bool:
 
 
 sys.addaudithook(keep_results)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """`make check` draws the first 25 of the 100 examples that `make test` draws, where a test names no number."""
+    if "not slow" in config.option.markexpr:
+        settings.load_profile("quick")
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer | None) -> Scheduling:

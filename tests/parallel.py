@@ -1,7 +1,7 @@
 """How `make test` shares its tests among workers (pytest-xdist): a file at a time, the longest first.
 
-Files that wait for the same slow thing (an engine of vLLM, a whole flow, two ranks, the servers of tests/services) go
-to one worker, which starts it once.
+Files that wait for the same slow thing (an engine of vLLM, a whole flow, two ranks, the servers of tests/services, the
+sources of the project parsed) go to one worker, which starts it once.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 TOGETHER = {
+    "tests/contracts/test_imports.py": "sources",
+    "tests/contracts/test_dvc_deps.py": "sources",
+    "tests/contracts/test_loading.py": "sources",
+    "tests/contracts/test_terminal.py": "sources",
     "tests/contracts/test_engines.py": "vllm",
     "tests/engines/vllm/test_vllm_engine.py": "vllm",
     "tests/engines/vllm/test_vllm_nccl.py": "vllm",

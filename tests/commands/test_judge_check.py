@@ -142,6 +142,7 @@ def test_a_stored_episode_that_ended_on_a_limit_is_no_label(tmp_path: Path) -> N
         read_labels(LABELS, show_reference=False)
 
 
+@pytest.mark.slow
 def test_a_base_model_in_this_process_that_can_only_babble_is_measured_and_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

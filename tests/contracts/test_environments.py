@@ -305,6 +305,7 @@ def test_whatever_a_model_writes_is_answered_and_never_raises(case: Case, data: 
     episode.close()
 
 
+@pytest.mark.slow
 def test_a_pool_that_has_no_effect_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     load_environment(mcp_server.environment_settings(tmp_path).model_copy(update={"pool": TWO_WORKERS})).close()
     assert "environment.pool has no effect on mcp" in capsys.readouterr().err

@@ -16,7 +16,7 @@ import pytest
 from tasks.core.import_graph import Import, closure, imported, imports, imports_of, module_file
 from tasks.pipeline.order import STAGES
 from tests.conftest import ROOT
-from tests.contracts.import_graph import module_name, python_files
+from tests.contracts.import_graph import module_name, nodes, python_files
 
 # From the top down. A room may import from any room on a lower line; never sideways.
 RANKS: list[list[str]] = [
@@ -111,9 +111,8 @@ def _imported_files(file: Path) -> set[Path]:
 
 def every_import(file: Path) -> list[Import]:
     """Every import of a file, those for types alone as well."""
-    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-    assert not any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree)), f"{file}: relative"
-    return [item for node in ast.walk(tree) for item in imported(node)]
+    assert not any(isinstance(node, ast.ImportFrom) and node.level for node in nodes(file)), f"{file}: relative"
+    return [item for node in nodes(file) for item in imported(node)]
 
 
 def test_a_heavy_library_is_imported_in_its_one_place():

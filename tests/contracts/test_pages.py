@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -160,9 +161,11 @@ def prose_of(file: Path) -> str:
     return "\n".join([*docstrings, *(token.string for token in tokens if token.type == tokenize.COMMENT)])
 
 
-def exists(name: str, file: Path) -> bool:
-    """From the root, from tasks/, or from a folder that contains the file; the end of a name may be left off."""
-    return any(next((ROOT / base).glob(f"{name}*"), None) for base in (Path("tasks"), *file.parents))
+@cache
+def exists(name: str, folder: Path) -> bool:
+    """From the root, from tasks/, or from the folder or one above it; the end of a name may be left off."""
+    bases = (Path("tasks"), folder, *folder.parents)
+    return any((ROOT / base / name).exists() or next((ROOT / base).glob(f"{name}*"), None) for base in bases)
 
 
 def test_every_file_that_a_text_names_exists():
@@ -170,10 +173,14 @@ def test_every_file_that_a_text_names_exists():
     assert not [
         f"{file} names {name}"
         for file in files
-        if file.parts[:2] != ("infra", "decisions")
-        for name in PATH.findall(prose_of(file))
-        if not name.startswith(EXAMPLES) and not exists(name, file)
+        if file.parts[:2] != ("infra", "decisions") and missing(text_of(file), file)  # strings too: most name nothing
+        for name in missing(prose_of(file), file)
     ]
+
+
+def missing(text: str, file: Path) -> list[str]:
+    """The paths that a text of a file names and that do not exist."""
+    return [name for name in PATH.findall(text) if not name.startswith(EXAMPLES) and not exists(name, file.parent)]
 
 
 def test_the_walk_sees_a_path_and_no_address():

@@ -14,6 +14,8 @@ DELETES = re.compile(
     r"\brm -|\bunlink\b|\b(delete|remove|erase|drop)\b (\S+ ){0,3}(database|registry|table|\S*\.db\b)",
     re.IGNORECASE,
 )
+# Each of those has one of these words, wherever its text is broken: what has none need not be parsed.
+WORDS = re.compile(r"\b(rm|unlink|delete|remove|erase|drop)\b", re.IGNORECASE)
 # Results of an ablation that another recipe made; they can be made again.
 ALLOWED = {"tasks/core/kept_files.py"}
 
@@ -33,11 +35,12 @@ def messages(source: str) -> Iterator[str]:
 def test_no_message_says_to_delete_a_database():
     files = [path.relative_to(ROOT) for room in ("tasks", "flows", "infra") for path in (ROOT / room).rglob("*.py")]
     assert len(files) > 300
+    sources = {file: (ROOT / file).read_text(encoding="utf-8") for file in files if str(file) not in ALLOWED}
     found = {
         f"{file}: {text[:200]}"
-        for file in files
-        if str(file) not in ALLOWED
-        for text in messages((ROOT / file).read_text(encoding="utf-8"))
+        for file, source in sources.items()
+        if WORDS.search(source)
+        for text in messages(source)
         if DELETES.search(text)
     }
     assert not found

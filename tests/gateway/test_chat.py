@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from openai import APIStatusError
 
 from tests.gateway.scripted import MODEL, turn
 
@@ -69,6 +68,8 @@ def test_a_request_reaches_the_backend_in_plain_words(clients, backend):
 )  # fmt: skip
 def test_what_cannot_be_honoured_is_an_error_that_names_it(clients, backend, changed, status, parameter, code):
     num_requests = len(backend.requests)
+    from openai import APIStatusError
+
     with pytest.raises(APIStatusError) as raised:
         clients["chat"].client.chat.completions.create(**{"model": MODEL, "messages": HELLO, **changed})
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from types import ModuleType
 
-import anthropic
-import openai
 import pytest
 
 from tasks.gateway.completions import Completion, ProtocolError
@@ -24,6 +24,12 @@ TURNS = {
     "cut": turn("The at", finish="length"),
     "nothing": turn(""),
 }
+
+
+@pytest.fixture
+def sdk(client) -> ModuleType:
+    """The client's own package, imported by the first test that needs it: two cost seconds."""
+    return importlib.import_module("anthropic" if type(client).__name__ == "MessagesClient" else "openai")
 
 
 @pytest.mark.parametrize("kind", TURNS)
@@ -57,8 +63,7 @@ def test_a_turn_that_comes_back_is_the_turn_that_was_written(client, backend, ki
     assert [reply for reply in replies if reply["role"] == "tool"] == told
 
 
-def test_an_error_is_raised_by_the_client_as_its_kind_with_one_sentence(client, backend):
-    sdk = anthropic if type(client).__name__ == "MessagesClient" else openai
+def test_an_error_is_raised_by_the_client_as_its_kind_with_one_sentence(client, backend, sdk):
     backend.script = lambda request: ProtocolError(429, "The episode has no turns left.", code="max_turns")
     with pytest.raises(sdk.RateLimitError, match="The episode has no turns left"):
         client.ask()
@@ -83,9 +88,7 @@ def test_an_error_is_raised_by_the_client_as_its_kind_with_one_sentence(client, 
         client.client.api_key = key
 
 
-def test_a_slow_stream_stays_alive_and_ends_with_the_turn_or_with_an_error(client, backend):
-    sdk = anthropic if type(client).__name__ == "MessagesClient" else openai
-
+def test_a_slow_stream_stays_alive_and_ends_with_the_turn_or_with_an_error(client, backend, sdk):
     def later(finish: Callable[[Future[Completion]], None]) -> None:
         backend.script = lambda request: None
         threading.Timer(0.3, lambda: finish(backend.open.pop())).start()  # six comments of 0.05 s
@@ -116,6 +119,9 @@ def test_a_slow_stream_stays_alive_and_ends_with_the_turn_or_with_an_error(clien
     ],
 )
 def test_what_a_protocol_has_and_cannot_be_had_here_is_said(clients, backend, name, changed, words):
+    import anthropic
+    import openai
+
     num_requests = len(backend.requests)
     with pytest.raises((anthropic.BadRequestError, openai.BadRequestError), match=words):
         clients[name].ask(**changed)

@@ -138,6 +138,7 @@ assert is_scipy_available() and is_sklearn_available() and loss_for_object_detec
 """
 
 
+@pytest.mark.slow
 def test_what_is_imported_after_a_model_finds_sklearn_and_scipy() -> None:
     """A user's judge may compute a loss of object detection."""
     subprocess.run([sys.executable, "-c", LATER], cwd=ROOT, check=True)

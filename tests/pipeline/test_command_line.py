@@ -86,6 +86,7 @@ def test_what_nohup_started_outlives_its_terminal():
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.slow
 def test_no_library_calls_home_from_any_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Either command line, before its command imports anything heavy; a worker's job has them from its deployment."""
     for name in TELEMETRY_OFF:

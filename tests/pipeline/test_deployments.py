@@ -1,4 +1,7 @@
-"""The three deployments as `flows deploy` registers them, what their form shows, and what is refused first."""
+"""The three deployments as `flows deploy` registers them, what their form shows, and what is refused first.
+
+Prefect is imported by the first test that needs it: two seconds that only one worker spends.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,6 @@ from typing import Any
 
 import pytest
 
-from flows.deployments import plan_deployments, read_schedule
-from flows.drift_check import drift_check
-from flows.evaluate_snapshot import evaluate_snapshot
-from flows.parameters import AS_IT_IS, profile_names
-from flows.retrain import retrain
-from flows.turn import workspace_name
 from tasks.core.passing_faults import PASSING_STATUS
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
 from tests.pipeline.prefect_api import PrefectApi
@@ -126,6 +123,11 @@ def deployments(api: PrefectApi) -> dict[str, dict[str, Any]]:
 
 
 def test_the_form_shows_profile_reason_and_force_with_what_they_mean():
+    from flows.drift_check import drift_check
+    from flows.evaluate_snapshot import evaluate_snapshot
+    from flows.parameters import AS_IT_IS, profile_names
+    from flows.retrain import retrain
+
     shown = retrain.parameters.properties
     assert list(shown) == ["profile", "reason", "force"]
     assert all(row["description"] for row in shown.values())
@@ -137,15 +139,21 @@ def test_the_form_shows_profile_reason_and_force_with_what_they_mean():
 
 @pytest.mark.parametrize(("name", "value"), [("profile", "dmo"), ("reason", "x" * 1001), ("force", "maybe")])
 def test_a_value_that_the_form_would_refuse_is_refused_by_the_flow_too(name: str, value: str):
+    from flows.retrain import retrain
+
     with pytest.raises(Exception, match=name):
         retrain.validate_parameters({name: value})
 
 
 def test_a_reason_of_two_lines_becomes_one():
+    from flows.retrain import retrain
+
     assert retrain.validate_parameters({"reason": "new data\nfrom today"})["reason"] == "new data from today"
 
 
 def test_deployments_have_the_name_of_the_model_as_far_as_prefect_takes_it(monkeypatch: pytest.MonkeyPatch):
+    from flows.deployments import plan_deployments
+
     monkeypatch.setattr("flows.deployments.read_params", lambda: {"promote": {"model_name": "R&D <agent>"}})
     planned = plan_deployments("0 3 * * *", None)
     assert [item.full_name for item in planned] == [f"{name}/R-D -agent-" for name in NAMES]
@@ -154,11 +162,15 @@ def test_deployments_have_the_name_of_the_model_as_far_as_prefect_takes_it(monke
 
 @pytest.mark.parametrize("cron", ["every day", "61 * * * *", "", "* * *"])
 def test_a_schedule_that_is_no_cron_expression_is_refused_with_its_option(cron: str):
+    from flows.deployments import read_schedule
+
     with pytest.raises(ValueError, match=r"--check-cron .* is not a cron expression"):
         read_schedule("--check-cron", cron)
 
 
 def test_two_folders_of_one_model_are_two_workspaces_and_one_folder_is_one(tmp_path: Path):
+    from flows.turn import workspace_name
+
     here, there = workspace_name("my agent!", tmp_path / "a"), workspace_name("my agent!", tmp_path / "b")
     assert here != there
     assert here == workspace_name("my agent!", tmp_path / "b" / ".." / "a")

@@ -13,6 +13,7 @@ from tests.pipeline.prefect_api import PrefectApi
 from tests.pipeline.project import Project
 from tests.pipeline.toy_project import CODE, DATA, make_toy_project
 
+pytestmark = pytest.mark.slow
 AGENTS = ("shop", "desk")
 
 
@@ -37,7 +38,6 @@ def make_workspace(installation: Project, name: str) -> Project:
     return workspace
 
 
-@pytest.mark.slow
 def test_two_agents_train_at_once_each_to_its_own_champion(
     installation: Project, prefect: dict[str, str], databases: Path
 ):

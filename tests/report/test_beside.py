@@ -71,6 +71,7 @@ def test_the_summary_has_a_row_per_environment_and_both_budgets_of_reflexion(pat
     assert tried.split()[-4:] == ["60.0%", "55.0–65.0", "40", "3"]
 
 
+@pytest.mark.slow
 def test_the_report_shows_both_and_says_that_reflexion_reads_the_verdict(paths: Paths):
     page = " ".join(build_report(paths).read_text(encoding="utf-8").split())
     assert "In environments that training never saw" in page
@@ -81,6 +82,7 @@ def test_the_report_shows_both_and_says_that_reflexion_reads_the_verdict(paths: 
     assert "Reflexion, 3 tries 60.0%" in words and "3 tries, no notes 55.0%" in words
 
 
+@pytest.mark.slow
 def test_a_run_without_them_says_nothing_of_them(tmp_path: Path):
     paths = write_artifacts(tmp_path)
     page = build_report(paths).read_text(encoding="utf-8")

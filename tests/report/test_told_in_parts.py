@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
+
 from tasks.core.console import SafeConsole
 from tasks.core.files import read_json, write_json
 from tasks.core.settings import Paths
@@ -37,6 +39,7 @@ def told_in_parts(line: str, name: str) -> bool:
     return line.startswith(f"{name} ") and "(+30.0" in line
 
 
+@pytest.mark.slow
 def test_each_policy_has_both_and_what_telling_in_parts_costs(tmp_path: Path) -> None:
     paths, stream = write_artifacts(tmp_path), io.StringIO()
     assert "sharded" not in build_summary(paths) and "told in parts" not in build_report(paths).read_text("utf-8")

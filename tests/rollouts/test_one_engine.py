@@ -89,6 +89,7 @@ def shared(folders: list[Path], *, room: float = float("inf")) -> Engines:
     return Engines(play_settings(), kept)
 
 
+@pytest.mark.slow
 def test_sixteen_snapshots_open_one_model_and_read_each_file_once(snapshots: list[Path], counted: Counter[str]) -> None:
     with closing(shared(snapshots)) as engines:
         rounds = [[rows(folder, engines) for folder in snapshots] for _ in range(2)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,13 +55,14 @@ class Flaky:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses asked for, none of which is made."""
     asked: list[float] = []
-    sleep = asyncio.sleep
 
     async def noted(seconds: float) -> None:
         asked.append(seconds)
-        await sleep(0)
+        await asyncio.sleep(0)
 
-    monkeypatch.setattr("tasks.tools.retries.asyncio.sleep", noted)
+    # Of this module alone: a server that another test left running sleeps in this process too.
+    its_own = SimpleNamespace(sleep=noted, wrap_future=asyncio.wrap_future)
+    monkeypatch.setattr("tasks.tools.retries.asyncio", its_own)
     return asked
 
 

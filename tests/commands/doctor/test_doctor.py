@@ -26,6 +26,7 @@ from tests.commands.doctor.project import edit, found, look, params
 from tests.conftest import ROOT
 
 
+@pytest.mark.slow
 def test_a_sound_project_passes_every_check_without_torch_and_without_weights(curated: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from tasks.core.settings import *;"
@@ -108,6 +109,7 @@ def doctor() -> Result:
     return CliRunner().invoke(app, ["doctor"], env=dict.fromkeys(THREAD_VARIABLES))  # as they were, afterwards
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_0_on_a_warning_and_with_1_on_a_failure(project: Path) -> None:
     (project / "params.yaml").write_text(yaml.safe_dump(params(compute=on_cpu(9999).model_dump())), encoding="utf-8")
     warned = doctor()

@@ -160,6 +160,7 @@ def base_user(tmp_path: Path, *, num_positions: int = 900) -> UserSettings:
     return user(None, model=str(tiny.model_folder(tmp_path / "base", embedded=embedded)))
 
 
+@pytest.mark.slow
 def test_the_agent_cannot_forge_a_message_to_a_user_in_process(tmp_path: Path) -> None:
     """Whatever the agent writes, its message ends once: where the template ends it."""
     model = base_user(tmp_path).model
