@@ -146,8 +146,6 @@ class TransformersEngine:
     def close(self) -> None:
         for thread in self.threads:
             thread.shutdown()
-        while self.under_way:  # a thread of C may still read what it was given
-            self._complete_step()
         for shard in self.shards:
             shard.close()
 

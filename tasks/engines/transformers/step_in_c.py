@@ -123,17 +123,32 @@ def _library() -> ctypes.CDLL | None:
 
 
 class Worker:
-    """A thread of C."""
+    """A thread of C. It refers to all that its steps read and write, and ends before that is freed."""
 
     def __init__(self) -> None:
         library = _library()
         assert library is not None
-        self.library, self.address = library, library.open_worker()
+        self.library, self.read = library, object()
+        self.address: int | None = library.open_worker()
         if not self.address:
             raise RuntimeError("the system has no further thread for an engine's shard; end other programs")
 
+    def start(self, job: Sequence[Any], *, read: object) -> None:
+        """Steps, while `read` is what they read."""
+        self.read = read
+        self.library.start_steps(self.address, *job)
+
+    def wait(self) -> None:
+        self.library.wait_for(self.address)
+
     def close(self) -> None:
-        self.library.close_worker(self.address)
+        """After the steps under way; a second time does nothing."""
+        if self.address:
+            self.library.close_worker(self.address)
+            self.address = None
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class StepInC:
@@ -194,29 +209,45 @@ class StepInC:
         self, cache: RaggedCache, works: Sequence[Work], worker: Worker | None
     ) -> Callable[[], tuple[list[int], list[float]]]:
         """Steps one after another; a function that waits for them and returns the last one's tokens and log-probs
-        (nats, under the distribution sampled from). Without a worker they run in the thread that calls it.
+        (nats, under the distribution sampled from). Without a worker they run in the thread that calls it. IndexError
+        for an id that the model has no embedding of.
         """
         cache.allocate(self.key_heads, self.head_size)
-        storage = np.array([tensor.data_ptr() for tensor in cache.storage], dtype=np.uint64)
+        tensors = cache.storage
+        storage = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.uint64)
         address = _address(storage)
         where = _Cache(address, address + storage.nbytes // 2, cache.capacity)
         tokens, logps = np.empty(len(works[-1].asked), np.int64), np.empty(len(works[-1].asked), np.float32)
         logits = torch.empty(len(tokens), self.given.words) if self.has_nucleus else None
-        arrays = [_arrays(work) for work in works]
+        arrays = [self._arrays(work) for work in works]
         steps = (_Step * len(works))(*map(self._step, works, arrays))
         steps[-1].tokens, steps[-1].logps = _address(tokens), _address(logps)
         steps[-1].logits = None if logits is None else logits.data_ptr()
         memory = np.empty(self.library.memory_of(byref(self.given), cache.capacity), np.float32)
         job = byref(self.given), byref(where), byref(steps), len(works), _address(memory)
+        read = (
+            self.given,
+            self.table,
+            self.copies,
+            tensors,
+            storage,
+            arrays,
+            tokens,
+            logps,
+            logits,
+            memory,
+            where,
+            steps,
+        )
         if worker is not None:
-            self.library.start_steps(worker.address, *job)
+            worker.start(job, read=read)
 
         def finish() -> tuple[list[int], list[float]]:
             if worker is not None:
-                self.library.wait_for(worker.address)
+                worker.wait()
             else:
                 self.library.run_steps(*job)
-            assert len(arrays) == len(steps) and storage.size and memory.size  # kept until here: C reads them
+                assert read  # until here
             if logits is None:
                 return tokens.tolist(), logps.tolist()
             noise = torch.from_numpy(arrays[-1][-1])
@@ -225,15 +256,18 @@ class StepInC:
 
         return finish
 
+    def _arrays(self, work: Work) -> list[np.ndarray]:
+        counts = work.copies, work.ids, work.places, work.slots, work.asked
+        arrays = [np.array(numbers, np.int64) for numbers in counts]
+        ids, num_embedded = arrays[1], self.model.model.embed_tokens.weight.shape[0]
+        if ids.size and not 0 <= ids.min() <= ids.max() < num_embedded:
+            raise IndexError(f"a token id is {ids.max()}, and the model has embeddings of {num_embedded} tokens")
+        return [*arrays, np.array(work.noise, np.float64)]
+
     def _step(self, work: Work, arrays: Sequence[np.ndarray]) -> _Step:
         return _Step(
             len(work.copies) // 3, len(work.ids), len(work.asked), *map(_address, arrays), self.temperature
         )  # fmt: skip
-
-
-def _arrays(work: Work) -> list[np.ndarray]:
-    counts = work.copies, work.ids, work.places, work.slots, work.asked
-    return [*(np.array(numbers, np.int64) for numbers in counts), np.array(work.noise, np.float64)]
 
 
 def _tensors(layer: torch.nn.Module) -> list[_Place]:

@@ -202,6 +202,28 @@ def test_wider_vectors_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
             assert other.sampler_logp == pytest.approx(one.sampler_logp, abs=2e-5)
 
 
+def test_an_id_without_an_embedding_is_an_error_and_nothing_is_read_beyond() -> None:
+    with closing(an_engine(a_model("llama", SIZES[3]))) as engine:
+        engine.submit(TurnRequest(0, [5, 40], 3, seed=0))
+        with pytest.raises(IndexError, match="id is 40, and the model has embeddings of 40 tokens"):
+            engine.poll()
+
+
+def test_an_engine_that_is_dropped_or_closed_amid_steps_lets_them_end_first() -> None:
+    """Else the thread of C would write into memory that is somebody else's by then."""
+    for is_closed in (True, False) * 5:
+        engine = an_engine(a_model("qwen3", SIZES[0]), num_threads=2)
+        for episode, text in enumerate(texts(47)):
+            engine.submit(TurnRequest(episode, text, 9, seed=episode))
+        engine.poll(lambda: True)  # both shards have begun
+        workers = [shard.worker for shard in engine.shards if isinstance(shard, ShardInC)]
+        assert all(worker is not None and worker.address for worker in workers)
+        if is_closed:
+            engine.close()
+            assert not any(worker.address for worker in workers if worker is not None)
+        del engine, workers
+
+
 def plays_by_own_forward(model: PreTrainedModel) -> bool:
     with closing(an_engine(model)) as engine:
         return not isinstance(engine.shards[0], ShardInC)
