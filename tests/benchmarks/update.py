@@ -19,21 +19,11 @@ from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.models import attention
 from tasks.models.settings import EmbeddedModelSettings, on_cpu
 from tasks.models.torch_setup import prepare_torch
+from tests.benchmarks.demo import demo_params
 from tests.benchmarks.made_up import random_ids, random_model, scored_group
 from tests.learning.options import grpo
 
 PROMPT, LENGTHS, GROUP_SIZE, NUM_GROUPS, VOCABULARY = 24, (60, 220), 8, 8, 400
-MODEL = EmbeddedModelSettings(
-    hidden_size=128,
-    intermediate_size=336,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    initializer_range=0.08,
-    max_position_embeddings=1024,
-    tools_in_prompt=False,
-    thinks=False,
-)
 IS_NATIVE = {"torch's kernel": False, "C": True}
 
 
@@ -50,7 +40,7 @@ def demo_groups(seed: int = 0) -> list[Group]:
 def trainer_on(num_threads: int) -> GRPOTrainer:
     """Its rate is 0, so that every update computes the same."""
     options = grpo(group_size=GROUP_SIZE, micro_batch_tokens=4096, learning_rate=0.0, problems_per_iteration=NUM_GROUPS)
-    model = random_model(VOCABULARY, MODEL)
+    model = random_model(VOCABULARY, EmbeddedModelSettings(**demo_params()["model"]["embedded"]))
     return GRPOTrainer(model, options, compute=on_cpu(num_threads), temperature=1.0, max_tokens=PROMPT + LENGTHS[1])
 
 
