@@ -25,6 +25,7 @@ from tasks.models.settings import ComputeSettings
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 HEAP_GROWTH = 512 << 20  # bytes; page faults cost 0.5 s per GiB (2 cores of an AMD EPYC)
@@ -148,6 +149,12 @@ def product_dtype(device: torch.device) -> str:
 
     is_rounded = device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
     return "float16" if is_rounded else "float32"
+
+
+def is_small(model: PreTrainedModel, most: int) -> bool:
+    """Whether its weights have at most so many bytes, on a CPU: products that several threads share badly."""
+    size = sum(item.numel() * item.element_size() for item in model.parameters())
+    return bool(model.device.type == "cpu" and size <= most)
 
 
 def free_unused(device: torch.device) -> None:

@@ -30,7 +30,7 @@ from tasks.models.folders import load_config, load_model
 from tasks.models.limits import check_playable
 from tasks.models.policy_weights import AdapterShape, PolicyWeights
 from tasks.models.settings import ComputeSettings
-from tasks.models.torch_setup import free_unused, start_threads
+from tasks.models.torch_setup import free_unused, is_small, start_threads
 from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest, never
 from tasks.rollouts.sampling import StopStrings
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
@@ -70,7 +70,9 @@ class TransformersEngine:
         cached = position_bytes(model)
         check_budget(kv_cache_bytes, max_context=max_context, cached=cached)
         is_shared = kv_cache_bytes is None or kv_cache_bytes // NUM_SHARDS >= smallest_cache(max_context, cached)
-        num_shards = NUM_SHARDS if num_threads >= NUM_SHARDS and is_shared and _is_small(model) else 1
+        num_shards = (
+            NUM_SHARDS if num_threads >= NUM_SHARDS and is_shared and is_small(model, MAX_BYTES_IN_SHARDS) else 1
+        )
         max_episodes = -(-max_concurrent_episodes // num_shards)
         all_positions = (max_episodes + 1) * max_context
         limits: dict[str, Any] = {
@@ -184,11 +186,6 @@ class TransformersEngine:
         requests, self.requests[shard] = self.requests[shard], []
         finish = self.shards[shard].start(requests, self.policy_version)
         self.under_way.append((shard, self.threads[shard].submit(finish).result if self.threads else finish))
-
-
-def _is_small(model: PreTrainedModel) -> bool:
-    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    return model.device.type == "cpu" and size <= MAX_BYTES_IN_SHARDS
 
 
 def load_engine(

@@ -94,8 +94,7 @@ class Shard:
             row.token_ids.append(token)
             row.sampler_logp.append(logp)
             row.token_versions.append(policy_version)
-            may_end = token in row.end_ids or len(row.token_ids) == len(row.noise) or self.stop is not None
-            if may_end and (finish := self._finish(row)):
+            if finish := self._finish(row):
                 row.is_waiting = True
                 replies.append(TurnReply(row.episode, row.token_ids, row.sampler_logp, finish, row.token_versions))
         return replies

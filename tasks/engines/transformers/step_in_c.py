@@ -22,8 +22,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tasks.engines.transformers.decode_step import TRACED_ROTARY
 from tasks.engines.transformers.ragged_cache import RaggedCache
 from tasks.models.native.compiled import load_library
+from tasks.models.torch_setup import is_small
 from tasks.rollouts.sampling import sample_tokens
 
 FAMILIES = {
@@ -31,7 +33,6 @@ FAMILIES = {
     "Qwen2ForCausalLM": ("Qwen2Model", "Qwen2DecoderLayer", "Qwen2Attention", "Qwen2MLP", "Qwen2RMSNorm"),
     "Qwen3ForCausalLM": ("Qwen3Model", "Qwen3DecoderLayer", "Qwen3Attention", "Qwen3MLP", "Qwen3RMSNorm"),
 }
-ROTARY = ("default", "linear", "llama3")  # angles that no later position changes
 NORMS = ("input_layernorm", "self_attn.q_norm", "self_attn.k_norm", "post_attention_layernorm")
 PRODUCTS = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj",
@@ -92,15 +93,15 @@ def fits(model: PreTrainedModel) -> bool:
     """Whether its modules are those that the C code computes, on a CPU in float32, and small."""
     config, tensors = model.config, [*model.parameters()]
     names = FAMILIES.get(type(model).__name__)
-    if names is None or any(item.dtype != torch.float32 or item.device.type != "cpu" for item in tensors):
+    if names is None or any(item.dtype != torch.float32 for item in tensors):
         return False
     known = {type(model).__name__, *names, f"{names[0].removesuffix('Model')}RotaryEmbedding"}
     known |= {"Linear", "Embedding", "ModuleList", "SiLUActivation"}
     return (
         {type(module).__name__ for module in model.modules()} <= known
         and all(item.is_contiguous() for item in tensors)
-        and sum(item.numel() * item.element_size() for item in tensors) <= MAX_BYTES
-        and (getattr(config, "rope_parameters", None) or {}).get("rope_type") in ROTARY
+        and is_small(model, MAX_BYTES)
+        and (getattr(config, "rope_parameters", None) or {}).get("rope_type") in TRACED_ROTARY
         and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
         and _library() is not None
     )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tasks.models.torch_setup import start_threads
+from tasks.models.torch_setup import is_small, start_threads
 
 NUM_LANES = 2
 MAX_BYTES = 32 << 20  # of weights: larger products keep all of torch's threads busy
@@ -40,7 +40,7 @@ class Lanes:
 
     def __init__(self, model: PreTrainedModel, *, num_threads: int, num_ranks: int):
         self.parameters = [item for item in model.parameters() if item.requires_grad]
-        fits = num_ranks == 1 and num_threads >= NUM_LANES and _is_small(model)
+        fits = num_ranks == 1 and num_threads >= NUM_LANES and is_small(model, MAX_BYTES)
         fits = fits and all(item.dtype == torch.float32 for item in self.parameters)
         self.number = NUM_LANES if fits and not getattr(model, "is_gradient_checkpointing", False) else 1
         self.threads = start_threads(self.number, num_threads // NUM_LANES, name="lane") if self.number > 1 else []
@@ -103,8 +103,3 @@ def _add(sums: list[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
             own = sums[number]
             # Not in place: two parameters may have been given one tensor.
             sums[number] = gradient if own is None else own + gradient
-
-
-def _is_small(model: PreTrainedModel) -> bool:
-    size = sum(item.numel() * item.element_size() for item in model.parameters())
-    return model.device.type == "cpu" and size <= MAX_BYTES
