@@ -54,7 +54,7 @@ def as_call(value: object, *, keys: tuple[str, ...] = ("arguments",)) -> ToolCal
     try:
         arguments = json_text.parse(arguments) if isinstance(arguments, str) else arguments
         json_text.check_depth([arguments])
-        json.dumps([value["name"], arguments], ensure_ascii=False, allow_nan=False).encode()
+        json_text.check_writable([value["name"], arguments])
     except ValueError:
         return None
     return ToolCall.model_construct(name=value["name"], arguments=arguments) if isinstance(arguments, dict) else None

@@ -8,12 +8,12 @@ EnvironmentFault.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tasks.core import background
+from tasks.core.json_text import check_writable, json_line
 from tasks.core.text import one_line
 from tasks.tools.base import Answer, EnvironmentFault, ErrorType, FaultType, Tool, ToolReply, error_text
 from tasks.tools.schemas import MAX_REASON_CHARACTERS, ArgumentSchema
@@ -51,7 +51,7 @@ class BoundTool:
 def as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments that can be sent to a server; ToolError where JSON has no such value."""
     try:
-        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+        check_writable(arguments)
     except (ValueError, RecursionError):
         raise ToolError("invalid_arguments", "they hold what JSON cannot") from None
     return dict(arguments)
@@ -135,7 +135,7 @@ class ToolLayer:
     def _reply(self, value: Any, is_valid: bool) -> ToolReply:
         if isinstance(value, ToolReply):
             return value
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        text = value if isinstance(value, str) else json_line(value)
         return ToolReply(self._bound_text(text), is_valid)
 
     def _bound_text(self, text: str) -> str:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 from tasks.engines.transformers.ragged_cache import RaggedCache
 from tasks.rollouts.engine import EpisodeHandle, TurnRequest
-from tasks.rollouts.seeds import uniforms
 
 STEP = 256  # positions by which the cache grows
 PREFIX_BLOCK = 512  # tokens; prompts that share as many at their start are computed once up to there
@@ -22,7 +21,9 @@ PREFIX_BLOCK = 512  # tokens; prompts that share as many at their start are comp
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """The state of one episode. The cache has the first `fed` of its `ids`; the next step feeds the rest."""
+    """The state of one episode. The cache has the first `fed` of its `ids`; the next step feeds the rest. Its turn may
+    have `room` tokens, drawn with numbers of `seed`.
+    """
 
     episode: EpisodeHandle
     age: int
@@ -31,14 +32,15 @@ class Row:
     fed: int = 0
     is_waiting: bool = True
     end_ids: frozenset[int] = frozenset()
-    noise: list[float] = field(default_factory=list)
+    seed: int = 0
+    room: int = 0
     token_ids: list[int] = field(default_factory=list)
     sampler_logp: list[float] = field(default_factory=list)
     token_versions: list[int] = field(default_factory=list)
 
     def begin_turn(self, request: TurnRequest, end_ids: frozenset[int]) -> None:
         self.is_waiting, self.end_ids = False, end_ids.union(request.end_ids)
-        self.noise = uniforms(request.seed, request.max_new_tokens).tolist()
+        self.seed, self.room = request.seed, request.max_new_tokens
         self.token_ids, self.sampler_logp, self.token_versions = [], [], []
 
     @property
@@ -49,7 +51,7 @@ class Row:
     @property
     def length(self) -> int:
         """Of the whole episode at the end of the turn under way."""
-        return len(self.ids) + (0 if self.is_waiting else len(self.noise) - len(self.token_ids))
+        return len(self.ids) + (0 if self.is_waiting else self.room - len(self.token_ids))
 
 
 def block_hashes(ids: list[int]) -> list[int]:

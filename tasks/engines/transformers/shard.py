@@ -22,6 +22,7 @@ from tasks.engines.transformers.reading import Reader
 from tasks.engines.transformers.rows import Row, Rows
 from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest
 from tasks.rollouts.sampling import StopStrings
+from tasks.rollouts.seeds import uniforms
 
 
 class Shard:
@@ -31,7 +32,7 @@ class Shard:
 
     def __init__(
         self,
-        num_layers: int,
+        cache: RaggedCache,
         *,
         end_ids: tuple[int, ...],
         stop: StopStrings | None,
@@ -39,14 +40,14 @@ class Shard:
         max_positions: int,
     ):
         self.end_ids, self.stop = frozenset(end_ids), stop
-        self.cache = RaggedCache(num_layers, 0, 0)
+        self.cache = cache
         self.rows = Rows(self.cache, max_positions=max_positions, max_context=max_context)
 
     def start(
         self, requests: Sequence[TurnRequest | EpisodeHandle], policy_version: int
     ) -> Callable[[], list[TurnReply]]:
-        """Process the requests in order, then take one step for every episode with a turn under way and room in the
-        cache; a function that waits for it and returns the turns it completes.
+        """Process the requests in order, then take a step, or some, for every episode with a turn under way and room in
+        the cache; a function that waits for it and returns the turns it completes.
         """
         raise NotImplementedError
 
@@ -75,25 +76,19 @@ class Shard:
                 self.rows.release(request)
         return self.rows.make_room() if requests or self.rows.waiting else []
 
-    def _begin_turn(self, request: TurnRequest) -> None:
+    def _begin_turn(self, request: TurnRequest) -> Row:
         row = self.rows.known.get(request.episode)
         if row is None:
             row = self.rows.open(request)
         else:
             row.ids += request.token_ids
         row.begin_turn(request, self.end_ids)
+        return row
 
-    def _append(
-        self, rows: Sequence[Row], tokens: Sequence[int], logps: Sequence[float], policy_version: int
-    ) -> list[TurnReply]:
-        """Each row's new token, after those before it were fed; the turns that it completes."""
+    def _completed(self, rows: Sequence[Row]) -> list[TurnReply]:
+        """The turns that their newest token completes."""
         replies = []
-        for row, token, logp in zip(rows, tokens, logps, strict=True):
-            row.fed = len(row.ids)
-            row.ids.append(token)
-            row.token_ids.append(token)
-            row.sampler_logp.append(logp)
-            row.token_versions.append(policy_version)
+        for row in rows:
             if finish := self._finish(row):
                 row.is_waiting = True
                 replies.append(TurnReply(row.episode, row.token_ids, row.sampler_logp, finish, row.token_versions))
@@ -104,7 +99,7 @@ class Shard:
             return "end_of_turn"
         if self.stop is not None and self.stop.found(row.token_ids):
             return "stop_string"
-        return "length" if len(row.token_ids) == len(row.noise) else None
+        return "length" if len(row.token_ids) == row.room else None
 
 
 class EngineShard(Shard):
@@ -122,7 +117,7 @@ class EngineShard(Shard):
         limits: ForwardLimits,
     ):
         super().__init__(
-            decoder.model.config.get_text_config().num_hidden_layers,
+            RaggedCache(decoder.model.config.get_text_config().num_hidden_layers, 0, 0),
             end_ids=end_ids,
             stop=stop,
             max_context=max_context,
@@ -133,6 +128,7 @@ class EngineShard(Shard):
         most = max(max_context, (limits.in_step + 1) * max_episodes)  # positions of a row, or of a step
         self.numbers = torch.arange(most + 1, device=decoder.model.device)
         self.counts: dict[tuple[int, int], Tensor] = {}
+        self.noise: dict[EpisodeHandle, list[float]] = {}  # of the turns under way
         self.reader = Reader(decoder, self.rows, limits, numbers_T=self.numbers, to_tensor=self._tensor)
 
     @property
@@ -152,7 +148,20 @@ class EngineShard(Shard):
         if not rows:
             return []
         tokens, logps = self._numbers(*self.decoder.step(self.cache, self._packed(rows)))
-        return self._append(rows, tokens, logps, policy_version)
+        for row, token, logp in zip(rows, tokens, logps, strict=True):
+            row.fed = len(row.ids)
+            row.ids.append(token)
+            row.token_ids.append(token)
+            row.sampler_logp.append(logp)
+            row.token_versions.append(policy_version)
+        replies = self._completed(rows)
+        for reply in replies:
+            del self.noise[reply.episode]
+        return replies
+
+    def _begin_turn(self, request: TurnRequest) -> Row:
+        self.noise[request.episode] = uniforms(request.seed, request.max_new_tokens).tolist()
+        return super()._begin_turn(request)
 
     def _packed(self, rows: list[Row]) -> Step:
         appends = [(slot, row) for slot, row in enumerate(rows) if len(row.ids) - row.fed > 1]
@@ -170,7 +179,7 @@ class EngineShard(Shard):
         ids += [row.ids[-1] for row in rows]
         places += [length - 1 for length in lengths]
         slots += range(len(rows))
-        noise = [row.noise[len(row.token_ids)] for row in rows]
+        noise = [self.noise[row.episode][len(row.token_ids)] for row in rows]
         return Step(
             packed_3P=self._tensor([ids, places, slots]),
             last_N=self._count(len(ids) - len(rows), len(ids)),

@@ -1,21 +1,23 @@
-"""The forward of a small model in one call of C, where hundreds of small operations would cost more than their sums.
+"""The steps of a small model in C, where hundreds of small operations would cost more than their sums.
 
 Its matrices are copies of the Hugging Face model's, laid out for C anew when torch's counters of changes say so. Which
 models it may run is decided by their modules (`fits`) and then by playing (`check.py`): a model whose log-probs it does
-not give is left to its own forward. Shapes: P packed positions, N asked ones, V vocabulary.
+not give is left to its own forward.
 
-Steps run in a thread of C, which needs no lock of Python's: the caller's thread prepares and reads the steps of all
-shards, and none waits for another's.
+A job takes steps until a row has ended its turn, so Python has work for a turn and none for a token. Jobs run in a
+thread of C, which needs no lock of Python's: the caller's thread prepares and reads those of all shards, and none waits
+for another's.
 """
 
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Callable, Sequence
-from ctypes import Structure, byref, c_double, c_float, c_int64, c_void_p
-from dataclasses import dataclass, field
+from ctypes import POINTER, Structure, addressof, byref, c_double, c_float, c_int64, c_uint64, c_void_p
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -26,7 +28,7 @@ from tasks.engines.transformers.decode_step import TRACED_ROTARY
 from tasks.engines.transformers.ragged_cache import RaggedCache
 from tasks.models.native.compiled import load_library
 from tasks.models.torch_setup import is_small
-from tasks.rollouts.sampling import sample_tokens
+from tasks.rollouts.seeds import uniforms
 
 FAMILIES = {
     "LlamaForCausalLM": ("LlamaModel", "LlamaDecoderLayer", "LlamaAttention", "LlamaMLP", "LlamaRMSNorm"),
@@ -56,37 +58,65 @@ class _Cache(Structure):
     _fields_ = [("keys", c_void_p), ("values", c_void_p), ("capacity", c_int64)]
 
 
-class _Step(Structure):
+class _Row(Structure):
     _fields_ = [
-        *((name, c_int64) for name in ("num_copies", "num_positions", "num_asked")),
-        *((name, c_void_p) for name in ("copies", "ids", "places", "slots", "asked", "noise")),
-        ("temperature", c_double),
-        *((name, c_void_p) for name in ("tokens", "logps", "logits")),
+        *((name, c_int64) for name in ("fed", "num_ids")), ("ids", c_void_p),
+        *((name, c_int64) for name in ("written", "room", "num_ends")),
+        ("ends", c_void_p), ("seed", c_uint64), ("state", c_uint64 * 2), ("increment", c_uint64 * 2),
+        *((name, c_void_p) for name in ("tokens", "logps")),
+    ]  # fmt: skip
+
+
+class _Pass(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("num_copies", "num_rows")),
+        *((name, c_void_p) for name in ("copies", "rows", "slots")),
     ]
 
 
-@dataclass(slots=True)
-class Work:
-    """What a step does: first copies, as (from a slot, to a slot, so many positions) one after another, then positions,
-    a row's in order ([P] each); after each of the `asked` ones it samples a token, with a number of `noise`.
+class _Job(Structure):
+    _fields_ = [
+        ("model", POINTER(_Model)), ("cache", POINTER(_Cache)), ("num_passes", c_int64), ("passes", POINTER(_Pass)),
+        ("max_steps", c_int64), ("temperature", c_double), ("top_p", c_double), ("memory", c_void_p),
+        ("num_ended", c_int64), ("ended", c_void_p),
+    ]  # fmt: skip
+
+
+class WrittenTurn:
+    """A turn of up to `room` tokens that C writes, drawn with its seed's `uniforms` (`tasks/rollouts/seeds.py`). Any of
+    `ends` completes it. What C wrote is taken in parts.
     """
 
-    copies: list[int] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-    slots: list[int] = field(default_factory=list)
-    asked: list[int] = field(default_factory=list)
-    noise: list[float] = field(default_factory=list)
+    __slots__ = ("address", "ends", "ids", "logps", "num_taken", "row", "tokens")
 
-    def add(self, ids: list[int], *, slot: int, first: int) -> None:
-        """Positions of a row from its place `first`."""
-        self.ids += ids
-        if len(ids) == 1:
-            self.places.append(first)
-            self.slots.append(slot)
-        else:
-            self.places += range(first, first + len(ids))
-            self.slots += [slot] * len(ids)
+    def __init__(self, seed: int, *, room: int, ends: array[int]):
+        self.ends, self.ids, self.num_taken = ends, array("q"), 0
+        self.tokens, self.logps = array("q", bytes(8 * room)), array("f", bytes(4 * room))
+        self.row = _Row(0, 0, 0, 0, room, len(ends), _start(ends), seed)
+        self.row.tokens, self.row.logps = _start(self.tokens), _start(self.logps)
+        self.address = addressof(self.row)
+
+    def feed(self, ids: list[int], *, fed: int) -> None:
+        """What is read next: the episode's `ids` after the first `fed`, which the cache has."""
+        self.ids = array("q", ids[fed:])
+        self.row.fed, self.row.num_ids, self.row.ids = fed, len(self.ids), _start(self.ids)
+
+    def take(self) -> tuple[list[int], list[float]]:
+        """The tokens and log-probs since the last time."""
+        new = slice(self.num_taken, self.row.written)
+        self.num_taken = new.stop
+        return self.tokens[new].tolist(), self.logps[new].tolist()
+
+
+@dataclass(slots=True)
+class Pass:
+    """Rows that are read together, with the slot of each; first copies, as (from a slot, to a slot, so many positions)
+    one after another.
+    """
+
+    turns: Sequence[WrittenTurn]
+    slots: Sequence[int]
+    copies: Sequence[int] = ()
 
 
 def fits(model: PreTrainedModel) -> bool:
@@ -112,38 +142,60 @@ def _library() -> ctypes.CDLL | None:
     library = load_library("decode_step")
     if library is not None:
         library.memory_of.restype, library.memory_of.argtypes = c_int64, [c_void_p, c_int64]
-        job: list[Any] = [c_void_p, c_void_p, c_void_p, c_int64, c_void_p]
-        library.run_steps.restype, library.run_steps.argtypes = None, job
-        library.start_steps.restype, library.start_steps.argtypes = None, [c_void_p, *job]
+        library.run_job.restype, library.run_job.argtypes = None, [c_void_p]
+        library.start_job.restype, library.start_job.argtypes = None, [c_void_p, c_void_p]
         for function in (library.wait_for, library.close_worker):
             function.restype, function.argtypes = None, [c_void_p]
         library.packed_size.restype, library.packed_size.argtypes = c_int64, [c_int64, c_int64]
         library.pack.restype, library.pack.argtypes = None, [c_void_p, c_int64, c_int64, c_void_p]
         library.open_worker.restype = c_void_p
+        library.draw.restype, library.draw.argtypes = None, [c_uint64, c_int64, c_void_p]
+        if any((drawn(library, seed, 3) != uniforms(seed, 3)).any() for seed in (0, 1, 2**63)):
+            return None
     return library
 
 
-class Worker:
-    """A thread of C. It refers to all that its steps read and write, and ends before that is freed."""
+def drawn(library: ctypes.CDLL, seed: int, count: int) -> np.ndarray:
+    """The numbers that tokens are drawn with in C: those of `uniforms`, else another token would be played."""
+    numbers = np.empty(count)
+    library.draw(seed, count, _address(numbers))
+    return numbers
 
-    def __init__(self) -> None:
+
+class Worker:
+    """What runs jobs, one at a time: a thread of C, or the one that waits. It refers to all that its job reads and
+    writes, and ends before that is freed.
+    """
+
+    def __init__(self, *, has_thread: bool) -> None:
         library = _library()
         assert library is not None
-        self.library, self.read = library, object()
-        self.address: int | None = library.open_worker()
-        if not self.address:
+        self.library, self.memory = library, np.empty(0, np.float32)
+        self.job, self.read = _Job(), object()
+        self.address: int | None = library.open_worker() if has_thread else None
+        if has_thread and not self.address:
             raise RuntimeError("the system has no further thread for an engine's shard; end other programs")
 
-    def start(self, job: Sequence[Any], *, read: object) -> None:
-        """Steps, while `read` is what they read."""
-        self.read = read
-        self.library.start_steps(self.address, *job)
+    def memory_of(self, num_floats: int) -> int:
+        """The address of as many that the job may use."""
+        if len(self.memory) < num_floats:
+            self.memory = np.empty(num_floats, np.float32)
+        return _address(self.memory)
+
+    def start(self, job: _Job, *, read: object) -> None:
+        """A job, while `read` is what it reads."""
+        self.job, self.read = job, read
+        if self.address:
+            self.library.start_job(self.address, byref(job))
 
     def wait(self) -> None:
-        self.library.wait_for(self.address)
+        if self.address:
+            self.library.wait_for(self.address)
+        else:
+            self.library.run_job(byref(self.job))
 
     def close(self) -> None:
-        """After the steps under way; a second time does nothing."""
+        """After the job under way; a second time does nothing."""
         if self.address:
             self.library.close_worker(self.address)
             self.address = None
@@ -153,7 +205,7 @@ class Worker:
 
 
 class StepInC:
-    """A model that `fits`, for rows of up to `max_context` tokens. Steps of several caches may be under way at once."""
+    """A model that `fits`, for rows of up to `max_context` tokens. Jobs of several caches may be under way at once."""
 
     def __init__(self, model: PreTrainedModel, *, max_context: int, temperature: float, top_p: float):
         library = _library()
@@ -173,7 +225,7 @@ class StepInC:
 
     def set_distribution(self, *, temperature: float, top_p: float) -> None:
         """Of the steps from now on."""
-        self.temperature, self.top_p, self.has_nucleus = temperature, top_p, temperature > 0 and top_p < 1
+        self.temperature, self.top_p = temperature, top_p
 
     def take_weights(self, *, have_changed: bool = False) -> None:
         """Look at the tensors again: at all of them where they `have_changed`, else at what torch counts as changed."""
@@ -186,8 +238,9 @@ class StepInC:
     def _lay_out(self, tensors: Sequence[Tensor | None]) -> None:
         config, layers = self.model.config, self.model.model.layers
         embedding, *others = tensors
-        last_norm, head, *in_layers = map(self._address_of, self.places[1:], others)
         assert embedding is not None
+        self.num_embedded = embedding.shape[0]
+        last_norm, head, *in_layers = map(self._address_of, self.places[1:], others)
         self.table = np.array(in_layers, dtype=np.uint64)
         self.given = _Model(
             len(layers), config.hidden_size, config.intermediate_size, config.num_attention_heads, self.key_heads,
@@ -207,68 +260,37 @@ class StepInC:
         return copy
 
     def start(
-        self, cache: RaggedCache, works: Sequence[Work], worker: Worker | None
-    ) -> Callable[[], tuple[list[int], list[float]]]:
-        """Steps one after another; a function that waits for them and returns the last one's tokens and log-probs
-        (nats, under the distribution sampled from). Without a worker they run in the thread that calls it. IndexError
-        for an id that the model has no embedding of.
+        self, cache: RaggedCache, passes: Sequence[Pass], worker: Worker, *, max_steps: int
+    ) -> Callable[[], list[int]]:
+        """All passes but the last read their rows up to the last id; then the last one's rows write, until a turn is
+        complete, by at most `max_steps` tokens each. A function that waits for it and returns the numbers of the rows
+        that ended.
         """
         cache.allocate(self.key_heads, self.head_size)
         tensors = cache.storage
-        storage = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.uint64)
-        address = _address(storage)
-        where = _Cache(address, address + storage.nbytes // 2, cache.capacity)
-        tokens, logps = np.empty(len(works[-1].asked), np.int64), np.empty(len(works[-1].asked), np.float32)
-        logits = torch.empty(len(tokens), self.given.words) if self.has_nucleus else None
-        arrays = [self._arrays(work) for work in works]
-        steps = (_Step * len(works))(*map(self._step, works, arrays))
-        steps[-1].tokens, steps[-1].logps = _address(tokens), _address(logps)
-        steps[-1].logits = None if logits is None else logits.data_ptr()
-        memory = np.empty(self.library.memory_of(byref(self.given), cache.capacity), np.float32)
-        job = byref(self.given), byref(where), byref(steps), len(works), _address(memory)
-        read = (
-            self.given,
-            self.table,
-            self.copies,
-            tensors,
-            storage,
-            arrays,
-            tokens,
-            logps,
-            logits,
-            memory,
-            where,
-            steps,
-        )
-        if worker is not None:
-            worker.start(job, read=read)
+        storage = array("Q", [tensor.data_ptr() for tensor in tensors])
+        where = _Cache(_start(storage), _start(storage) + 8 * (len(storage) // 2), cache.capacity)
+        memory = worker.memory_of(self.library.memory_of(byref(self.given), cache.capacity))
+        read = [_arrays(part) for part in passes]
+        laid_out = (_Pass * len(passes))(*map(_pass, read))
+        ended = array("q", bytes(8 * len(passes[-1].turns)))
+        job = _Job(
+            ctypes.pointer(self.given), ctypes.pointer(where), len(passes), laid_out, max_steps, self.temperature,
+            self.top_p, memory, 0, _start(ended),
+        )  # fmt: skip
+        turns = [part.turns for part in passes]
+        worker.start(job, read=(self.table, self.copies, tensors, storage, read, turns, ended))
 
-        def finish() -> tuple[list[int], list[float]]:
-            if worker is not None:
-                worker.wait()
-            else:
-                self.library.run_steps(*job)
-                assert read  # until here
-            if logits is None:
-                return tokens.tolist(), logps.tolist()
-            noise = torch.from_numpy(arrays[-1][-1])
-            ids, chosen = sample_tokens(logits, noise, temperature=self.temperature, top_p=self.top_p)
-            return ids.tolist(), chosen.tolist()
+        def finish() -> list[int]:
+            worker.wait()
+            return ended[: job.num_ended].tolist()
 
         return finish
 
-    def _arrays(self, work: Work) -> list[np.ndarray]:
-        counts = work.copies, work.ids, work.places, work.slots, work.asked
-        arrays = [np.array(numbers, np.int64) for numbers in counts]
-        ids, num_embedded = arrays[1], self.model.model.embed_tokens.weight.shape[0]
-        if ids.size and not 0 <= ids.min() <= ids.max() < num_embedded:
-            raise IndexError(f"a token id is {ids.max()}, and the model has embeddings of {num_embedded} tokens")
-        return [*arrays, np.array(work.noise, np.float64)]
-
-    def _step(self, work: Work, arrays: Sequence[np.ndarray]) -> _Step:
-        return _Step(
-            len(work.copies) // 3, len(work.ids), len(work.asked), *map(_address, arrays), self.temperature
-        )  # fmt: skip
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """IndexError for one that the model has no embedding of."""
+        if ids and not 0 <= min(ids) <= max(ids) < self.num_embedded:
+            raise IndexError(f"a token id is {max(ids)}, and the model has embeddings of {self.num_embedded} tokens")
 
 
 def _tensors(layer: torch.nn.Module) -> list[_Place]:
@@ -281,5 +303,21 @@ def _tensors(layer: torch.nn.Module) -> list[_Place]:
     ]
 
 
-def _address(array: np.ndarray) -> int:
-    return int(array.__array_interface__["data"][0])
+_Arrays: TypeAlias = "tuple[array[int], array[int], array[int]]"  # of a pass: copies, rows, slots
+
+
+def _arrays(part: Pass) -> _Arrays:
+    return array("q", part.copies), array("Q", [turn.address for turn in part.turns]), array("q", part.slots)
+
+
+def _pass(arrays: _Arrays) -> _Pass:
+    copies, rows, slots = arrays
+    return _Pass(len(copies) // 3, len(rows), _start(copies), _start(rows), _start(slots))
+
+
+def _start(numbers: array[int] | array[float]) -> int:
+    return numbers.buffer_info()[0]
+
+
+def _address(numbers: np.ndarray) -> int:
+    return int(numbers.__array_interface__["data"][0])

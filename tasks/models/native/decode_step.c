@@ -1,6 +1,6 @@
-/* The forward of a small Llama, Qwen 2 or Qwen 3 over packed positions of many rows, and a sampled token for each row
- * that is asked for one. The Hugging Face model is the definition: tasks/engines/transformers/check.py compares the
- * log-probs with its forward before any episode.
+/* The forward of a small Llama, Qwen 2 or Qwen 3 over packed positions of many rows, and the tokens that rows write, step
+ * by step until one of them has ended its turn. The Hugging Face model is the definition:
+ * tasks/engines/transformers/check.py compares the log-probs with its forward before any episode.
  *
  * Positions go through all layers BLOCK at a time, so that their activations stay in a core's cache; a position sees all
  * before it in its row, which are in the KV cache or earlier in the block. The order of every sum is the same whatever
@@ -42,23 +42,109 @@ typedef struct {
     int64_t capacity;       /* T */
 } Cache;
 
+/* NumPy's PCG64, as tasks/rollouts/seeds.py draws from it: to make one from a seed takes NumPy 15 to 40 µs, and every
+ * turn has its own. Sources: M. E. O'Neill, PCG (2014), setseq-128 with XSL-RR; NumPy, `SeedSequence` and `PCG64`.
+ */
 typedef struct {
-    int64_t num_copies, num_positions, num_asked;
-    const int64_t *copies;               /* first of all: from a slot, to a slot, so many positions; [copies, 3] */
-    const int64_t *ids, *places, *slots; /* [P] */
-    const int64_t *asked;                /* which positions get a token after them, rising */
-    const double *noise;                 /* of each asked one, in [0, 1) */
-    double temperature;                  /* 0: the likeliest */
-    int64_t *tokens;                     /* out, of each asked one */
-    float *logps;                        /* out, nats */
-    float *logits;                       /* out, [asked, V], instead of tokens; may be missing */
-} Step;
+    uint64_t state[2], increment[2]; /* low half first */
+} Generator;
+
+typedef unsigned __int128 Wide;
+
+static Wide wide(const uint64_t halves[2]) { return (Wide)halves[1] << 64 | halves[0]; }
+
+static void split(Wide number, uint64_t halves[2]) { halves[0] = (uint64_t)number, halves[1] = (uint64_t)(number >> 64); }
+
+static uint32_t hash_word(uint32_t word, uint32_t *factor, uint32_t next) {
+    word ^= *factor;
+    *factor *= next;
+    word *= *factor;
+    return word ^ word >> 16;
+}
+
+static Wide step_generator(Wide state, Wide increment) {
+    return state * ((Wide)0x2360ED051FC65DA4u << 64 | 0x4385DF649FCCF645u) + increment;
+}
+
+static Generator seed_generator(uint64_t seed) {
+    uint32_t pool[4] = {(uint32_t)seed, (uint32_t)(seed >> 32)}, factor = 0x43b0d7e5u, words[8];
+    for (int at = 0; at < 4; at++) pool[at] = hash_word(pool[at], &factor, 0x931e8875u);
+    for (int from = 0; from < 4; from++)
+        for (int to = 0; to < 4; to++)
+            if (from != to) {
+                uint32_t mixed = 0xca01f9ddu * pool[to] - 0x4973f715u * hash_word(pool[from], &factor, 0x931e8875u);
+                pool[to] = mixed ^ mixed >> 16;
+            }
+    factor = 0x8b51f9ddu;
+    for (int at = 0; at < 8; at++) words[at] = hash_word(pool[at % 4], &factor, 0x58f38dedu);
+    uint64_t numbers[4];
+    for (int at = 0; at < 4; at++) numbers[at] = (uint64_t)words[2 * at + 1] << 32 | words[2 * at];
+    Wide start = (Wide)numbers[0] << 64 | numbers[1], increment = ((Wide)numbers[2] << 64 | numbers[3]) << 1 | 1;
+    Generator made;
+    split(step_generator(increment + start, increment), made.state);
+    split(increment, made.increment);
+    return made;
+}
+
+/* in [0, 1) */
+static double next_number(Generator *generator) {
+    Wide state = step_generator(wide(generator->state), wide(generator->increment));
+    split(state, generator->state);
+    uint64_t mixed = (uint64_t)(state >> 64) ^ (uint64_t)state;
+    int turns = (int)(state >> 122);
+    mixed = mixed >> turns | mixed << (-turns & 63);
+    return (double)(mixed >> 11) / 9007199254740992.0;
+}
+
+void draw(uint64_t seed, int64_t count, double *numbers) {
+    Generator generator = seed_generator(seed);
+    for (int64_t at = 0; at < count; at++) numbers[at] = next_number(&generator);
+}
+
+/* A row whose turn is under way. */
+typedef struct {
+    int64_t fed, num_ids; /* positions in the cache; the ids that come after them, one at least */
+    const int64_t *ids;
+    int64_t written, room;          /* tokens of the turn so far, and at most */
+    int64_t num_ends;
+    const int64_t *ends;  /* tokens that complete it */
+    uint64_t seed;        /* of the numbers that tokens are drawn with */
+    Generator generator;
+    int64_t *tokens; /* [room], out */
+    float *logps;    /* [room], out, nats under the distribution sampled from */
+} Row;
+
+/* What is read at once, after copies of what others have read. */
+typedef struct {
+    int64_t num_copies, num_rows;
+    const int64_t *copies; /* from a slot, to a slot, so many positions; [copies, 3] */
+    Row *const *rows;
+    const int64_t *slots; /* of each row */
+} Pass;
+
+/* All passes but the last read the rows' ids up to their last; in the last one, rows write. */
+typedef struct {
+    const Model *model;
+    const Cache *cache;
+    int64_t num_passes;
+    const Pass *passes;
+    int64_t max_steps;           /* tokens that each row may write now */
+    double temperature, top_p;   /* a temperature of 0: the likeliest */
+    float *memory;               /* floats, as `memory_of` says */
+    int64_t num_ended, *ended;   /* out, numbers of the last pass's rows whose turn is complete; [rows] */
+} Job;
+
+/* Of a pass, the next position. */
+typedef struct {
+    int64_t row, position;
+} Cursor;
 
 typedef struct {
     int64_t count, num_asked;
-    int64_t places[BLOCK], slots[BLOCK], asked[BLOCK];
+    int64_t ids[BLOCK], places[BLOCK], slots[BLOCK];
+    int64_t asked[BLOCK], askers[BLOCK]; /* positions that get a token after them, rising, and the numbers of their rows */
     float *hidden, *normed, *query, *key, *value, *gate, *up, *logits; /* a row per position */
-    float *scores, *sums; /* the sums are doubles */
+    float *scores, *order, *sums; /* the sums are doubles */
 } Block;
 
 #define CHUNK (8 * WIDTH) /* of a distribution, whose probabilities are summed apart */
@@ -361,17 +447,43 @@ static double weigh(float *logits, int64_t count, float temperature, float large
     return total;
 }
 
+static int is_smaller(const void *one, const void *other) {
+    float a = *(const float *)one, b = *(const float *)other;
+    return (a < b) - (a > b);
+}
+
+/* Leave out what is not in the smallest set of likeliest tokens whose share reaches `top_p`; the sum of the others. */
+static double cut_tail(float *weights, int64_t count, double total, double top_p, float *order, double *sums) {
+    memcpy(order, weights, 4 * (size_t)count);
+    qsort(order, (size_t)count, sizeof *order, is_smaller);
+    double before = 0, left = 0;
+    int64_t kept = 0;
+    while (kept < count && before < top_p * total) before += (double)order[kept++];
+    float least = order[kept - 1];
+    int64_t num_least = 0; /* of those as likely as the last one, which are kept from the first on */
+    for (int64_t at = 0; at < kept; at++) num_least += order[at] == least;
+    for (int64_t at = 0; at < count; at++) {
+        if (at % CHUNK == 0) sums[at / CHUNK] = 0;
+        if (weights[at] < least || (weights[at] == least && num_least-- <= 0)) weights[at] = 0;
+        sums[at / CHUNK] += (double)weights[at];
+        left += (double)weights[at];
+    }
+    return left;
+}
+
 /* One token by inverse CDF, as tasks/rollouts/sampling.py has it; the likeliest at temperature 0. */
-static int64_t sample(float *logits, int64_t count, double temperature, double noise, double *sums, float *logp) {
-    float largest = largest_in(logits, count);
+static int64_t sample(float *logits, int64_t count, const Job *job, double noise, const Block *block, float *logp) {
+    float temperature = (float)job->temperature, largest = largest_in(logits, count);
+    double *sums = (double *)block->sums;
     int64_t token = 0;
     *logp = 0.0f;
     if (temperature == 0) {
         while (token < count - 1 && logits[token] != largest) token++;
         return token;
     }
-    largest /= (float)temperature;
-    double total = weigh(logits, count, (float)temperature, largest, sums), before = 0, sought = noise * total;
+    double total = weigh(logits, count, temperature, largest / temperature, sums), before = 0;
+    if (job->top_p < 1) total = cut_tail(logits, count, total, job->top_p, block->order, sums);
+    double sought = noise * total;
     int64_t chunk = 0, last = (count - 1) / CHUNK;
     while (chunk < last && before + sums[chunk] <= sought) before += sums[chunk++];
     token = chunk * CHUNK;
@@ -382,15 +494,31 @@ static int64_t sample(float *logits, int64_t count, double temperature, double n
     return token;
 }
 
+/* Whether that completes the turn. */
+static int write_token(Row *row, int64_t token, float logp) {
+    row->tokens[row->written] = token;
+    row->logps[row->written] = logp;
+    row->ids = row->tokens + row->written++;
+    row->num_ids = 1;
+    for (int64_t number = 0; number < row->num_ends; number++)
+        if (row->ends[number] == token) return 1;
+    return row->written == row->room;
+}
+
 /* Final norm, output matrix and a token for the asked positions, which are all that the last layer left. */
-static void answer(const Model *model, const Step *step, int64_t first, Block *block) {
+static void answer(Job *job, const Pass *pass, Block *block) {
+    const Model *model = job->model;
     int64_t vocabulary = model->vocabulary;
     normalise(block->hidden, model->last_norm, block->normed, block->count, model->hidden, model->epsilon);
-    float *logits = step->logits ? step->logits + first * vocabulary : block->logits;
-    apply((Linear){model->head, NULL}, block->normed, logits, block->count, model->hidden, vocabulary);
-    for (int64_t at = 0; at < block->count && !step->logits; at++)
-        step->tokens[first + at] = sample(logits + at * vocabulary, vocabulary, step->temperature,
-                                          step->noise[first + at], (double *)block->sums, step->logps + first + at);
+    apply((Linear){model->head, NULL}, block->normed, block->logits, block->count, model->hidden, vocabulary);
+    for (int64_t at = 0; at < block->count; at++) {
+        Row *row = pass->rows[block->askers[at]];
+        if (!row->written) row->generator = seed_generator(row->seed);
+        float logp;
+        double noise = next_number(&row->generator);
+        int64_t token = sample(block->logits + at * vocabulary, vocabulary, job, noise, block, &logp);
+        if (write_token(row, token, logp)) job->ended[job->num_ended++] = block->askers[at];
+    }
 }
 
 /* Divide `memory` among the arrays of a block; the floats that takes. */
@@ -404,7 +532,8 @@ static int64_t lay_out(const Model *model, int64_t capacity, float *memory, Bloc
         {&block->query, BLOCK * queries},             {&block->key, BLOCK * keys},
         {&block->value, BLOCK * keys},                {&block->gate, BLOCK * model->intermediate},
         {&block->up, BLOCK * model->intermediate},    {&block->logits, BLOCK * model->vocabulary},
-        {&block->scores, MAX_QUERIES * capacity},        {&block->sums, 2 * (model->vocabulary / CHUNK + 1)},
+        {&block->scores, MAX_QUERIES * capacity},     {&block->order, model->vocabulary},
+        {&block->sums, 2 * (model->vocabulary / CHUNK + 1)},
     };
     int64_t end = 0;
     for (size_t part = 0; part < sizeof parts / sizeof *parts; part++) {
@@ -414,17 +543,17 @@ static int64_t lay_out(const Model *model, int64_t capacity, float *memory, Bloc
     return end;
 }
 
-/* Floats of `memory` that a step needs. */
+/* Floats of `memory` that a job needs. */
 int64_t memory_of(const Model *model, int64_t capacity) {
     Block block;
     return lay_out(model, capacity, NULL, &block);
 }
 
 /* The start of one row becomes that of another. */
-static void copy_rows(const Model *model, const Cache *cache, const Step *step) {
+static void copy_rows(const Model *model, const Cache *cache, const Pass *pass) {
     int64_t a_head = cache->capacity * model->head_size, heads = model->key_heads;
-    for (int64_t number = 0; number < step->num_copies; number++) {
-        const int64_t *copy = step->copies + 3 * number;
+    for (int64_t number = 0; number < pass->num_copies; number++) {
+        const int64_t *copy = pass->copies + 3 * number;
         for (int64_t part = 0; part < model->num_layers * heads; part++) {
             int64_t layer = part / heads, head = part % heads;
             int64_t from = (copy[0] * heads + head) * a_head, to = (copy[1] * heads + head) * a_head;
@@ -435,58 +564,74 @@ static void copy_rows(const Model *model, const Cache *cache, const Step *step) 
     }
 }
 
-static void run_step(const Model *model, const Cache *cache, const Step *step, Block *block) {
-    copy_rows(model, cache, step);
-    int64_t answered = 0;
-    for (int64_t first = 0; first < step->num_positions; first += BLOCK) {
-        block->count = step->num_positions - first < BLOCK ? step->num_positions - first : BLOCK;
+/* The next positions of a pass: of rows that write all their ids, else those before the last. Whether there are any. */
+static int take_positions(const Pass *pass, int writes, Cursor *cursor, Block *block) {
+    block->count = block->num_asked = 0;
+    while (cursor->row < pass->num_rows && block->count < BLOCK) {
+        Row *row = pass->rows[cursor->row];
+        int64_t end = row->num_ids - !writes;
+        for (; cursor->position < end && block->count < BLOCK; cursor->position++, block->count++) {
+            block->ids[block->count] = row->ids[cursor->position];
+            block->places[block->count] = row->fed + cursor->position;
+            block->slots[block->count] = pass->slots[cursor->row];
+        }
+        if (cursor->position < end) break;
+        row->fed += end, row->ids += end, row->num_ids -= end;
+        if (writes) {
+            block->asked[block->num_asked] = block->count - 1;
+            block->askers[block->num_asked++] = cursor->row;
+        }
+        cursor->row++, cursor->position = 0;
+    }
+    return block->count > 0;
+}
+
+static void run_pass(Job *job, const Pass *pass, int writes, Block *block) {
+    const Model *model = job->model;
+    Cursor cursor = {0};
+    while (take_positions(pass, writes, &cursor, block)) {
         for (int64_t at = 0; at < block->count; at++) {
-            block->places[at] = step->places[first + at];
-            block->slots[at] = step->slots[first + at];
-            const float *embedded = model->embedding + step->ids[first + at] * model->hidden;
+            const float *embedded = model->embedding + block->ids[at] * model->hidden;
             memcpy(block->hidden + at * model->hidden, embedded, 4 * (size_t)model->hidden);
         }
-        for (block->num_asked = 0; answered + block->num_asked < step->num_asked; block->num_asked++) {
-            int64_t position = step->asked[answered + block->num_asked] - first;
-            if (position >= block->count) break;
-            block->asked[block->num_asked] = position;
-        }
-        for (int64_t layer = 0; layer < model->num_layers; layer++) run_layer(model, cache, layer, block);
-        answer(model, step, answered, block);
-        answered += block->num_asked;
+        for (int64_t layer = 0; layer < model->num_layers; layer++) run_layer(model, job->cache, layer, block);
+        if (writes) answer(job, pass, block);
     }
 }
 
-/* Steps one after another; `memory` has the floats that `memory_of` says. */
-void run_steps(const Model *model, const Cache *cache, const Step *steps, int64_t count, float *memory) {
+void run_job(Job *job) {
     Block block = {0};
-    lay_out(model, cache->capacity, memory, &block);
-    for (int64_t number = 0; number < count; number++) run_step(model, cache, steps + number, &block);
+    lay_out(job->model, job->cache->capacity, job->memory, &block);
+    job->num_ended = 0;
+    for (int64_t number = 0; number < job->num_passes; number++) {
+        const Pass *pass = job->passes + number;
+        int writes = number == job->num_passes - 1;
+        copy_rows(job->model, job->cache, pass);
+        if (!writes) run_pass(job, pass, 0, &block);
+        for (int64_t step = 0; writes && step < job->max_steps && !job->num_ended; step++)
+            run_pass(job, pass, 1, &block);
+    }
 }
 
-/* A thread that runs steps while Python does something else: it never needs Python's lock. */
+/* A thread that runs jobs while Python does something else: it never needs Python's lock. */
 typedef struct {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    int is_asked, is_over;
-    const Model *model;
-    const Cache *cache;
-    const Step *steps;
-    int64_t count;
-    float *memory;
+    Job *job; /* until it is done */
+    int is_over;
 } Worker;
 
 static void *work(void *given) {
     Worker *worker = given;
     pthread_mutex_lock(&worker->lock);
     while (1) {
-        while (!worker->is_asked && !worker->is_over) pthread_cond_wait(&worker->changed, &worker->lock);
+        while (!worker->job && !worker->is_over) pthread_cond_wait(&worker->changed, &worker->lock);
         if (worker->is_over) break;
         pthread_mutex_unlock(&worker->lock);
-        run_steps(worker->model, worker->cache, worker->steps, worker->count, worker->memory);
+        run_job(worker->job);
         pthread_mutex_lock(&worker->lock);
-        worker->is_asked = 0;
+        worker->job = NULL;
         pthread_cond_signal(&worker->changed);
     }
     pthread_mutex_unlock(&worker->lock);
@@ -506,19 +651,17 @@ Worker *open_worker(void) {
     return worker;
 }
 
-/* All that is pointed to must stay where it is until `wait_for`. */
-void start_steps(Worker *worker, const Model *model, const Cache *cache, const Step *steps, int64_t count,
-                 float *memory) {
+/* All that it points to must stay where it is until `wait_for`. */
+void start_job(Worker *worker, Job *job) {
     pthread_mutex_lock(&worker->lock);
-    worker->model = model, worker->cache = cache, worker->steps = steps, worker->count = count;
-    worker->memory = memory, worker->is_asked = 1;
+    worker->job = job;
     pthread_cond_signal(&worker->changed);
     pthread_mutex_unlock(&worker->lock);
 }
 
 void wait_for(Worker *worker) {
     pthread_mutex_lock(&worker->lock);
-    while (worker->is_asked) pthread_cond_wait(&worker->changed, &worker->lock);
+    while (worker->job) pthread_cond_wait(&worker->changed, &worker->lock);
     pthread_mutex_unlock(&worker->lock);
 }
 

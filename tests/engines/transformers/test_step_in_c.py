@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
@@ -10,16 +11,19 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from tasks.engines.transformers import check, step_in_c, traces
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.engines.transformers.ragged_cache import RaggedCache
 from tasks.engines.transformers.shard_in_c import ShardInC
-from tasks.engines.transformers.step_in_c import StepInC, Work, fits
+from tasks.engines.transformers.step_in_c import Pass, StepInC, Worker, WrittenTurn, drawn, fits
 from tasks.models.attention import ATTENTION, register_attention
 from tasks.models.native.compiled import load_library
 from tasks.rollouts.engine import TurnReply, TurnRequest
+from tasks.rollouts.seeds import uniforms
 from tests.engine_benches import plain_logp
 
 CONTEXT = 80
@@ -148,11 +152,11 @@ def test_who_else_is_played_changes_no_bit(num_threads: int) -> None:
 
 
 def one_step(step: StepInC) -> list[float]:
-    work = Work()
-    work.add([7, 8, 9], slot=0, first=0)
-    work.asked, work.noise = [2], [0.5]
-    cache = RaggedCache(2, 1, CONTEXT)
-    return step.start(cache, [work], None)()[1]
+    turn = WrittenTurn(5, room=1, ends=array("q"))
+    turn.feed([7, 8, 9], fed=0)
+    worker = Worker(has_thread=False)
+    assert step.start(RaggedCache(2, 1, CONTEXT), [Pass([turn], [0])], worker, max_steps=1)() == [0]
+    return turn.take()[1]
 
 
 def test_weights_that_change_in_place_or_are_replaced_are_seen() -> None:
@@ -217,11 +221,18 @@ def test_an_engine_that_is_dropped_or_closed_amid_steps_lets_them_end_first() ->
             engine.submit(TurnRequest(episode, text, 9, seed=episode))
         engine.poll(lambda: True)  # both shards have begun
         workers = [shard.worker for shard in engine.shards if isinstance(shard, ShardInC)]
-        assert all(worker is not None and worker.address for worker in workers)
+        assert all(worker.address for worker in workers)
         if is_closed:
             engine.close()
-            assert not any(worker.address for worker in workers if worker is not None)
+            assert not any(worker.address for worker in workers)
         del engine, workers
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_tokens_are_drawn_with_numpys_numbers(seed: int) -> None:
+    library = step_in_c._library()
+    assert library is not None
+    assert drawn(library, seed, 70).tolist() == uniforms(seed, 70).tolist()
 
 
 def plays_by_own_forward(model: PreTrainedModel) -> bool:
