@@ -9,8 +9,9 @@ never rewarded or scored. `fault_log.py` stops the run when too many are lost.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext
+from itertools import chain
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -86,7 +87,7 @@ class Collector:
         """Go on until an episode got a turn or an answer, or `wake` was called."""
         self._check_wanted()
         ready, self.ready = self.ready, []
-        for run in [*ready, *self._open_more()]:
+        for run in chain(ready, self._open_more()):
             self._settle(run)
         for run in self._advance():
             self._settle(run)
@@ -118,14 +119,13 @@ class Collector:
     def counts(self) -> dict[str, float]:
         return {**self.faults.counts(), **self.environment.counts(), **self.kind.counts()}
 
-    def _open_more(self) -> list[Conversation]:
-        opened = []
+    def _open_more(self) -> Iterator[Conversation]:
+        """One after another: the engine may read the first one's prompt while the next one opens."""
         while self.waiting and len(self.running) < self.max_concurrent_episodes:
             number, key, attempt = self.waiting.popleft()
             run = self.kind.open(key, self.environment, seed=self.seed, stage=self.stage, attempt=attempt)
             self.running[run] = number
-            opened.append(run)
-        return opened
+            yield run
 
     def _advance(self) -> list[Conversation]:
         runs: list[Conversation] = self.kind.poll(self._has_answer)

@@ -4,7 +4,8 @@ Each token uses one uniform number from its turn's own stream, so batch size, co
 episode's random numbers. On CPU two shards (`shard.py`) divide a small model's episodes, each in a thread with half of
 torch's threads: its matrices are too small to share. Which episodes share a step does not depend on a shard's speed: a
 new episode goes to the shard with the fewest, shards reply in turn, and a shard steps again once the caller took its
-replies. Only answers of slow tools change that.
+replies. Only answers of slow tools change that. Threads of C (`shard_in_c.py`) run ahead: they read while others are
+submitted, and step on while the caller reads replies, as no bit depends on who shares a step.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from tasks.rollouts.sampling import StopStrings
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 
 NUM_SHARDS = 2
+NUM_READ_AHEAD = 8  # requests that an idle shard reads before the next poll, while their caller prepares others
 MAX_BYTES_IN_SHARDS = 32 << 20  # of weights, which each shard reads: cheap while they fit a cache
 
 
@@ -84,10 +86,12 @@ class TransformersEngine:
         self.decoder: Decoder | StepInC
         self.shards: list[Shard]
         self.threads: list[ThreadPoolExecutor] = []
+        self.runs_ahead = False  # steps on while the caller reads replies
         if runs_in_c:
             step = StepInC(model, max_context=max_context, temperature=temperature, top_p=top_p)
             self.decoder = step
             self.shards = [ShardInC(step, has_thread=num_shards > 1, **limits) for _ in range(num_shards)]
+            self.runs_ahead = num_shards > 1
         else:
             decoder = Decoder(model, temperature=temperature, top_p=top_p)
             self.decoder = decoder
@@ -112,6 +116,9 @@ class TransformersEngine:
             self.num_episodes[shard] += 1
         self.num_turns[shard] += 1
         self.requests[shard].append(request)
+        if self.runs_ahead and len(self.requests[shard]) >= NUM_READ_AHEAD and shard in self._idle():
+            self._begin_steps()
+            self._start(shard, is_read_only=True)
 
     def release(self, episode: EpisodeHandle) -> None:
         shard = self.shard_of.pop(episode)
@@ -156,17 +163,24 @@ class TransformersEngine:
         if self.replies:
             replies, self.replies = self.replies, []
             return replies
-        if not self.under_way:
-            self.decoder.take_weights()
-        idle = {*range(len(self.shards))} - {shard for shard, _ in self.under_way}
-        for shard in sorted(idle):
+        self._begin_steps()
+        for shard in self._idle():
             self._start(shard)
         while self.under_way and not until():
             shard, replies = self._complete_step()
+            if self.runs_ahead or not replies:
+                self._start(shard)
             if replies:
                 return replies
-            self._start(shard)
         return []
+
+    def _begin_steps(self) -> None:
+        if not self.under_way:
+            self.decoder.take_weights()
+
+    def _idle(self) -> list[int]:
+        busy = {shard for shard, _ in self.under_way}
+        return [shard for shard in range(len(self.shards)) if shard not in busy]
 
     def _complete_step(self) -> tuple[int, list[TurnReply]]:
         shard, result = self.under_way.popleft()
@@ -180,11 +194,11 @@ class TransformersEngine:
         self.requests = [[item for item in requests if isinstance(item, TurnRequest)] for requests in self.requests]
         return list(zip(self.shards, released, strict=True))
 
-    def _start(self, shard: int) -> None:
+    def _start(self, shard: int, *, is_read_only: bool = False) -> None:
         if not self.num_turns[shard]:
             return
         requests, self.requests[shard] = self.requests[shard], []
-        finish = self.shards[shard].start(requests, self.policy_version)
+        finish = self.shards[shard].start(requests, self.policy_version, is_read_only=is_read_only)
         self.under_way.append((shard, self.threads[shard].submit(finish).result if self.threads else finish))
 
 

@@ -44,10 +44,10 @@ class Shard:
         self.rows = Rows(self.cache, max_positions=max_positions, max_context=max_context)
 
     def start(
-        self, requests: Sequence[TurnRequest | EpisodeHandle], policy_version: int
+        self, requests: Sequence[TurnRequest | EpisodeHandle], policy_version: int, *, is_read_only: bool = False
     ) -> Callable[[], list[TurnReply]]:
         """Process the requests in order, then take a step, or some, for every episode with a turn under way and room in
-        the cache; a function that waits for it and returns the turns it completes.
+        the cache, unless `is_read_only`; a function that waits for it and returns the turns it completes.
         """
         raise NotImplementedError
 
@@ -136,9 +136,10 @@ class EngineShard(Shard):
         return self.decoder.model
 
     def start(
-        self, requests: Sequence[TurnRequest | EpisodeHandle], policy_version: int
+        self, requests: Sequence[TurnRequest | EpisodeHandle], policy_version: int, *, is_read_only: bool = False
     ) -> Callable[[], list[TurnReply]]:
         """All of it in the thread that calls the function."""
+        assert not is_read_only
         return partial(self.advance, requests, policy_version)
 
     @torch.no_grad()

@@ -71,20 +71,21 @@ class ShardInC(Shard):
         self.policy_version = 0  # of the job under way or the last one
 
     def start(
-        self, requests: Sequence[TurnRequest | EpisodeHandle], policy_version: int
+        self, requests: Sequence[TurnRequest | EpisodeHandle], policy_version: int, *, is_read_only: bool = False
     ) -> Callable[[], list[TurnReply]]:
         self.policy_version = policy_version
         entered = self._process(requests)
         passes = [self._pass([], self.cache.take_copies()), *self._read(entered)]
         rows = [row for row in self.rows.live if not row.is_waiting]
         passes.append(self._pass(rows))
-        finish = self.step.start(self.cache, passes, self.worker, max_steps=self.max_steps)
+        finish = self.step.start(self.cache, passes, self.worker, max_steps=0 if is_read_only else self.max_steps)
 
         def complete() -> list[TurnReply]:
             ended = finish()
             for row, turn in zip(rows, passes[-1].turns, strict=True):
                 row.fed = turn.row.fed
-            last = rows if self.stop is not None else [rows[number] for number in ended]
+            have_stop_strings = self.stop is not None and not is_read_only
+            last = rows if have_stop_strings else [rows[number] for number in ended]
             for row in last:
                 self._take(row)
             replies = self._completed(last)

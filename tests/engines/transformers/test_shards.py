@@ -68,8 +68,8 @@ def slowed(start: Callable[..., Any], seed: int) -> Callable[..., Any]:
     """Its step ends late: in the shard's thread, where the model's own forward steps."""
     chance = random.Random(seed)
 
-    def slow(*arguments: Any) -> Any:
-        finish = start(*arguments)
+    def slow(*arguments: Any, **named: Any) -> Any:
+        finish = start(*arguments, **named)
 
         def finish_late() -> Any:
             time.sleep(chance.choice((0.0, 0.0, 0.004)))
