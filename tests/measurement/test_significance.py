@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -81,6 +82,20 @@ def test_it_agrees_with_scipy_which_goes_through_all_signs(seed: int, alternativ
     )
     ours = sign_flip_p_value(steps.tolist(), alternative=alternative)
     assert ours == pytest.approx(reference.pvalue, abs=1e-12)
+
+
+def test_long_distributions_and_discordant_pairs_are_scipys(monkeypatch: pytest.MonkeyPatch):
+    from scipy.stats import binomtest
+
+    for num_gained, num_lost in itertools.product(range(25), repeat=2):
+        if num_gained + num_lost:
+            expected = binomtest(num_gained, num_gained + num_lost).pvalue
+            assert mcnemar_p_value(num_gained, num_lost) == pytest.approx(expected, rel=1e-12)
+    assert mcnemar_p_value(0, 0) == 1.0
+    steps = np.random.default_rng(1).integers(-9, 12, size=400).tolist()
+    by_term = sign_flip_p_value(steps)
+    monkeypatch.setattr(significance, "MOST_PRODUCTS", 0)
+    assert sign_flip_p_value(steps) == pytest.approx(by_term, abs=1e-13)
 
 
 def test_where_the_grid_is_too_fine_signs_are_drawn_and_the_same_ones_each_time(monkeypatch: pytest.MonkeyPatch):
