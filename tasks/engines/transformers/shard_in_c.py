@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from tasks.engines.transformers.ragged_cache import RaggedCache
 from tasks.engines.transformers.rows import Row, waves
 from tasks.engines.transformers.shard import Shard
-from tasks.engines.transformers.step_in_c import Pass, StepInC, Worker, WrittenTurn
+from tasks.engines.transformers.step_in_c import Pass, StepInC, Worker
+from tasks.engines.transformers.written_turn import WrittenTurn
 from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
 from tasks.rollouts.sampling import StopStrings
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Callable, Sequence
-from ctypes import POINTER, Structure, addressof, byref, c_double, c_float, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 
 from tasks.engines.transformers.decode_step import TRACED_ROTARY
 from tasks.engines.transformers.ragged_cache import RaggedCache
+from tasks.engines.transformers.written_turn import WrittenTurn, start_of
 from tasks.models.native.compiled import load_library
 from tasks.models.torch_setup import is_small
 from tasks.rollouts.seeds import uniforms
@@ -58,15 +59,6 @@ class _Cache(Structure):
     _fields_ = [("keys", c_void_p), ("values", c_void_p), ("capacity", c_int64)]
 
 
-class _Row(Structure):
-    _fields_ = [
-        *((name, c_int64) for name in ("fed", "num_ids")), ("ids", c_void_p),
-        *((name, c_int64) for name in ("written", "room", "num_ends")),
-        ("ends", c_void_p), ("seed", c_uint64), ("state", c_uint64 * 2), ("increment", c_uint64 * 2),
-        *((name, c_void_p) for name in ("tokens", "logps")),
-    ]  # fmt: skip
-
-
 class _Pass(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("num_copies", "num_rows")),
@@ -80,32 +72,6 @@ class _Job(Structure):
         ("max_steps", c_int64), ("temperature", c_double), ("top_p", c_double), ("memory", c_void_p),
         ("num_ended", c_int64), ("ended", c_void_p),
     ]  # fmt: skip
-
-
-class WrittenTurn:
-    """A turn of up to `room` tokens that C writes, drawn with its seed's `uniforms` (`tasks/rollouts/seeds.py`). Any of
-    `ends` completes it. What C wrote is taken in parts.
-    """
-
-    __slots__ = ("address", "ends", "ids", "logps", "num_taken", "row", "tokens")
-
-    def __init__(self, seed: int, *, room: int, ends: array[int]):
-        self.ends, self.ids, self.num_taken = ends, array("q"), 0
-        self.tokens, self.logps = array("q", bytes(8 * room)), array("f", bytes(4 * room))
-        self.row = _Row(0, 0, 0, 0, room, len(ends), _start(ends), seed)
-        self.row.tokens, self.row.logps = _start(self.tokens), _start(self.logps)
-        self.address = addressof(self.row)
-
-    def feed(self, ids: list[int], *, fed: int) -> None:
-        """What is read next: the episode's `ids` after the first `fed`, which the cache has."""
-        self.ids = array("q", ids[fed:])
-        self.row.fed, self.row.num_ids, self.row.ids = fed, len(self.ids), _start(self.ids)
-
-    def take(self) -> tuple[list[int], list[float]]:
-        """The tokens and log-probs since the last time."""
-        new = slice(self.num_taken, self.row.written)
-        self.num_taken = new.stop
-        return self.tokens[new].tolist(), self.logps[new].tolist()
 
 
 @dataclass(slots=True)
@@ -269,14 +235,14 @@ class StepInC:
         cache.allocate(self.key_heads, self.head_size)
         tensors = cache.storage
         storage = array("Q", [tensor.data_ptr() for tensor in tensors])
-        where = _Cache(_start(storage), _start(storage) + 8 * (len(storage) // 2), cache.capacity)
+        where = _Cache(start_of(storage), start_of(storage) + 8 * (len(storage) // 2), cache.capacity)
         memory = worker.memory_of(self.library.memory_of(byref(self.given), cache.capacity))
         read = [_arrays(part) for part in passes]
         laid_out = (_Pass * len(passes))(*map(_pass, read))
         ended = array("q", bytes(8 * len(passes[-1].turns)))
         job = _Job(
             ctypes.pointer(self.given), ctypes.pointer(where), len(passes), laid_out, max_steps, self.temperature,
-            self.top_p, memory, 0, _start(ended),
+            self.top_p, memory, 0, start_of(ended),
         )  # fmt: skip
         turns = [part.turns for part in passes]
         worker.start(job, read=(self.table, self.copies, tensors, storage, read, turns, ended))
@@ -312,11 +278,7 @@ def _arrays(part: Pass) -> _Arrays:
 
 def _pass(arrays: _Arrays) -> _Pass:
     copies, rows, slots = arrays
-    return _Pass(len(copies) // 3, len(rows), _start(copies), _start(rows), _start(slots))
-
-
-def _start(numbers: array[int] | array[float]) -> int:
-    return numbers.buffer_info()[0]
+    return _Pass(len(copies) // 3, len(rows), start_of(copies), start_of(rows), start_of(slots))
 
 
 def _address(numbers: np.ndarray) -> int:

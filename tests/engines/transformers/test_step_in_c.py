@@ -19,7 +19,8 @@ from tasks.engines.transformers import check, step_in_c, traces
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.engines.transformers.ragged_cache import RaggedCache
 from tasks.engines.transformers.shard_in_c import ShardInC
-from tasks.engines.transformers.step_in_c import Pass, StepInC, Worker, WrittenTurn, drawn, fits
+from tasks.engines.transformers.step_in_c import Pass, StepInC, Worker, drawn, fits
+from tasks.engines.transformers.written_turn import WrittenTurn
 from tasks.models.attention import ATTENTION, register_attention
 from tasks.models.native.compiled import load_library
 from tasks.rollouts.engine import TurnReply, TurnRequest
