@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import os
 import shlex
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
+from tasks.core.quick_exit import prepare_quick_exit, quick_exit
 from tasks.pipeline.cli_errors import one_line_errors, stop_in_another_python
+
+if __name__ == "__main__":
+    prepare_quick_exit()
 
 try:
     import typer
@@ -63,6 +67,7 @@ def run(reason: ReasonText = "", force: Force = False, accept_drift: AcceptDrift
         from flows.server import start_server
 
         server = start_server(with_scheduler=False)
+        _load_ahead(held)
         from flows.connection import check_server, show_what_ended_the_run
         from flows.retrain import retrain  # takes about as long to import as the server to start
         from flows.verdict import SKIPPED
@@ -193,6 +198,16 @@ def _tell_unchanged() -> bool:
     return True
 
 
+def _load_ahead(held: ExitStack) -> None:
+    """Have the stages' libraries loaded beside Prefect and its server, for which the flow waits."""
+    from flows.fork_server import ForkServer
+    from flows.loaded_early import NEEDED
+    from tasks.core.child_processes import own_guardian
+
+    forks = held.enter_context(closing(ForkServer(own_guardian(), [f"tasks {name}" for name in NEEDED])))
+    os.environ.update(forks.variables)
+
+
 def _prepare(held: ExitStack | None, *, shows_log: bool) -> None:
     """Refuse what can be refused before a server starts. `held` keeps the lock; with None each run takes it."""
     from flows.server import prepare_environment
@@ -219,4 +234,5 @@ def _prepare(held: ExitStack | None, *, shows_log: bool) -> None:
 
 
 if __name__ == "__main__":
-    app()
+    with quick_exit():
+        app()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 from prefect.client.schemas.objects import State
@@ -26,7 +27,8 @@ def run_alone(params: dict[str, Any], work: Callable[[Stages], State[None]], *, 
         with take_turn(load_paths(params).artifacts, settings, model=model) as guardian:
             close_dead_runs(params)
             close_answered_runs(params)
-            return work(Stages(guardian, settings, is_shown=is_shown))
+            with closing(Stages(guardian, settings, is_shown=is_shown)) as stages:
+                return work(stages)
     except Busy as busy:
         return end(SKIPPED, str(busy))
     except Exception as error:

@@ -20,13 +20,31 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from flows.dead_locks import DVC_FOLDER
+from flows.server import OWN_SERVER_VARIABLE
+from tasks.core import workspace
 from tasks.core.child_processes import ChildProcess, Guardian
 from tasks.core.terminal import tell
 from tasks.core.text import visible
-from tasks.pipeline.run_lock import only_run
+from tasks.pipeline.cli_errors import TELEMETRY_OFF
+from tasks.pipeline.run_lock import FLOW_PID_VARIABLE, only_run
 
 PAUSE_SECONDS = 0.05  # an unfinished line is shown after this
 ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def child_environment() -> dict[str, str]:
+    """`python` in dvc.yaml must be this interpreter; a stage and its tools must not know the password of Prefect's
+    server.
+    """
+    left_out = ("PREFECT_", OWN_SERVER_VARIABLE, workspace.VARIABLE)  # a worker may have been given another workspace
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
+    env = {**TELEMETRY_OFF, **kept}  # a Prefect worker did not run our command line
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
+    env["PYTHONUNBUFFERED"] = "1"
+    env["DVC_SITE_CACHE_DIR"] = str((DVC_FOLDER / "site-cache").absolute())
+    env[FLOW_PID_VARIABLE] = str(os.getpid())
+    return env
 
 
 class OutOfTime(Exception):

@@ -5,29 +5,24 @@ DVC caches the stages; Prefect's task cache is off, since it would not notice a 
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from prefect import Task, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 
-from flows.dead_locks import DVC_FOLDER, release_dead_locks
-from flows.processes import Guardian, OutOfTime, run_streamed
-from flows.server import OWN_SERVER_VARIABLE
-from tasks.core import workspace
+from flows.dead_locks import release_dead_locks
+from flows.fork_server import ForkServer
+from flows.processes import Guardian, OutOfTime, child_environment, run_streamed
 from tasks.core.passing_faults import PASSING_STATUS
 from tasks.core.progress import spell
 from tasks.core.secrets import hide_known_secrets
 from tasks.core.text import one_line
-from tasks.pipeline.cli_errors import TELEMETRY_OFF
-from tasks.pipeline.run_lock import FLOW_PID_VARIABLE
 from tasks.pipeline.settings import PipelineSettings
 
 # What DVC prints around a stage's lines; hidden.
@@ -76,15 +71,22 @@ class Stages:
     def __init__(self, guardian: Guardian, settings: PipelineSettings, *, is_shown: bool):
         self.guardian, self.settings, self.is_shown = guardian, settings, is_shown
         self.is_terminal = is_shown and sys.stdout.isatty()
+        self._forks: ForkServer | None = None
+
+    def close(self) -> None:
+        if self._forks is not None:
+            self._forks.close()
 
     def run(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> StageRun:
         output = _Output(name, self.is_shown)
         started = time.monotonic()
         timeout_seconds = self.settings.stage_timeout_hours.seconds(name)
+        if self._forks is None:
+            self._forks = ForkServer(self.guardian)
         try:
             status = run_streamed(
-                [sys.executable, "-m", *command],
-                env={**child_environment(), **env},
+                [sys.executable, "-m", *(["tasks.core.forked"] if command[0] == "dvc" else []), *command],
+                env={**child_environment(), **self._forks.variables, **env},
                 guardian=self.guardian,
                 on_line=output,
                 is_terminal=self.is_terminal,
@@ -126,20 +128,6 @@ def _failure(name: str, status: int, output: _Output) -> StageFailed:
 
 def _may_succeed(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
     return isinstance(state.result(raise_on_failure=False), StageInterrupted)
-
-
-def child_environment() -> dict[str, str]:
-    """`python` in dvc.yaml must be this interpreter; a stage and its tools must not know the password of Prefect's
-    server.
-    """
-    left_out = ("PREFECT_", OWN_SERVER_VARIABLE, workspace.VARIABLE)  # a worker may have been given another workspace
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
-    env = {**TELEMETRY_OFF, **kept}  # a Prefect worker did not run our command line
-    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
-    env["PYTHONUNBUFFERED"] = "1"
-    env["DVC_SITE_CACHE_DIR"] = str((DVC_FOLDER / "site-cache").absolute())
-    env[FLOW_PID_VARIABLE] = str(os.getpid())
-    return env
 
 
 @task(cache_policy=NO_CACHE, task_run_name="{stage}")

@@ -9,6 +9,9 @@ from __future__ import annotations
 import os
 import sys
 
+from tasks.core.forked import run_forked
+from tasks.core.quick_exit import prepare_quick_exit, quick_exit
+
 
 def _pin_hash_seed() -> None:
     """Restart without hash randomisation: the order of a set of strings must be the same in every run."""
@@ -18,7 +21,9 @@ def _pin_hash_seed() -> None:
 
 
 if __name__ == "__main__":
+    run_forked(["tasks", *sys.argv[1:]])  # where a flow has a process with its libraries loaded
     _pin_hash_seed()  # before the imports below, which it would repeat
+    prepare_quick_exit()
 
 from tasks.pipeline.cli_errors import stop_in_another_python  # noqa: E402
 
@@ -54,4 +59,5 @@ def prepare(context: typer.Context, workspace: Workspace = None) -> None:
 
 
 if __name__ == "__main__":
-    app()
+    with quick_exit():
+        app()

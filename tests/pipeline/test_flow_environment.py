@@ -21,9 +21,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows import prefect_runs
 from flows.prefect_runs import check_run_is_wanted, prepare_schedule
+from flows.processes import child_environment
 from flows.retrain import _run
 from flows.server import OWN_SERVER_VARIABLE, Server, prepare_environment, start_server
-from flows.steps import child_environment
 from tasks.core.child_processes import ChildProcess
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
 from tests.profiles import profile_text

@@ -1,0 +1,53 @@
+"""The process that a flow's stages, and DVC, are forks of (`tasks/core/fork_server.py`); it ends with the flow.
+
+Where the machine has a GPU each stage starts by itself: a fork could not use a driver that a library has asked.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from flows.processes import child_environment
+from tasks.core.child_processes import ChildProcess, Guardian
+from tasks.core.forked import VARIABLE
+
+RECIPE = "flows.loaded_early"
+PATH_BYTES = 107  # of a Unix socket (unix(7))
+NVIDIA = Path("/proc/driver/nvidia")
+
+
+class ForkServer:
+    """`variables`: what tells a command that it can ask. None where forks are not used here."""
+
+    def __init__(self, guardian: Guardian, expected: Sequence[str] = ()):
+        """`expected`: the commands whose libraries are loaded at once, while nobody asks."""
+        env = child_environment()
+        self.variables: dict[str, str] = {}
+        self._child: ChildProcess | None = None
+        if VARIABLE in env:  # one is at work already
+            return
+        folder = Path(tempfile.mkdtemp(prefix="turnwise-forks-"))
+        path = folder / "socket"
+        if sys.platform != "linux" or NVIDIA.exists() or len(str(path).encode()) > PATH_BYTES:
+            folder.rmdir()
+            return
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(path))
+            listener.listen()
+            number = listener.fileno()
+            self._child = ChildProcess(
+                [sys.executable, "-m", "tasks.core.fork_server", str(number), RECIPE, *expected],
+                guardian=guardian,
+                env={**env, "PYTHONHASHSEED": "0"},
+                pass_fds=[number],
+                folder=folder,
+            )
+        self.variables[VARIABLE] = str(path)
+
+    def close(self) -> None:
+        if self._child is not None:
+            self._child.stop()

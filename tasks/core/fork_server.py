@@ -1,0 +1,283 @@
+"""One process that loads heavy libraries once and forks every command that asks (`forked.py`): torch, transformers and
+DVC take seconds to import, and a flow starts a dozen processes. Linux alone.
+
+    python -m tasks.core.fork_server LISTENER MODULE [COMMAND …]
+
+LISTENER is the file descriptor of a Unix socket that listens; `MODULE.load(command)` imports what a command needs and
+says whether what is loaded suits it. Each COMMAND, such as `tasks assess`, is expected: while nobody asks, what it
+needs is loaded ahead.
+
+A fork begins as a new process would: with the asker's environment, folder, standard streams and ignored signals, a
+session of its own, and no module of turnwise loaded, so that it runs the source as it is now. An asker whose
+environment differs in what libraries read when they are loaded is refused, and any while this process has threads that
+a fork would lose; who is refused starts in the usual way.
+
+An asker that dies takes its fork with it; what it is told to do (SIGTERM, Ctrl-C) the fork's whole group is told. The
+end is reported once the group is gone. SIGTERM ends this process after its last fork; killed, it takes them with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from tasks.core.quick_exit import prepare_quick_exit, quick_exit
+
+REFUSED, STREAMS = -1, (0, 1, 2)
+HEADER_BYTES, REQUEST_SECONDS, LOOK_SECONDS, GRACE_SECONDS = 8, 5.0, 0.02, 2.0
+OF_JEMALLOC = "jemalloc_bg_thd"
+IS_FORK = "TURNWISE_FORK"  # has its process id, so what it starts is none
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # prctl(2)
+# What may differ from this process's environment: no library that is loaded early reads it before a command runs.
+FREE_PREFIXES = ("TURNWISE_", "DVC_", "MLFLOW_", "PREFECT_", "AWS_")
+FREE = {
+    *(
+        "HOME",
+        "PWD",
+        "OLDPWD",
+        "SHLVL",
+        "_",
+        "COLUMNS",
+        "LINES",
+        "TMPDIR",
+        "PATH",
+        "PYTHONHASHSEED",
+        "PYTHONUNBUFFERED",
+    ),
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
+}
+
+
+class Recipe(Protocol):
+    def load(self, command: Sequence[str]) -> bool: ...
+
+
+class Fork:
+    """A command at work for the asker on the other side of `connection`."""
+
+    def __init__(self, pid: int, connection: socket.socket):
+        self.pid, self.connection = pid, connection
+        self.status: int | None = None
+        self.is_told = False  # to end, by its asker
+        self.deadline = 0.0
+
+    def signal(self, number: int) -> bool:
+        """Whether there is one left in its group."""
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def obey(self) -> None:
+        """Pass on what the asker says; without an asker there is no fork."""
+        try:
+            told = self.connection.recv(64)
+        except OSError:
+            told = b""
+        for number in told:
+            self.is_told = True
+            self.signal(number)
+        if not told:
+            self.signal(signal.SIGKILL)
+
+    def note_end(self, status: int) -> None:
+        self.status, self.deadline = status, time.monotonic() + GRACE_SECONDS
+        if not self.is_told:
+            self.signal(signal.SIGTERM)
+
+    def has_ended(self) -> bool:
+        """It and all that it left in its group, which has a moment to go."""
+        if self.status is None:
+            return False
+        if time.monotonic() > self.deadline:
+            self.signal(signal.SIGKILL)
+        return not self.signal(0)
+
+    def report(self) -> None:
+        with suppress(OSError):
+            self.connection.sendall(json.dumps(self.status).encode() + b"\n")
+        self.connection.close()
+
+
+class Server:
+    def __init__(self, listener: socket.socket, recipe: Recipe, expected: Sequence[Sequence[str]]):
+        self.listener, self.recipe, self.expected, self.forks = listener, recipe, list(expected), list[Fork]()
+        self.environment = dict(os.environ)
+        self.wakes, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.is_ending = False
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._end)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
+
+    def serve(self) -> Mapping[str, Any]:
+        """Until the end of this process; gives what to run in each fork of it."""
+        while self.forks or not self.is_ending:
+            at_work = {fork.connection.fileno(): fork for fork in self.forks if fork.status is None}
+            waits = 0 if self.expected else LOOK_SECONDS if len(at_work) < len(self.forks) else None
+            watched: list[Any] = [self.listener, self.wakes, *at_work]
+            ready, _, _ = select.select(watched, [], [], waits)
+            if self.wakes in ready:
+                os.read(self.wakes, 4096)
+            for number in ready:
+                if number in at_work:
+                    at_work[number].obey()
+            self._reap()
+            if self.listener in ready and (asked := self._answer()) is not None:
+                return asked
+            if self.expected and not ready:
+                self._load(self.expected.pop(0))
+        raise SystemExit
+
+    def _end(self, *_: object) -> None:
+        self.is_ending = True
+        if not self.forks:
+            os._exit(0)  # in the middle of what it loads
+
+    def _reap(self) -> None:
+        with suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                for fork in self.forks:
+                    if fork.pid == found[0]:
+                        fork.note_end(os.waitstatus_to_exitcode(found[1]))
+        for fork in [fork for fork in self.forks if fork.has_ended()]:
+            self.forks.remove(fork)
+            fork.report()
+
+    def _answer(self) -> Mapping[str, Any] | None:
+        """Take one asker; what it wants is given in the fork, and None in the server."""
+        connection, _ = self.listener.accept()
+        try:
+            asked, streams = receive(connection)
+        except (OSError, ValueError):
+            connection.close()
+            return None
+        pid = os.fork() if self._can_serve(asked) else REFUSED
+        if not pid:
+            self._leave()
+            become(asked, streams, connection)
+            return asked
+        for number in streams:
+            os.close(number)
+        with suppress(OSError):
+            connection.sendall(json.dumps(pid).encode() + b"\n")
+        if pid == REFUSED:
+            connection.close()
+        else:
+            self.forks.append(Fork(pid, connection))
+        return None
+
+    def _can_serve(self, asked: Mapping[str, Any]) -> bool:
+        if self.is_ending or differs(self.environment, asked["environment"]):
+            return False
+        os.chdir(asked["folder"])
+        return self._load(asked["command"]) and not has_other_threads()
+
+    def _load(self, command: Sequence[str]) -> bool:
+        count = len(sys.modules)
+        try:
+            suits = self.recipe.load(command)
+        except Exception:  # the command itself meets it again, and tells it
+            return False
+        if len(sys.modules) > count:
+            gc.collect()
+            gc.freeze()  # or the first search for cycles in each fork writes to every page
+        return suits
+
+    def _leave(self) -> None:
+        """Close, in a fork, what is the server's."""
+        signal.set_wakeup_fd(-1)
+        for number in (self.wakes, self._woken):
+            os.close(number)
+        self.listener.close()
+        for fork in self.forks:
+            fork.connection.close()
+
+
+def receive(connection: socket.socket) -> tuple[Mapping[str, Any], list[int]]:
+    """The request and the three standard streams that came with it; ValueError or OSError where it is not whole."""
+    connection.settimeout(REQUEST_SECONDS)
+    header, streams, _, _ = socket.recv_fds(connection, HEADER_BYTES, len(STREAMS))
+    left, pieces = int.from_bytes(header, "big"), list[bytes]()
+    while left > 0 and (piece := connection.recv(min(left, 1 << 16))):
+        pieces.append(piece)
+        left -= len(piece)
+    connection.settimeout(None)
+    if len(streams) != len(STREAMS):
+        raise ValueError("a request without its streams")
+    return json.loads(b"".join(pieces)), list(streams)
+
+
+def differs(ours: Mapping[str, str], theirs: Mapping[str, str]) -> set[str]:
+    """The variables that a library may have read when it was loaded here, and that the asker has otherwise."""
+    names = {name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)}
+    return {name for name in names if name not in FREE and not name.startswith(FREE_PREFIXES)}
+
+
+def has_other_threads() -> bool:
+    """Whether a fork would lose a thread that somebody waits for. OpenBLAS ends its own before a fork, and jemalloc,
+    which pyarrow has, does without it after one.
+    """
+    from threadpoolctl import threadpool_info
+
+    names = [Path(f"/proc/self/task/{name}/comm").read_text().strip() for name in os.listdir("/proc/self/task")]
+    of_blas = sum(pool["num_threads"] - 1 for pool in threadpool_info() if pool["internal_api"] == "openblas")
+    return len(names) - names.count(OF_JEMALLOC) > 1 + of_blas
+
+
+def become(asked: Mapping[str, Any], streams: Sequence[int], connection: socket.socket) -> None:
+    """Make this fork what `python -m` would have started."""
+    connection.close()
+    os.setsid()
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(PR_SET_NAME, " ".join(asked["command"][:2]).encode()[:15])
+    for number, stream in zip(STREAMS, streams, strict=True):
+        os.dup2(stream, number)
+        os.close(stream)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD):
+        usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN if number in asked["ignored"] else usual)
+    os.environ.clear()
+    os.environ.update(asked["environment"], PYTHONHASHSEED="0")
+    os.environ[IS_FORK] = str(os.getpid())
+    os.chdir(asked["folder"])
+    os.umask(asked["umask"])
+    is_unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
+    sys.stdout.reconfigure(line_buffering=os.isatty(1), write_through=is_unbuffered)  # type: ignore[union-attr]
+    sys.stderr.reconfigure(line_buffering=True, write_through=is_unbuffered)  # type: ignore[union-attr]
+    tempfile.tempdir = None
+    sys.path[0] = asked["folder"]
+    sys.argv[:] = asked["command"]
+    sys.orig_argv[:] = [sys.executable, "-m", *asked["command"]]
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("tasks", "flows")]:
+        del sys.modules[name]
+
+
+def main() -> None:
+    """Serve; and, in each fork, run its command in place of `main`."""
+    prepare_quick_exit()
+    recipe = cast(Recipe, importlib.import_module(sys.argv[2]))
+    expected = [command.split() for command in sys.argv[3:]]
+    asked = Server(socket.socket(fileno=int(sys.argv[1])), recipe, expected).serve()
+    with quick_exit():
+        runpy.run_module(asked["command"][0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""A fork server runs a command as a new process would, ends with whoever asked, and refuses what it would change."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tasks.core.fork_server import IS_FORK, differs
+from tasks.core.forked import VARIABLE
+from tests.conftest import ROOT
+
+RECIPE = "def load(command):\n    import decimal, tasks.core.text\n    return command[0] != 'unsuited'\n"
+# Tells what it is, then does what its argument says.
+SHOW = """
+import json, os, signal, subprocess, sys, time
+print(json.dumps({
+    "is_fork": os.environ.get("TURNWISE_FORK") == str(os.getpid()), "pid": os.getpid(), "arguments": sys.argv[1:],
+    "folder": os.getcwd(), "spoken": os.environ.get("SPOKEN"), "session": os.getsid(0) == os.getpid(),
+    "loaded": "decimal" in sys.modules, "ours": [name for name in sys.modules if name.startswith("tasks")],
+    "name": __name__, "path": sys.path[0], "hash": os.environ.get("PYTHONHASHSEED"), "input": sys.stdin.read(),
+    "ignores_hangup": signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, "umask": os.umask(0o77),
+}), flush=True)
+print("to standard error", file=sys.stderr)
+def end(number, _):
+    print("cleaned up", flush=True)
+    raise SystemExit(7)
+signal.signal(signal.SIGTERM, end)
+match sys.argv[1:]:
+    case ["status", number]: sys.exit(int(number))
+    case ["signal", number]: os.kill(os.getpid(), int(number))
+    case ["fails"]: raise KeyError("a key")
+    case ["wait"]: time.sleep(60)
+    case ["leaves"]: print(subprocess.Popen(["sleep", "60"]).pid)
+"""
+
+
+class Bench:
+    """A folder with a server, its recipe and the module that it runs."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        (folder / "recipe.py").write_text(RECIPE)
+        for name in ("show", "unsuited"):
+            (folder / f"{name}.py").write_text(SHOW)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("TURNWISE_")}
+        self.environment = {**kept, "PYTHONPATH": str(ROOT), VARIABLE: str(folder / "s")}
+        self.askers: list[subprocess.Popen[str]] = []
+        self.server: subprocess.Popen[str] | None = None
+
+    def serve(self) -> subprocess.Popen[str]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(self.environment[VARIABLE])
+            listener.listen()
+            self.server = subprocess.Popen(
+                [sys.executable, "-m", "tasks.core.fork_server", str(listener.fileno()), "recipe", "show soon"],
+                pass_fds=[listener.fileno()], cwd=self.folder, env={**self.environment, "PYTHONHASHSEED": "0"},
+                text=True,
+            )  # fmt: skip
+        return self.server
+
+    def ask(self, *command: str, **changed: Any) -> subprocess.Popen[str]:
+        options: dict[str, Any] = {"cwd": self.folder, "env": self.environment, "stdin": subprocess.DEVNULL, **changed}
+        asker = subprocess.Popen(
+            [sys.executable, "-m", "tasks.core.forked", *command],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
+        )  # fmt: skip
+        self.askers.append(asker)
+        return asker
+
+    def run(self, *command: str, **changed: Any) -> tuple[int, dict[str, Any], str]:
+        """Status, what it told, and the rest of what it wrote."""
+        asker = self.ask(*command, **changed)
+        output, errors = asker.communicate(timeout=60)
+        first, _, rest = output.partition("\n")
+        return asker.returncode, json.loads(first), rest + errors
+
+    def start(self, *command: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+        """One that is at work, and what it told."""
+        asker = self.ask(*command)
+        assert asker.stdout is not None
+        return asker, json.loads(asker.stdout.readline())
+
+    def close(self) -> None:
+        for process in (*self.askers, *([self.server] if self.server else [])):
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with closing(Bench(tmp_path)) as made:
+        yield made
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.02)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_fork_is_what_a_new_process_would_be_with_the_libraries_loaded(bench: Bench):
+    bench.serve()
+    folder = bench.folder / "elsewhere"
+    folder.mkdir()
+    (folder / "show.py").write_text(SHOW.replace("to standard error", "the source of this folder"))
+    status, told, rest = bench.run(
+        "show", "a b", "--c", cwd=folder, env={**bench.environment, "TURNWISE_SPOKEN": "x", "DVC_STAGE": "train"}
+    )
+    assert status == 0
+    assert rest == "the source of this folder\n"
+    assert told["is_fork"] and told["loaded"] and told["session"] and told["ours"] == []
+    assert (told["arguments"], told["folder"], told["path"]) == (["a b", "--c"], str(folder), str(folder))
+    assert (told["name"], told["hash"], told["input"]) == ("__main__", "0", "")
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "end"),
+    [
+        (["status", "3"], 3, ""),
+        (["signal", "9"], -9, ""),
+        (["signal", "11"], -11, ""),
+        (["fails"], 1, "KeyError: 'a key'"),
+    ],
+)
+def test_the_asker_ends_as_its_fork_did(bench: Bench, command: list[str], status: int, end: str):
+    bench.serve()
+    ended, told, rest = bench.run("show", *command)
+    assert told["is_fork"]
+    assert ended == status
+    assert end in rest
+
+
+def test_what_the_asker_is_told_to_do_its_fork_does(bench: Bench):
+    bench.serve()
+    asker, told = bench.start("show", "wait")
+    asker.terminate()
+    output, _ = asker.communicate(timeout=20)
+    assert (output, asker.returncode) == ("cleaned up\n", 7)
+    assert is_gone(told["pid"])
+
+
+def test_a_signal_that_the_asker_ignores_its_fork_ignores(bench: Bench):
+    bench.serve()
+    _, told, _ = bench.run("show", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    assert told["is_fork"] and told["ignores_hangup"]
+    assert not bench.run("show")[1]["ignores_hangup"]
+
+
+def test_a_fork_ends_with_its_asker_and_with_its_server(bench: Bench):
+    server = bench.serve()
+    asker, told = bench.start("show", "wait")
+    asker.kill()
+    wait_for(lambda: is_gone(told["pid"]))
+    asker, told = bench.start("show", "wait")
+    server.kill()
+    assert asker.wait(timeout=20) == -signal.SIGKILL
+    wait_for(lambda: is_gone(told["pid"]))
+
+
+def test_what_a_fork_leaves_behind_ends_before_its_asker(bench: Bench):
+    bench.serve()
+    status, told, rest = bench.run("show", "leaves")
+    assert status == 0 and told["is_fork"]
+    assert is_gone(int(rest.splitlines()[0]))
+
+
+def test_a_server_that_is_told_to_end_ends_after_its_last_fork(bench: Bench):
+    server = bench.serve()
+    asker, _ = bench.start("show", "wait")
+    server.terminate()
+    time.sleep(0.3)
+    assert server.poll() is None
+    assert not bench.run("show")[1]["is_fork"]  # nothing new is begun
+    asker.terminate()
+    assert asker.wait(timeout=20) == 7
+    assert server.wait(timeout=20) == 0
+
+
+def test_whom_no_fork_suits_starts_in_the_usual_way(bench: Bench):
+    status, told, _ = bench.run("show", "status", "3")
+    assert (status, told["is_fork"]) == (3, False)  # no server
+    bench.serve()
+    assert bench.run("show")[1]["is_fork"]
+    assert not bench.run("unsuited")[1]["is_fork"]
+    assert not bench.run("show", env={**bench.environment, "HF_HOME": "/elsewhere"})[1]["is_fork"]
+    assert not bench.run("show", env={**bench.environment, "OMP_NUM_THREADS": "7"})[1]["is_fork"]
+
+
+def test_a_server_with_a_thread_of_its_own_forks_nothing(bench: Bench):
+    (bench.folder / "recipe.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n" + RECIPE
+    )
+    bench.serve()
+    assert not bench.run("show")[1]["is_fork"]
+
+
+def test_noise_on_the_socket_ends_nothing(bench: Bench):
+    bench.serve()
+    for noise in (b"", b"\0\0\0\0\0\0\0\4nope", b"\xff" * 8):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.connect(bench.environment[VARIABLE])
+            connection.sendall(noise)
+    assert bench.run("show")[1]["is_fork"]
+
+
+def test_a_fork_that_asks_does_not_fork_itself_again_and_what_it_starts_may_ask(bench: Bench):
+    (bench.folder / "again.py").write_text(
+        "import subprocess, sys\n"
+        "from tasks.core.forked import run_forked\n"
+        "run_forked(['again'])\n"
+        "sys.exit(subprocess.run([sys.executable, '-m', 'tasks.core.forked', 'show', 'status', '4']).returncode)\n"
+    )
+    bench.serve()
+    status, told, _ = bench.run("again")
+    assert status == 4 and told["is_fork"]
+
+
+def test_only_what_no_library_reads_may_differ():
+    ours = {"PATH": "/bin", "HF_HOME": "/h", "LANG": "C"}
+    assert differs(ours, {**ours, "PATH": "/usr/bin", IS_FORK: "1", "MLFLOW_RUN_ID": "a", "HOME": "/root"}) == set()
+    assert differs(ours, {"PATH": "/bin", "LANG": "de", "CUDA_VISIBLE_DEVICES": ""}) == {
+        "HF_HOME", "LANG", "CUDA_VISIBLE_DEVICES"
+    }  # fmt: skip
