@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flows.processes import child_environment
@@ -23,9 +23,9 @@ NVIDIA = Path("/proc/driver/nvidia")
 class ForkServer:
     """`variables`: what tells a command that it can ask. None where forks are not used here."""
 
-    def __init__(self, guardian: Guardian, expected: Sequence[str] = ()):
-        """`expected`: the commands whose libraries are loaded at once, while nobody asks."""
-        env = child_environment()
+    def __init__(self, guardian: Guardian, expected: Sequence[str] = (), env: Mapping[str, str] | None = None):
+        """`expected`: the commands whose libraries are loaded at once, while nobody asks. `env`: of those that ask."""
+        env = child_environment() if env is None else env
         self.variables: dict[str, str] = {}
         self._child: ChildProcess | None = None
         if VARIABLE in env:  # one is at work already

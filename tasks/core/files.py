@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tasks.core import json_text
-from tasks.core.kept_files import check_shape, damaged, kept_file
+from tasks.core.kept_files import check_shape, damaged, kept_file, row_check
 from tasks.core.text import one_line
 
 if TYPE_CHECKING:
@@ -132,12 +132,13 @@ def read_jsonl(path: Path, *, is_only_shown: bool = False) -> Iterator[tuple[int
     """(line number from 1, row) of each non-empty line; ValueError names a line that is not a JSON object, with the
     remedy. Bytes that are not UTF-8 are an error too, or U+FFFD if rows are `is_only_shown` to people.
     """
+    check = row_check(path)
     with require(path).open(encoding="utf-8", errors="replace" if is_only_shown else "strict") as stream:
         try:
             for number, line in enumerate(stream, start=1):
                 if line.strip():
                     row = _json_object(path, number, line)
-                    check_shape(path, row, line=number)
+                    check(row, number)
                     yield number, row
         except UnicodeDecodeError as error:
             if kept_file(path):

@@ -117,7 +117,7 @@ class Fork:
 class Server:
     def __init__(self, listener: socket.socket, recipe: Recipe, expected: Sequence[Sequence[str]]):
         self.listener, self.recipe, self.expected, self.forks = listener, recipe, list(expected), list[Fork]()
-        self.environment = dict(os.environ)
+        self.environment, self.folder = dict(os.environ), os.getcwd()
         self.wakes, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.is_ending = False
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -186,7 +186,10 @@ class Server:
         if self.is_ending or differs(self.environment, asked["environment"]):
             return False
         os.chdir(asked["folder"])
-        return self._load(asked["command"]) and not has_other_threads()
+        try:
+            return self._load(asked["command"]) and not has_other_threads()
+        finally:
+            os.chdir(self.folder)
 
     def _load(self, command: Sequence[str]) -> bool:
         count = len(sys.modules)

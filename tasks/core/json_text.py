@@ -18,11 +18,13 @@ def parse(text: str | bytes, *, max_depth: int = MAX_DEPTH) -> Any:
     """ValueError if the text is not JSON, is nested too deep, or has a number that no file can contain: NaN, Infinity,
     one beyond a float, or an integer of more than 4,300 digits.
     """
+    text = text if isinstance(text, str) else _decoded(text)
     try:
-        value = _DECODER.decode(text if isinstance(text, str) else _decoded(text))
+        value = _DECODER.decode(text)
     except RecursionError:
         raise ValueError(f"nested deeper than {max_depth} levels") from None
-    check_depth(value, max_depth=max_depth)
+    if text.count("[") + text.count("{") > max_depth:  # else it cannot be deeper, and most texts are so small
+        check_depth(value, max_depth=max_depth)
     return value
 
 

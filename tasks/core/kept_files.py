@@ -105,7 +105,7 @@ def kept_file(path: Path) -> KeptFile | None:
     return None
 
 
-@lru_cache  # called for each row of a file
+@lru_cache
 def _of_that_name(path: Path) -> tuple[KeptFile, ...]:
     return tuple(kept for kept in KEPT if path.match(kept.pattern))
 
@@ -144,15 +144,26 @@ def damaged(path: Path, found: str, *, line: int | None = None) -> ValueError:
     )
 
 
-def check_shape(path: Path, value: Any, *, line: int | None = None) -> None:
+def check_shape(path: Path, value: Any) -> None:
     """ValueError if `value`, read from the file, lacks what its readers require. Checks files of other runs too, for
-    `compare`; but not rows, which may be a user's problems in a file of that name.
+    `compare`.
     """
-    from pydantic import ValidationError
+    _check_shape(path, kept_file(path) or next(iter(_of_that_name(path)), None), value, line=None)
 
-    kept = kept_file(path) or (None if line else next(iter(_of_that_name(path)), None))
+
+def row_check(path: Path) -> Callable[[Any, int], None]:
+    """The same for each row of a file and its line number. Rows of other runs are not checked: they may be a user's
+    problems in a file of that name.
+    """
+    kept = kept_file(path)
+    return lambda row, line: _check_shape(path, kept, row, line=line)
+
+
+def _check_shape(path: Path, kept: KeptFile | None, value: Any, *, line: int | None) -> None:
     if kept is None or kept.shape is None:
         return
+    from pydantic import ValidationError
+
     try:
         _adapter(kept.shape).validate_python(value, strict=True)
     except ValidationError as error:

@@ -13,21 +13,35 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
 import yaml
 
+from flows.fork_server import ForkServer
 from tasks.commands.profile import read_profiles
+from tasks.core.child_processes import own_guardian
 from tasks.core.files import read_json
 from tasks.models.folders import weights_hash
+from tasks.pipeline.cli_errors import TELEMETRY_OFF
 
 ROOT = Path(__file__).resolve().parents[2]
 DROPPED = ("PREFECT_", "MLFLOW_", "DVC_", "TURNWISE_", "PYTEST_", "COV_")
 # Most company networks set one for every program, and it does not know our loopback; this one does not even answer.
 PROXY = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9")
 FLOW_SECONDS = 840  # a flow on the test profile takes under 40 s, the demo 4 to 6 min; 11 on a busy machine
+
+
+def kept_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(DROPPED)}
+
+
+@cache
+def shared_forks() -> dict[str, str]:
+    """One fork server for the flows of all tests of this process, which loads each library once."""
+    return ForkServer(own_guardian(), env={**TELEMETRY_OFF, **kept_environment()}).variables
 
 
 class Project:
@@ -38,15 +52,16 @@ class Project:
         self.artifacts = folder / "artifacts"
         self.home = folder.parent / f"{folder.name}-home"
         self.server: dict[str, str] = {}  # the variables that name a Prefect server, where the flow starts none
+        self.forks = shared_forks()  # the variable that names a fork server, where the flow starts none
 
     def environment(self) -> dict[str, str]:
         """A person's environment with a home of its own, without what this test session or its caller set."""
         self.home.mkdir(exist_ok=True)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(DROPPED)}
+        kept = kept_environment()
         path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)])
         notes = str(self.folder / ".dvc" / "site-cache")  # else DVC's are in a folder of the machine
         own = {"PATH": path, "HOME": str(self.home), "PWD": str(self.folder), "DVC_SITE_CACHE_DIR": notes}
-        return {**kept, **own, "COLUMNS": "120", **self.server}
+        return {**kept, **own, "COLUMNS": "120", **self.server, **self.forks}
 
     def start(
         self, *arguments: str, variables: Mapping[str, str] | None = None, **options: Any

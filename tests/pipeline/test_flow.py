@@ -43,6 +43,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, prefect: dict[str, str]) 
     server of all tests.
     """
     project = make_toy_project(tmp_path_factory.mktemp("flow") / "pro [ject] ü#'1'")
+    project.forks = {}  # this one starts its own
     output = project.flow()
     project.server = prefect
     return project, output
