@@ -48,7 +48,7 @@ help:  ## this list
 	@echo "make clean  delete results, the registry with its champion, and caches; .venv stays"
 	@echo "Variables:  TORCH_INDEX=URL  package index to take torch from (a CPU build is ten times smaller than CUDA's)"
 	@echo "            PYTHON=path      the Python to use; 3.11 is the one that is tested"
-	@echo "            WORKERS=2        how many tests run side by side in make test and make check"
+	@echo "            WORKERS=2        how many tests run side by side in make test, make test-demo and make check"
 	@echo "            ARGS='…'         more arguments, for the flow or for pytest"
 
 demo: setup-demo
@@ -66,7 +66,7 @@ test-services: setup-test services
 	@$(TIDY) python -m pytest -m "services or outage" $(ARGS)
 
 test-demo: setup-test
-	@$(TIDY) python -m pytest -m demo -s $(ARGS)
+	@$(TIDY) python -m pytest $(PARALLEL) -m demo $(ARGS)
 
 test-agents: setup-test setup-agents
 	@$(TIDY) python -m pytest -m agents $(ARGS)

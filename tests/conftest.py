@@ -59,9 +59,12 @@ os.environ.setdefault("VLLM_CONFIG_ROOT", str(CACHE / "vllm"))
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault(SPIN_VARIABLE, SPIN_COUNT)
 
-# A shell that runs the tests in its background has them ignore Ctrl-C, and every program they start with them.
+# A shell that runs the tests in its background has them ignore Ctrl-C, and `nohup` a terminal that is closed, and every
+# program they start with them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # What tests import and share lives to their end. To look through all of it for cycles took an eighth of their time, and
 # more the longer a worker lived: what there is after a file is looked through once and then left out.

@@ -33,6 +33,7 @@ TOGETHER = {
 # The longest first, by seconds of a processor and of waiting: a long file that is begun last has one worker wait for
 # the other. `make test ARGS=--durations=100` shows the seconds; the rest follows in the order of its names.
 LONGEST = (
+    "tests/pipeline/test_demo.py",
     "tests/services",
     "tests/pipeline/test_flow.py",
     "tests/contracts/test_engines.py",
