@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from flows.fork_server import ForkServer
 from tasks.commands.profile import read_profiles
 from tasks.core.child_processes import own_guardian
 from tasks.core.files import read_json
+from tasks.core.fork_server import differs
 from tasks.models.folders import weights_hash
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
 
@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DROPPED = ("PREFECT_", "MLFLOW_", "DVC_", "TURNWISE_", "PYTEST_", "COV_")
 # Most company networks set one for every program, and it does not know our loopback; this one does not even answer.
 PROXY = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9")
+SERVERS: list[tuple[dict[str, str], ForkServer]] = []  # of forks, with the environment that each began with
 FLOW_SECONDS = 840  # a flow on the test profile takes under 40 s, the demo 4 to 6 min; 11 on a busy machine
 
 
@@ -38,10 +39,16 @@ def kept_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(DROPPED)}
 
 
-@cache
 def shared_forks() -> dict[str, str]:
-    """One fork server for the flows of all tests of this process, which loads each library once."""
-    return ForkServer(own_guardian(), env={**TELEMETRY_OFF, **kept_environment()}).variables
+    """The variable that names a fork server for the flows of all tests of this process, which loads each library once.
+    Where a test has left another environment behind, flows need another server.
+    """
+    env = {**TELEMETRY_OFF, **kept_environment()}
+    for begun, server in SERVERS:
+        if not differs(begun, env):
+            return server.variables
+    SERVERS.append((env, ForkServer(own_guardian(), env=env)))
+    return SERVERS[-1][1].variables
 
 
 class Project:
@@ -52,7 +59,7 @@ class Project:
         self.artifacts = folder / "artifacts"
         self.home = folder.parent / f"{folder.name}-home"
         self.server: dict[str, str] = {}  # the variables that name a Prefect server, where the flow starts none
-        self.forks = shared_forks()  # the variable that names a fork server, where the flow starts none
+        self.has_own_forks = False  # a flow starts a fork server of its own
 
     def environment(self) -> dict[str, str]:
         """A person's environment with a home of its own, without what this test session or its caller set."""
@@ -60,8 +67,9 @@ class Project:
         kept = kept_environment()
         path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)])
         notes = str(self.folder / ".dvc" / "site-cache")  # else DVC's are in a folder of the machine
+        forks = {} if self.has_own_forks else shared_forks()
         own = {"PATH": path, "HOME": str(self.home), "PWD": str(self.folder), "DVC_SITE_CACHE_DIR": notes}
-        return {**kept, **own, "COLUMNS": "120", **self.server, **self.forks}
+        return {**kept, **own, "COLUMNS": "120", **self.server, **forks}
 
     def start(
         self, *arguments: str, variables: Mapping[str, str] | None = None, **options: Any

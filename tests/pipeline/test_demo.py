@@ -31,7 +31,7 @@ SHARED = {"success_rate", "ci_low", "ci_high", "num_problems", "samples_per_prob
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A finished demo at the default params; every test below looks at this one run."""
     project = make_project(tmp_path_factory.mktemp("demo") / "project", profile=None)
-    project.forks = {}  # it starts its own
+    project.has_own_forks = True
     project.flow()
     return project
 

@@ -43,7 +43,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, prefect: dict[str, str]) 
     server of all tests.
     """
     project = make_toy_project(tmp_path_factory.mktemp("flow") / "pro [ject] ü#'1'")
-    project.forks = {}  # this one starts its own
+    project.has_own_forks = True
     output = project.flow()
     project.server = prefect
     return project, output
@@ -53,6 +53,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, prefect: dict[str, str]) 
 def project(tmp_path: Path, databases: Path) -> Iterator[Project]:
     """A project that has run nothing yet; whatever a test leaves running in it is ended."""
     project = make_toy_project(tmp_path / "project").lay(databases)
+    project.has_own_forks = True
     yield project
     for process in project.processes():
         process.kill()
