@@ -91,8 +91,8 @@ def test_no_library_calls_home_from_any_door(tmp_path: Path, monkeypatch: pytest
     """Either command line, before its command imports anything heavy; a worker's job has them from its deployment."""
     for name in TELEMETRY_OFF:
         monkeypatch.delenv(name, raising=False)
-    code = "import atexit, os, runpy, sys; atexit.register(lambda: print(sorted(os.environ)))"
-    code += "; runpy.run_module(sys.argv.pop(1), run_name='__main__')"
+    code = "import os, runpy, sys\ntry: runpy.run_module(sys.argv.pop(1), run_name='__main__')\n"
+    code += "finally: print(sorted(os.environ))"
     environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT)}
     for door in (["tasks", "curate"], ["flows", "run"]):  # of a project that is not there
         done = subprocess.run(
