@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
+from tasks.core.fork_server import IS_FORK
 from tasks.core.forked import run_forked
 from tasks.core.quick_exit import prepare_quick_exit, quick_exit
 
@@ -23,7 +24,8 @@ def _pin_hash_seed() -> None:
 if __name__ == "__main__":
     run_forked(["tasks", *sys.argv[1:]])  # where a flow has a process with its libraries loaded
     _pin_hash_seed()  # before the imports below, which it would repeat
-    prepare_quick_exit()
+    if os.environ.get(IS_FORK) != str(os.getpid()):  # whose server has done so, before it loaded libraries
+        prepare_quick_exit()
 
 from tasks.pipeline.cli_errors import stop_in_another_python  # noqa: E402
 

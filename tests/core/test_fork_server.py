@@ -235,6 +235,16 @@ def test_a_fork_that_asks_does_not_fork_itself_again_and_what_it_starts_may_ask(
     assert status == 4 and told["is_fork"]
 
 
+def test_what_a_library_does_at_an_exit_our_forks_do_too(bench: Bench):
+    (bench.folder / "recipe.py").write_text(
+        "import atexit\ndef load(command):\n    atexit.register(print, 'a library at its exit')\n    return True\n"
+    )
+    bench.serve()
+    output, errors = bench.ask("tasks", "--help").communicate(timeout=60)
+    assert "Usage:" in output and errors == ""
+    assert "a library at its exit" in output
+
+
 def test_only_what_no_library_reads_may_differ():
     ours = {"PATH": "/bin", "HF_HOME": "/h", "LANG": "C"}
     assert differs(ours, {**ours, "PATH": "/usr/bin", IS_FORK: "1", "MLFLOW_RUN_ID": "a", "HOME": "/root"}) == set()
