@@ -204,7 +204,9 @@ def _load_ahead(held: ExitStack) -> None:
     from flows.loaded_early import NEEDED
     from tasks.core.child_processes import own_guardian
 
-    forks = held.enter_context(closing(ForkServer(own_guardian(), [f"tasks {name}" for name in NEEDED])))
+    forks = held.enter_context(
+        closing(ForkServer(own_guardian(), ["dvc repro", *(f"tasks {name}" for name in NEEDED)]))
+    )
     os.environ.update(forks.variables)
 
 
