@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import sys
 
-from tasks.core.fork_server import IS_FORK
-from tasks.core.forked import run_forked
 from tasks.core.quick_exit import prepare_quick_exit, quick_exit
 
 
@@ -21,10 +19,23 @@ def _pin_hash_seed() -> None:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
+def _is_fork() -> bool:
+    """Whether this is a fork of a flow's server. Where it is none and there is a server (`VARIABLE` of forked.py, whose
+    import is for those alone who have one), that one runs the command.
+    """
+    if "TURNWISE_FORK_SERVER" not in os.environ:
+        return False
+    from tasks.core.fork_server import IS_FORK
+    from tasks.core.forked import run_forked
+
+    run_forked(["tasks", *sys.argv[1:]])
+    return os.environ.get(IS_FORK) == str(os.getpid())
+
+
 if __name__ == "__main__":
-    run_forked(["tasks", *sys.argv[1:]])  # where a flow has a process with its libraries loaded
+    is_fork = _is_fork()
     _pin_hash_seed()  # before the imports below, which it would repeat
-    if os.environ.get(IS_FORK) != str(os.getpid()):  # whose server has done so, before it loaded libraries
+    if not is_fork:  # else its server has, before it loaded libraries
         prepare_quick_exit()
 
 from tasks.pipeline.cli_errors import stop_in_another_python  # noqa: E402

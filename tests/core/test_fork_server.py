@@ -245,6 +245,23 @@ def test_what_a_library_does_at_an_exit_our_forks_do_too(bench: Bench):
     assert "a library at its exit" in output
 
 
+def test_our_command_line_asks_a_server_and_imports_nothing_for_it_where_there_is_none(bench: Bench):
+    (bench.folder / "recipe.py").write_text(
+        "import atexit\ndef load(command):\n    atexit.register(print, 'forked')\n    return True\n"
+    )
+    bench.serve()
+    command = [sys.executable, "-X", "importtime", "-m", "tasks", "--help"]
+    for environment, is_forked in (
+        (bench.environment, True),
+        ({name: value for name, value in bench.environment.items() if name != VARIABLE}, False),
+    ):
+        done = subprocess.run(
+            command, cwd=bench.folder, env=environment, capture_output=True, text=True, timeout=60, check=True
+        )
+        assert "Usage:" in done.stdout
+        assert ("forked" in done.stdout, "tasks.core.forked" in done.stderr) == (is_forked, is_forked)
+
+
 def test_only_what_no_library_reads_may_differ():
     ours = {"PATH": "/bin", "HF_HOME": "/h", "LANG": "C"}
     assert differs(ours, {**ours, "PATH": "/usr/bin", IS_FORK: "1", "MLFLOW_RUN_ID": "a", "HOME": "/root"}) == set()
