@@ -28,6 +28,7 @@ from tasks.core.terminal import tell
 from tasks.core.text import visible
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
 from tasks.pipeline.run_lock import FLOW_PID_VARIABLE, only_run
+from tasks.tracking.metrics import QUIET
 
 PAUSE_SECONDS = 0.05  # an unfinished line is shown after this
 ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
@@ -35,11 +36,11 @@ ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 
 def child_environment() -> dict[str, str]:
     """`python` in dvc.yaml must be this interpreter; a stage and its tools must not know the password of Prefect's
-    server.
+    server. The same before and after the flow imports MLflow, or a server of forks that began before would refuse.
     """
     left_out = ("PREFECT_", OWN_SERVER_VARIABLE, workspace.VARIABLE)  # a worker may have been given another workspace
     kept = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
-    env = {**TELEMETRY_OFF, **kept}  # a Prefect worker did not run our command line
+    env = {**TELEMETRY_OFF, **QUIET, **kept}  # a Prefect worker did not run our command line
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     env["PYTHONUNBUFFERED"] = "1"
     env["DVC_SITE_CACHE_DIR"] = str((DVC_FOLDER / "site-cache").absolute())

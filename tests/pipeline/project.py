@@ -65,6 +65,8 @@ class Project:
         """A person's environment with a home of its own, without what this test session or its caller set."""
         self.home.mkdir(exist_ok=True)
         kept = kept_environment()
+        if self.has_own_forks:
+            kept.pop("HF_HUB_OFFLINE", None)  # no person has it, and it is read where a fork's libraries are loaded
         path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)])
         notes = str(self.folder / ".dvc" / "site-cache")  # else DVC's are in a folder of the machine
         forks = {} if self.has_own_forks else shared_forks()

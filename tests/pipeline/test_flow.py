@@ -293,7 +293,8 @@ def test_a_flow_that_is_told_to_end_does_so_too(project: Project):
 def expect_closed_books(
     project: Project, flow: subprocess.Popen[str], stage: str, number: signal.Signals, *, status: int
 ) -> None:
-    """A flow that a signal interrupts ends its stage and leaves its runs closed."""
+    """A flow that a signal interrupts ends its stage, whose DVC is a fork, and leaves its runs closed."""
+    assert "dvc repro" in {process.name() for process in project.processes()}
     child = int((project.artifacts / f".{stage}.pid").read_text())
     flow.send_signal(number)
     _, errors = flow.communicate(timeout=WAIT_SECONDS)

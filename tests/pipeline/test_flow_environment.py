@@ -25,7 +25,9 @@ from flows.processes import child_environment
 from flows.retrain import _run
 from flows.server import OWN_SERVER_VARIABLE, Server, prepare_environment, start_server
 from tasks.core.child_processes import ChildProcess
+from tasks.core.fork_server import differs
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
+from tasks.tracking.metrics import quiet_mlflow, wait_for_restarts
 from tests.profiles import profile_text
 
 RUN_ID = "00000000-0000-4000-8000-000000000001"
@@ -101,6 +103,14 @@ def test_what_a_user_said_of_telemetry_holds_for_stages_too(environment: dict[st
     found = child_environment()
     assert found["DO_NOT_TRACK"] == found["MLFLOW_DISABLE_TELEMETRY"] == "as I said"
     assert found["DVC_NO_ANALYTICS"] == "1"
+
+
+def test_what_a_flow_imports_later_changes_nothing_that_a_fork_server_looks_at(environment: dict[str, str]):
+    environment.pop("HF_HUB_OFFLINE", None)  # as a person has it
+    before = child_environment()
+    quiet_mlflow()
+    wait_for_restarts()
+    assert differs(before, child_environment()) == set()
 
 
 def test_a_server_that_died_is_named_with_its_last_words(tmp_path: Path):
