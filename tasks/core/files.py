@@ -123,9 +123,9 @@ def read_yaml(path: Path) -> Any:
 
 
 def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8") as stream:
+    with atomic_file(path) as temporary, temporary.open("wb") as stream:
         for row in rows:
-            stream.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+            stream.write(json_text.json_row(row) + b"\n")
 
 
 def read_jsonl(path: Path, *, is_only_shown: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 MAX_DEPTH = 64  # containers within each other
 MAX_ROW_DEPTH = MAX_DEPTH + 16  # of a record, which contains a model's JSON a few levels down
+MAY_OVERFLOW = re.compile(r"[eE]\+?\d{3}|\d{300}")  # a number beyond a float, which pydantic reads as Infinity
 
 
 def parse(text: str | bytes, *, max_depth: int = MAX_DEPTH) -> Any:
@@ -19,23 +21,34 @@ def parse(text: str | bytes, *, max_depth: int = MAX_DEPTH) -> Any:
     one beyond a float, or an integer of more than 4,300 digits.
     """
     text = text if isinstance(text, str) else _decoded(text)
-    try:
-        value = _DECODER.decode(text)
-    except RecursionError:
-        raise ValueError(f"nested deeper than {max_depth} levels") from None
+    value = _read(text, max_depth)
     if text.count("[") + text.count("{") > max_depth:  # else it cannot be deeper, and most texts are so small
         check_depth(value, max_depth=max_depth)
     return value
 
 
 def json_line(value: Any) -> str:
-    """JSON on one line, with every character as itself."""
+    """JSON on one line, with every character as itself, spaced as models and people know it."""
     return _LINE.encode(value)
 
 
-def check_writable(value: Any) -> None:
-    """ValueError for what no file can contain: NaN, half a surrogate pair."""
-    _STRICT.encode(value).encode()
+def json_row(value: Any) -> bytes:
+    """JSON of a row in a file: UTF-8 on one line, without spaces, in a quarter of `json`'s time. ValueError for what no
+    file can contain: NaN, Infinity, half a surrogate pair.
+    """
+    import pydantic_core  # here, since `--help` needs none; `from` would cost more than a short row
+
+    row = pydantic_core.to_json(value)
+    if b"NaN" in row or b"Infinity" in row:
+        _STRICT.encode(value)  # which tells the number from the word
+    return row
+
+
+def check_writable(value: Any, *, max_depth: int | None = None) -> None:
+    """ValueError for what no file can contain, as `json_row`, and for containers nested deeper."""
+    row = json_row(value)
+    if max_depth is not None and row.count(b"[") + row.count(b"{") > max_depth:
+        check_depth(value, max_depth=max_depth)
 
 
 def check_depth(value: Any, *, max_depth: int = MAX_DEPTH) -> None:
@@ -46,6 +59,21 @@ def check_depth(value: Any, *, max_depth: int = MAX_DEPTH) -> None:
         if depth > max_depth:
             raise ValueError(f"nested deeper than {max_depth} levels")
         level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
+
+
+def _read(text: str, max_depth: int) -> Any:
+    """By pydantic, in a third of `json`'s time; what that refuses or would read otherwise, by `json`."""
+    import pydantic_core
+
+    if not MAY_OVERFLOW.search(text):
+        try:
+            return pydantic_core.from_json(text, allow_inf_nan=False)
+        except (ValueError, TypeError):  # TypeError: half a surrogate pair, which `json` reads
+            pass
+    try:
+        return _DECODER.decode(text)
+    except RecursionError:
+        raise ValueError(f"nested deeper than {max_depth} levels") from None
 
 
 def _decoded(text: bytes) -> str:

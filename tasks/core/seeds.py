@@ -8,4 +8,16 @@ import json
 
 def stream_seed(*key: str | int) -> int:
     """A 64-bit seed; equal keys give equal seeds on every machine and Python."""
-    return int.from_bytes(hashlib.blake2b(json.dumps(key).encode(), digest_size=8).digest(), "big")
+    return SeedStream(*key).seed()
+
+
+class SeedStream:
+    """The seeds of all keys that begin alike: `SeedStream(1, "a").seed(2)` is `stream_seed(1, "a", 2)`."""
+
+    def __init__(self, *start: str | int):
+        self._begun = hashlib.blake2b(json.dumps(start).removesuffix("]").encode(), digest_size=8)
+
+    def seed(self, *numbers: int) -> int:
+        digest = self._begun.copy()
+        digest.update("".join([*(f", {number}" for number in numbers), "]"]).encode())
+        return int.from_bytes(digest.digest(), "big")

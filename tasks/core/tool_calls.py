@@ -53,8 +53,7 @@ def as_call(value: object, *, keys: tuple[str, ...] = ("arguments",)) -> ToolCal
     arguments: object = next((value[key] for key in keys if key in value), {})
     try:
         arguments = json_text.parse(arguments) if isinstance(arguments, str) else arguments
-        json_text.check_depth([arguments])
-        json_text.check_writable([value["name"], arguments])
+        json_text.check_writable([value["name"], arguments], max_depth=json_text.MAX_DEPTH)
     except ValueError:
         return None
-    return ToolCall.model_construct(name=value["name"], arguments=arguments) if isinstance(arguments, dict) else None
+    return ToolCall(name=value["name"], arguments=arguments) if isinstance(arguments, dict) else None

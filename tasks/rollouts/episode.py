@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Problem, StopReason, TokenSequence, Turn
-from tasks.core.seeds import stream_seed
+from tasks.core.seeds import SeedStream
 from tasks.rollouts.conversation import Conversation, EpisodeKey, Waits
 from tasks.rollouts.engine import Engine, EpisodeHandle, TurnReply, TurnRequest
 from tasks.rollouts.engine_clock import EngineClock
@@ -65,7 +65,7 @@ class EpisodeRun(Conversation):
     ):
         super().__init__(key, environment=environment, seed=seed, stage=stage, attempt=attempt)
         self.handle, self.chat, self.tools, self.sampling = handle, chat, tools, sampling
-        self.seed_key = (seed, stage, key.draw, key.problem.id, key.sample_index)
+        self.seeds = SeedStream(seed, stage, key.draw, key.problem.id, key.sample_index)
         self._budget = sampling.max_thinking_tokens_per_turn if chat.thinking else None
         self._unsent = []
         self.sequence = TokenSequence()
@@ -104,7 +104,7 @@ class EpisodeRun(Conversation):
     def next_request(self) -> TurnRequest:
         """The second request of a turn has a stream of its own; the first has the one it always had."""
         room, is_first = self.token_limit - len(self.sequence.token_ids), not self._written
-        seed = stream_seed(*self.seed_key, len(self.turns), *([] if is_first else [1]))
+        seed = self.seeds.seed(len(self.turns), *([] if is_first else [1]))
         if is_first and self._budget is not None:
             assert self.chat.end_of_thought is not None
             return TurnRequest(self.handle, self._unsent, min(self._budget, room), seed, (self.chat.end_of_thought,))

@@ -8,13 +8,15 @@ again: a last line that a kill cut short, damaged or altered episodes, which a w
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from pydantic_core import from_json
+
 from tasks.core.files import atomic_file
+from tasks.core.json_text import json_row
 from tasks.core.records import Trajectory
 from tasks.core.terminal import warn
 from tasks.rollouts.conversation import EpisodeKey
@@ -28,29 +30,35 @@ class FinishedEpisodes:
 
     def __init__(self, file: Path):
         self.file = file
-        kept = list(_kept(file))
-        rows = {episode_id(row): row for row in kept if row is not None and row["outcome"] != "environment_error"}
-        if num_damaged := kept.count(None):
-            warn(
-                f"warning: {file}: {num_damaged} of {len(kept)} kept lines are damaged or were altered. Their episodes "
-                f"are played again; the others are used."
-            )
+        self._places: dict[EpisodeId, int] = {}  # where the line of each begins
+        self._size = 0  # of the file, in bytes
         if file.exists():
-            with atomic_file(file) as temporary:
-                temporary.write_bytes(b"".join(map(_line, rows.values())))
-        self._ids = set(rows)
+            self._keep_undamaged()
+
+    def _keep_undamaged(self) -> None:
+        with self.file.open("rb") as stream:
+            texts = [_text_of(line) for line in stream if line.endswith(b"\n")]  # one that was cut short is none
+        if num_damaged := texts.count(None):
+            warn(
+                f"warning: {self.file}: {num_damaged} of {len(texts)} kept lines are damaged or were altered. Their "
+                f"episodes are played again; the others are used."
+            )
+        with atomic_file(self.file) as temporary, temporary.open("wb") as stream:
+            for text in texts:
+                if text is not None and (row := from_json(text))["outcome"] != "environment_error":
+                    stream.write(self._place(episode_id(row), text))
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._places)
 
     def __contains__(self, episode: EpisodeId) -> bool:
-        return episode in self._ids
+        return episode in self._places
 
     def add(self, trajectory: Trajectory) -> None:
         """The system has the line when this returns, so a kill of this process does not lose it."""
-        self._stream.write(_line(trajectory.to_row()))
+        text = json_row(trajectory.to_row())
+        self._stream.write(self._place((trajectory.problem_id, trajectory.sample_index), text))
         self._stream.flush()
-        self._ids.add((trajectory.problem_id, trajectory.sample_index))
 
     @cached_property
     def _stream(self) -> BinaryIO:
@@ -58,24 +66,42 @@ class FinishedEpisodes:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         return self.file.open("ab")
 
+    def _place(self, episode: EpisodeId, text: bytes) -> bytes:
+        """The line to be written next."""
+        line = HASHED + hashlib.sha256(text).hexdigest().encode() + EPISODE + text + END
+        self._places[episode] = self._size
+        self._size += len(line)
+        return line
+
     def forget(self) -> None:
         if "_stream" in vars(self):
             self._stream.close()
             del self._stream
         self.file.unlink(missing_ok=True)
-        self._ids.clear()
+        self._places, self._size = {}, 0
 
-    def read(self, episodes: Iterable[EpisodeId]) -> list[Trajectory]:
+    def read(self, episodes: Sequence[EpisodeId]) -> list[Trajectory]:
         """Those asked for, in order. ValueError where the file was damaged since it was opened."""
-        order = {episode: number for number, episode in enumerate(episodes)}
-        rows = (row for row in _kept(self.file) if row is not None)
-        found = {episode_id(row): Trajectory.from_row(row) for row in rows if episode_id(row) in order}
-        if len(found) < len(order):
-            raise ValueError(
-                f"{self.file}: {len(order) - len(found)} of its episodes were damaged or altered while the stage ran. "
-                f"Run the stage again: they are played again, and the others are used."
-            )
-        return [found[episode] for episode in order]
+        return [Trajectory.from_row(from_json(text)) for text in self._texts(episodes)]
+
+    def copy(self, episodes: Sequence[EpisodeId], target: Path) -> None:
+        """Write those asked for, in order, as `write_jsonl` would, without reading them. ValueError as in `read`."""
+        with atomic_file(target) as temporary, temporary.open("wb") as stream:
+            stream.writelines(text + b"\n" for text in self._texts(episodes))
+
+    def _texts(self, episodes: Sequence[EpisodeId]) -> Iterator[bytes]:
+        if not episodes:
+            return
+        with self.file.open("rb") as stream:
+            for episode in episodes:
+                stream.seek(self._places[episode])
+                text = _text_of(stream.readline())
+                if text is None:
+                    raise ValueError(
+                        f"{self.file}: an episode of it ({episode[0]!r}) was damaged or altered while the stage ran. "
+                        f"Run the stage again: it is played again, and the others are used."
+                    )
+                yield text
 
 
 def find_missing(keys: Sequence[EpisodeKey], finished: FinishedEpisodes | None) -> list[EpisodeKey]:
@@ -93,28 +119,11 @@ def merge_finished(
     return [found[episode] for episode in episodes]
 
 
-def _line(row: dict[str, Any]) -> bytes:
-    """A JSON object whose hash is over the very text of its episode, so the row is written once and read once."""
-    text = json.dumps(row, ensure_ascii=False, allow_nan=False).encode()
-    return HASHED + hashlib.sha256(text).hexdigest().encode() + EPISODE + text + END
-
-
-def _kept(file: Path) -> Iterator[dict[str, Any] | None]:
-    """The row of each whole line, None for one that differs from what was written."""
-    if not file.exists():
-        return
-    with file.open("rb") as stream:
-        for line in stream:
-            if line.endswith(b"\n"):  # skip a line that was cut short
-                yield _row_of(line)
-
-
-def _row_of(line: bytes) -> dict[str, Any] | None:
+def _text_of(line: bytes) -> bytes | None:
+    """An episode's JSON; None where it differs from what was written. Its hash is over the very text."""
     before, found, text = line.removesuffix(END).partition(EPISODE)
-    if not found or before != HASHED + hashlib.sha256(text).hexdigest().encode():
-        return None
-    row: dict[str, Any] = json.loads(text)
-    return row
+    is_intact = found and before == HASHED + hashlib.sha256(text).hexdigest().encode()
+    return text if is_intact else None
 
 
 def episode_id(row: Mapping[str, Any]) -> EpisodeId:

@@ -47,7 +47,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "dvc": (),
 }
 ON_A_BARE_GPU_MACHINE = {
-    "torch", "transformers", "safetensors", "numpy", "tokenizers", "pydantic", "typing_extensions", "yaml", "rich",
+    "torch", "transformers", "safetensors", "numpy", "tokenizers", "pydantic", "pydantic_core", "typing_extensions",
+    "yaml", "rich",
 }  # fmt: skip
 # What a flow imports that finds nothing changed (`flows/__main__.py`).
 UNCHANGED_RUN = ("flows/__main__.py", "flows/dead_locks.py", "tasks/pipeline/reasons.py", "tasks/report/summary.py")

@@ -25,6 +25,10 @@ RECIPE = "def load(command):\n    import decimal, tasks.core.text\n    return co
 # Tells what it is, then does what its argument says.
 SHOW = """
 import json, os, signal, subprocess, sys, time
+def end(number, _):
+    print("cleaned up", flush=True)
+    raise SystemExit(7)
+signal.signal(signal.SIGTERM, end)
 print(json.dumps({
     "is_fork": os.environ.get("TURNWISE_FORK") == str(os.getpid()), "pid": os.getpid(), "arguments": sys.argv[1:],
     "folder": os.getcwd(), "spoken": os.environ.get("SPOKEN"), "session": os.getsid(0) == os.getpid(),
@@ -33,10 +37,6 @@ print(json.dumps({
     "ignores_hangup": signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, "umask": os.umask(0o77),
 }), flush=True)
 print("to standard error", file=sys.stderr)
-def end(number, _):
-    print("cleaned up", flush=True)
-    raise SystemExit(7)
-signal.signal(signal.SIGTERM, end)
 match sys.argv[1:]:
     case ["status", number]: sys.exit(int(number))
     case ["signal", number]: os.kill(os.getpid(), int(number))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+from hashlib import blake2b
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tasks.core.seeds import stream_seed
+from tasks.core.seeds import SeedStream, stream_seed
 from tasks.rollouts.sampling import sample_tokens
 from tasks.rollouts.seeds import uniforms
 
@@ -44,6 +48,13 @@ def test_a_stream_depends_on_each_part_of_its_key() -> None:
 def test_a_stream_is_the_same_on_every_machine() -> None:
     assert stream_seed(7, "test", 0, "td-7-000000", 0, 0) == 17124779662677357821
     assert uniforms(1, 3).tolist() == pytest.approx([0.5118216247002567, 0.9504636963259353, 0.14415961271963373])
+
+
+@given(st.lists(st.integers() | st.text(), min_size=1), st.lists(st.integers()))
+def test_seeds_of_keys_that_begin_alike_are_those_of_the_whole_keys(start: list[int | str], rest: list[int]):
+    begun = SeedStream(*start)
+    assert begun.seed(*rest) == begun.seed(*rest) == stream_seed(*start, *rest)
+    assert stream_seed(*start) == int.from_bytes(blake2b(json.dumps(start).encode(), digest_size=8).digest(), "big")
 
 
 def test_a_longer_limit_only_extends_a_stream() -> None:

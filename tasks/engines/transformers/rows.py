@@ -11,18 +11,20 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from tasks.engines.transformers.ragged_cache import RaggedCache
 from tasks.rollouts.engine import EpisodeHandle, TurnRequest
 
 STEP = 256  # positions by which the cache grows
 PREFIX_BLOCK = 512  # tokens; prompts that share as many at their start are computed once up to there
+LENGTH = attrgetter("length")  # of a row
 
 
 @dataclass(slots=True, eq=False)
 class Row:
     """The state of one episode. The cache has the first `fed` of its `ids`; the next step feeds the rest. Its turn may
-    have `room` tokens, drawn with numbers of `seed`.
+    have `room` tokens, drawn with numbers of `seed`; `length` is that of the whole episode at the turn's end.
     """
 
     episode: EpisodeHandle
@@ -34,6 +36,7 @@ class Row:
     end_ids: frozenset[int] = frozenset()
     seed: int = 0
     room: int = 0
+    length: int = 0
     token_ids: list[int] = field(default_factory=list)
     sampler_logp: list[float] = field(default_factory=list)
     token_versions: list[int] = field(default_factory=list)
@@ -41,6 +44,7 @@ class Row:
     def begin_turn(self, request: TurnRequest, end_ids: frozenset[int]) -> None:
         self.is_waiting, self.end_ids = False, end_ids.union(request.end_ids)
         self.seed, self.room = request.seed, request.max_new_tokens
+        self.length = len(self.ids) + self.room
         self.token_ids, self.sampler_logp, self.token_versions = [], [], []
 
     @property
@@ -48,10 +52,8 @@ class Row:
         """Beside the last token, with which the next is sampled."""
         return len(self.ids) - self.fed - 1
 
-    @property
-    def length(self) -> int:
-        """Of the whole episode at the end of the turn under way."""
-        return len(self.ids) + (0 if self.is_waiting else self.room - len(self.token_ids))
+    def end_turn(self) -> None:
+        self.is_waiting, self.length = True, len(self.ids)
 
 
 def block_hashes(ids: list[int]) -> list[int]:
@@ -162,7 +164,7 @@ class Rows:
 
     def _fit(self, rows: list[Row]) -> bool:
         """Whether the cache has room for these rows, after it has grown where it may."""
-        longest = max((row.length for row in rows), default=0)
+        longest = max(map(LENGTH, rows), default=0)
         if len(rows) <= self.cache.num_slots and longest <= self.cache.capacity:
             return True
         capacity = min(self.max_context, -(-longest // STEP) * STEP, self.max_positions // (len(rows) + 1))

@@ -90,7 +90,7 @@ class Shard:
         replies = []
         for row in rows:
             if finish := self._finish(row):
-                row.is_waiting = True
+                row.end_turn()
                 replies.append(TurnReply(row.episode, row.token_ids, row.sampler_logp, finish, row.token_versions))
         return replies
 

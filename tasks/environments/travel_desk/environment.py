@@ -17,9 +17,10 @@ import random
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Annotated, Any
 
+from tasks.core.json_text import json_row, parse
 from tasks.core.records import Demonstration, Problem, ReferenceTurn, ToolCall
 from tasks.environments.travel_desk.experts import free_expert, record, solve, think
 from tasks.environments.travel_desk.problems import (
@@ -46,6 +47,7 @@ Currency = Annotated[str, one_of(CURRENCIES)]
 FACT = re.compile(r"\bB?\d+\b|\b(?:" + "|".join(CURRENCIES) + r")\b")
 
 Reply = dict[str, Any]
+State = dict[str, tuple[str, ...]]  # the bookings by number
 
 
 def _may_time_out(method: Callable[..., Reply]) -> Callable[..., Reply]:
@@ -77,17 +79,12 @@ class TravelDeskEpisode(ToolEpisode):
         return json.dumps({"status": "invalid", "tool": tool or "unknown"})
 
     def verdict(self, final_message: str | None) -> Verdict:
-        expected, answer = TravelDeskEpisode(self.problem), ""
-        for move in solve(expected):
-            answer = move if isinstance(move, str) else ""
+        state, facts = _solution(json_row(self.world))
         said = FACT.findall(final_message or "")
-        checks = {
-            "state": self._canonical_state() == expected._canonical_state(),
-            "response": set(said) == set(FACT.findall(answer)),
-        }
+        checks = {"state": self._canonical_state() == state, "response": set(said) == facts}
         return Verdict(all(checks.values()), checks)
 
-    def _canonical_state(self) -> dict[str, tuple[str, ...]]:
+    def _canonical_state(self) -> State:
         """The bookings; classes and cards that the user accepts are written alike."""
         accepted = {
             **dict.fromkeys(self.world.get("classes", ()), "class"),
@@ -165,6 +162,14 @@ class TravelDeskEpisode(ToolEpisode):
     @_may_time_out
     def convert_currency(self, amount: int, currency: Currency) -> Reply:
         return {"status": "ok", "amount": self._number("convert", str(int(amount)), currency)}
+
+
+@lru_cache(maxsize=1 << 14)
+def _solution(world: bytes) -> tuple[State, frozenset[str]]:
+    """The state in which the reference solution of a world (JSON) ends, and the facts of its closing message."""
+    episode = TravelDeskEpisode(Problem.model_construct(world=parse(world)))
+    *_, answer = solve(episode)
+    return episode._canonical_state(), frozenset(FACT.findall(str(answer)))
 
 
 class TravelDesk(ToolEnvironment):

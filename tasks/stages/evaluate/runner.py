@@ -91,6 +91,10 @@ class EpisodeRunner:
         """All stored episodes of a model, in the order of the problems."""
         return self.finished(split, name).read(self._episodes(problems, split, name))
 
+    def store(self, problems: Sequence[Problem], split: str, name: str, file: Path) -> None:
+        """The same in a file, as one trajectory a line."""
+        self.finished(split, name).copy(self._episodes(problems, split, name), file)
+
     def close(self) -> None:
         self.engines.close()
 

@@ -92,7 +92,10 @@ def run(settings: EvaluateSections, paths: Paths) -> None:
         reflexion = play_reflexion(settings, environment, test, models, on_test, paths, resume=resume, store=keep)
         sharded = measure_sharded(settings, in_parts, models, on_test, resume=resume, store=keep)
         refuse_altered(models, hashes)
-        store_test(folder, {**on_test, **({"frontier": of_endpoint} if options.frontier else {})})
+        for name in models:
+            runner.store(test, "test", name, episodes_in(folder, f"test_{name}"))
+        if options.frontier:
+            keep("test_frontier", of_endpoint)
 
         evaluation: dict[str, Any] = {
             "best_snapshot": outcome.winner,
@@ -208,19 +211,19 @@ def keep_selection(
     """The result of each snapshot on the problems of select that it played; its episodes are stored in `folder`."""
     from tasks.measurement.statistics import summarise
 
-    played = {name: runner.played(select, "select", name) for name in snapshots}
-    for name, trajectories in played.items():
-        store(folder, f"select_{name}", trajectories)
-    return {name: summarise(trajectories, confidence=confidence) for name, trajectories in played.items()}
-
-
-def store_test(folder: Path, played: Mapping[str, list[Trajectory]]) -> None:
-    for name, trajectories in played.items():
-        store(folder, f"test_{name}", trajectories)
+    found = {}
+    for name in snapshots:
+        runner.store(select, "select", name, episodes_in(folder, f"select_{name}"))
+        found[name] = summarise(runner.played(select, "select", name), confidence=confidence)
+    return found
 
 
 def store(folder: Path, name: str, trajectories: list[Trajectory]) -> None:
-    write_jsonl(folder / "trajectories" / f"{name}.jsonl", (trajectory.to_row() for trajectory in trajectories))
+    write_jsonl(episodes_in(folder, name), (trajectory.to_row() for trajectory in trajectories))
+
+
+def episodes_in(folder: Path, name: str) -> Path:
+    return folder / "trajectories" / f"{name}.jsonl"
 
 
 def hash_folders(models: Mapping[str, Path]) -> dict[str, str]:

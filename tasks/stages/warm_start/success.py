@@ -49,4 +49,4 @@ def read_played(paths: Paths, *, num_problems: int, finished: Path) -> list[Traj
     """The episodes that `measure_success` counted, in the order of the problems."""
     kept = FinishedEpisodes(finished)
     episodes = [(problem.id, 0) for problem in checked_problems(paths, num_problems)]
-    return kept.read(episode for episode in episodes if episode in kept)
+    return kept.read([episode for episode in episodes if episode in kept])

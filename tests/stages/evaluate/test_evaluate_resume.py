@@ -67,8 +67,8 @@ def test_a_line_cut_short_is_no_episode_and_our_own_faults_are_tried_again(tmp_p
 def flip_an_outcome(data: bytes) -> bytes:
     """The second episode counts as a success, in valid JSON."""
     first, second, *rest = data.splitlines(keepends=True)
-    assert second.count(b'"outcome": "failure"') == 1
-    return b"".join([first, second.replace(b'"outcome": "failure"', b'"outcome": "success"'), *rest])
+    assert second.count(b'"outcome":"failure"') == 1
+    return b"".join([first, second.replace(b'"outcome":"failure"', b'"outcome":"success"'), *rest])
 
 
 def zero_a_page(data: bytes) -> bytes:
@@ -109,11 +109,31 @@ def test_kept_episodes_that_are_damaged_are_told_of_and_played_again(
 
 
 def test_an_episode_that_is_damaged_while_the_stage_runs_stops_it_in_one_line(tmp_path: Path) -> None:
-    finished = FinishedEpisodes(tmp_path / "select_a.jsonl")
+    finished, copied = FinishedEpisodes(tmp_path / "select_a.jsonl"), tmp_path / "copied.jsonl"
     finished.add(trajectory("a"))
     finished.file.write_bytes(b"\0" * 4096)
     with pytest.raises(ValueError, match=r"select_a\.jsonl.*Run the stage again"):
         finished.read([("a", 0)])
+    with pytest.raises(ValueError, match="damaged"):
+        finished.copy([("a", 0)], copied)
+    assert [item.name for item in tmp_path.iterdir()] == ["select_a.jsonl"]
+
+
+def test_copied_episodes_are_the_file_that_writing_them_makes(tmp_path: Path) -> None:
+    finished, copied, written = (tmp_path / f"{name}.jsonl" for name in ("finished", "copied", "written"))
+    first = FinishedEpisodes(finished)
+    for name in "abc":
+        first.add(trajectory(name))
+    asked = [("c", 0), ("d", 0), ("a", 0)]
+    again = FinishedEpisodes(finished)  # as a run does that goes on
+    again.add(trajectory("d"))
+    again.copy(asked, copied)
+    write_jsonl(written, (trajectory(name).to_row() for name, _ in asked))
+    assert copied.read_bytes() == written.read_bytes()
+    assert again.read(asked) == [trajectory(name) for name, _ in asked]
+    again.forget()
+    again.add(trajectory("e"))
+    assert again.read([("e", 0)]) == [trajectory("e")]
 
 
 @pytest.mark.slow

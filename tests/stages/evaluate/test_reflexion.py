@@ -159,7 +159,7 @@ def test_an_attempt_begins_with_the_newest_notes_that_fit_and_has_as_much_room_a
     lengths = len(noted.sequence.token_ids), len(plain.sequence.token_ids)
     assert 0 < lengths[0] - lengths[1] <= 120
     assert noted.token_limit - lengths[0] == plain.token_limit - lengths[1]
-    assert noted.seed_key == plain.seed_key
+    assert noted.next_request().seed == plain.next_request().seed
     kind.remember({})
     assert open_it().sequence.token_ids == plain.sequence.token_ids
 
