@@ -30,7 +30,7 @@ from urllib.request import ProxyHandler, build_opener
 import psutil
 
 from tasks.core.child_processes import ChildProcess
-from tasks.core.databases import fault_of_database
+from tasks.core.databases import copy_empty, fault_of_database
 from tasks.core.secrets import USER_INFO
 from tasks.core.terminal import warn
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
@@ -187,6 +187,7 @@ def start_server(*, with_scheduler: bool, port: int = 0) -> Server:
         return Server(os.environ["PREFECT_API_URL"])
     home = Path(os.environ["PREFECT_HOME"])
     refuse_damaged_history(home)
+    copy_empty("prefect", home / "prefect.db")
     password = f"turnwise:{secrets.token_urlsafe(32)}"
     with _listen(port) as listener:
         page = f"http://127.0.0.1:{listener.getsockname()[1]}"

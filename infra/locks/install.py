@@ -59,6 +59,7 @@ def main(arguments: list[str]) -> None:
                 install_agent(LOCKS / "agents" / f"{agent}.txt")
         else:
             install([layer for layer in LAYERS[target] if not is_current(layer)])
+            make_empty_databases()
 
 
 def check_place() -> None:
@@ -156,6 +157,16 @@ def byte_compile() -> None:
     say("byte-compiling, so that the first start is a quick one")
     packages = sorted(str(path) for path in (VENV / "lib").glob("python*/site-packages"))
     subprocess.run([python(), "-m", "compileall", "-qq", "-j", "0", "-x", "/tests?/", *packages], check=False)
+
+
+def make_empty_databases() -> None:
+    """What Prefect and MLflow would make in each folder anew. Without it they do, so the exit status is ignored."""
+    wanted = "\n".join(pin for pin in pins("demo") if pin.startswith(("prefect==", "mlflow==")))
+    if stamp("databases").exists() and stamp("databases").read_text() == wanted:
+        return
+    say("making the empty databases of Prefect and MLflow, which each new folder begins with")
+    subprocess.run([python(), str(LOCKS / "empty_databases.py")], check=False)
+    stamp("databases").write_text(wanted)
 
 
 def pip(what: str, *arguments: str) -> None:

@@ -1,15 +1,22 @@
-"""Checks of SQLite files: libraries crash on a damaged file, or silently treat an empty one as new."""
+"""Checks of SQLite files: libraries crash on a damaged file, or silently treat an empty one as new. And the empty ones
+that a library begins with.
+"""
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
+import sys
 from collections.abc import Collection
 from contextlib import closing
+from importlib.metadata import version
 from pathlib import Path
 
+from tasks.core.files import atomic_file
 from tasks.core.text import one_line
 
 WAIT_SECONDS = 60  # for another process to finish writing
+EMPTY = Path(sys.prefix) / "share" / "turnwise"  # what infra/locks/empty_databases.py made at set-up
 
 
 def fault_of_database(file: Path, tables: Collection[str] = ()) -> str | None:
@@ -47,6 +54,18 @@ def why_unusable(file: Path) -> str | None:
 def holds_rows(file: Path, tables: Collection[str]) -> bool:
     with closing(_opened(file)) as database:
         return any(database.execute(f'SELECT 1 FROM "{table}" LIMIT 1').fetchone() for table in tables)
+
+
+def copy_empty(package: str, file: Path) -> bool:
+    """Begin with the database that a library would make in seconds; False where set-up made none for its version, or
+    there is a file.
+    """
+    made = EMPTY / f"{package}-{version(package)}.db"
+    if file.exists() or not made.exists():
+        return False
+    with atomic_file(file) as temporary:
+        shutil.copyfile(made, temporary)
+    return True
 
 
 def _opened(file: Path) -> sqlite3.Connection:

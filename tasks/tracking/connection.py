@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.core.databases import fault_of_database, holds_rows, why_unusable
+from tasks.core.databases import copy_empty, fault_of_database, holds_rows, why_unusable
 from tasks.core.passing_faults import PassingFault
 from tasks.core.secrets import hide_known_secrets
 from tasks.storage.client import explain as explain_s3
@@ -140,6 +140,8 @@ def _make_database(path: Path) -> None:
         journals = (path.with_name(f"{path.name}{suffix}") for suffix in ("-journal", "-wal", "-shm"))
         for leftover in (*path.parent.glob(f"{temporary.name}*"), *journals):
             leftover.unlink(missing_ok=True)
+        if copy_empty("mlflow", path):
+            return
         engine = create_sqlalchemy_engine(f"{SQLITE}{temporary}")
         try:
             _initialize_tables(engine)
