@@ -200,12 +200,12 @@ def _tell_unchanged() -> bool:
 
 def _load_ahead(held: ExitStack) -> None:
     """Have the stages' libraries loaded beside Prefect and its server, for which the flow waits."""
-    from flows.fork_server import ForkServer
+    from flows.fork_server import ForkServer, forks_log
     from flows.loaded_early import NEEDED
     from tasks.core.child_processes import own_guardian
 
     forks = held.enter_context(
-        closing(ForkServer(own_guardian(), ["dvc repro", *(f"tasks {name}" for name in NEEDED)]))
+        closing(ForkServer(own_guardian(), forks_log(), ["dvc repro", *(f"tasks {name}" for name in NEEDED)]))
     )
     os.environ.update(forks.variables)
 

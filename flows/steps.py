@@ -17,7 +17,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 
 from flows.dead_locks import release_dead_locks
-from flows.fork_server import ForkServer
+from flows.fork_server import ForkServer, forks_log
 from flows.processes import Guardian, OutOfTime, child_environment, run_streamed
 from tasks.core.passing_faults import PASSING_STATUS
 from tasks.core.progress import spell
@@ -82,7 +82,7 @@ class Stages:
         started = time.monotonic()
         timeout_seconds = self.settings.stage_timeout_hours.seconds(name)
         if self._forks is None:
-            self._forks = ForkServer(self.guardian)
+            self._forks = ForkServer(self.guardian, forks_log())
         try:
             status = run_streamed(
                 [sys.executable, "-m", *(["tasks.core.forked"] if command[0] == "dvc" else []), *command],

@@ -12,6 +12,8 @@ session of its own, and no module of turnwise loaded, so that it runs the source
 environment differs in what libraries read when they are loaded is refused, and any while this process has threads that
 a fork would lose; who is refused starts in the usual way.
 
+A line on standard output tells which command was forked, or why it was refused.
+
 An asker that dies takes its fork with it; what it is told to do (SIGTERM, Ctrl-C) the fork's whole group is told. The
 end is reported once the group is gone. SIGTERM ends this process after its last fork; killed, it takes them with it.
 """
@@ -32,6 +34,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -44,26 +47,39 @@ IS_FORK = "TURNWISE_FORK"  # has its process id, so what it starts is none
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # prctl(2)
 # What may differ from this process's environment: no library that is loaded early reads it before a command runs.
 FREE_PREFIXES = ("TURNWISE_", "DVC_", "MLFLOW_", "PREFECT_", "AWS_")
-FREE = {
-    *(
-        "HOME",
-        "PWD",
-        "OLDPWD",
-        "SHLVL",
-        "_",
-        "COLUMNS",
-        "LINES",
-        "TMPDIR",
-        "PATH",
-        "PYTHONHASHSEED",
-        "PYTHONUNBUFFERED",
-    ),
-    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
-}
+OF_A_SHELL = {"HOME", "PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES", "TMPDIR", "PATH"}
+OF_PYTHON = {"PYTHONHASHSEED", "PYTHONUNBUFFERED"}
+PROXIES = {"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"}
+FREE = OF_A_SHELL | OF_PYTHON | PROXIES | {name.lower() for name in PROXIES}
 
 
 class Recipe(Protocol):
     def load(self, command: Sequence[str]) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What an asker wants run: its `command` (a module and its arguments), and what it has itself."""
+
+    command: list[str]
+    environment: dict[str, str]
+    folder: str
+    umask: int
+    ignored: list[int]  # signals
+
+    @classmethod
+    def of(cls, text: bytes) -> Request:
+        """ValueError for anything else."""
+        try:
+            asked = cls(**json.loads(text))
+            texts = [*asked.command, *asked.environment, *asked.environment.values(), asked.folder]
+            is_sound = bool(asked.command) and all(isinstance(item, str) for item in texts)
+            is_sound &= all(isinstance(number, int) for number in [asked.umask, *asked.ignored])
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"a request of another shape ({error})") from None
+        if not is_sound:
+            raise ValueError("a request of another shape")
+        return asked
 
 
 class Fork:
@@ -125,7 +141,7 @@ class Server:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
 
-    def serve(self) -> Mapping[str, Any]:
+    def serve(self) -> Request:
         """Until the end of this process; gives what to run in each fork of it."""
         while self.forks or not self.is_ending:
             at_work = {fork.connection.fileno(): fork for fork in self.forks if fork.status is None}
@@ -159,7 +175,7 @@ class Server:
             self.forks.remove(fork)
             fork.report()
 
-    def _answer(self) -> Mapping[str, Any] | None:
+    def _answer(self) -> Request | None:
         """Take one asker; what it wants is given in the fork, and None in the server."""
         connection, _ = self.listener.accept()
         try:
@@ -167,11 +183,17 @@ class Server:
         except (OSError, ValueError):
             connection.close()
             return None
-        pid = os.fork() if self._can_serve(asked) else REFUSED
+        pid, refusal = REFUSED, ""
+        try:
+            refusal = self._refusal(asked)
+            pid = REFUSED if refusal else os.fork()
+        except OSError as error:
+            refusal = f"{error.strerror} ({error.filename or 'fork'})"
         if not pid:
             self._leave()
             become(asked, streams, connection)
             return asked
+        print(f"{' '.join(asked.command)}: {f'refused: {refusal}' if refusal else f'process {pid}'}", flush=True)
         for number in streams:
             os.close(number)
         with suppress(OSError):
@@ -182,14 +204,19 @@ class Server:
             self.forks.append(Fork(pid, connection))
         return None
 
-    def _can_serve(self, asked: Mapping[str, Any]) -> bool:
-        if self.is_ending or differs(self.environment, asked["environment"]):
-            return False
-        os.chdir(asked["folder"])
+    def _refusal(self, asked: Request) -> str:
+        """Why no fork of this process would be what a new process is; "" if one would."""
+        if self.is_ending:
+            return "the flow is over"
+        if names := differs(self.environment, asked.environment):
+            return f"another value of {', '.join(sorted(names))}"
+        os.chdir(asked.folder)
         try:
-            return self._load(asked["command"]) and not has_other_threads()
+            if not self._load(asked.command):
+                return "what is loaded does not suit it"
         finally:
             os.chdir(self.folder)
+        return "a library has started a thread" if has_other_threads() else ""
 
     def _load(self, command: Sequence[str]) -> bool:
         count = len(sys.modules)
@@ -212,18 +239,23 @@ class Server:
             fork.connection.close()
 
 
-def receive(connection: socket.socket) -> tuple[Mapping[str, Any], list[int]]:
+def receive(connection: socket.socket) -> tuple[Request, list[int]]:
     """The request and the three standard streams that came with it; ValueError or OSError where it is not whole."""
     connection.settimeout(REQUEST_SECONDS)
-    header, streams, _, _ = socket.recv_fds(connection, HEADER_BYTES, len(STREAMS))
-    left, pieces = int.from_bytes(header, "big"), list[bytes]()
+    header, given, _, _ = socket.recv_fds(connection, HEADER_BYTES, len(STREAMS))
+    streams, left, pieces = list(given), int.from_bytes(header, "big"), list[bytes]()
     while left > 0 and (piece := connection.recv(min(left, 1 << 16))):
         pieces.append(piece)
         left -= len(piece)
     connection.settimeout(None)
-    if len(streams) != len(STREAMS):
-        raise ValueError("a request without its streams")
-    return json.loads(b"".join(pieces)), list(streams)
+    try:
+        if len(streams) != len(STREAMS):
+            raise ValueError("a request without its streams")
+        return Request.of(b"".join(pieces)), streams
+    except ValueError:
+        for number in streams:
+            os.close(number)
+        raise
 
 
 def differs(ours: Mapping[str, str], theirs: Mapping[str, str]) -> set[str]:
@@ -243,31 +275,31 @@ def has_other_threads() -> bool:
     return len(names) - names.count(OF_JEMALLOC) > 1 + of_blas
 
 
-def become(asked: Mapping[str, Any], streams: Sequence[int], connection: socket.socket) -> None:
+def become(asked: Request, streams: Sequence[int], connection: socket.socket) -> None:
     """Make this fork what `python -m` would have started."""
     connection.close()
     os.setsid()
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    libc.prctl(PR_SET_NAME, " ".join(asked["command"][:2]).encode()[:15])
+    libc.prctl(PR_SET_NAME, " ".join(asked.command[:2]).encode()[:15])
     for number, stream in zip(STREAMS, streams, strict=True):
         os.dup2(stream, number)
         os.close(stream)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD):
         usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-        signal.signal(number, signal.SIG_IGN if number in asked["ignored"] else usual)
+        signal.signal(number, signal.SIG_IGN if number in asked.ignored else usual)
     os.environ.clear()
-    os.environ.update(asked["environment"], PYTHONHASHSEED="0")
+    os.environ.update(asked.environment, PYTHONHASHSEED="0")
     os.environ[IS_FORK] = str(os.getpid())
-    os.chdir(asked["folder"])
-    os.umask(asked["umask"])
+    os.chdir(asked.folder)
+    os.umask(asked.umask)
     is_unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
     sys.stdout.reconfigure(line_buffering=os.isatty(1), write_through=is_unbuffered)  # type: ignore[union-attr]
     sys.stderr.reconfigure(line_buffering=True, write_through=is_unbuffered)  # type: ignore[union-attr]
     tempfile.tempdir = None
-    sys.path[0] = asked["folder"]
-    sys.argv[:] = asked["command"]
-    sys.orig_argv[:] = [sys.executable, "-m", *asked["command"]]
+    sys.path[0] = asked.folder
+    sys.argv[:] = asked.command
+    sys.orig_argv[:] = [sys.executable, "-m", *asked.command]
     for name in [name for name in sys.modules if name.partition(".")[0] in ("tasks", "flows")]:
         del sys.modules[name]
 
@@ -279,7 +311,7 @@ def main() -> None:
     expected = [command.split() for command in sys.argv[3:]]
     asked = Server(socket.socket(fileno=int(sys.argv[1])), recipe, expected).serve()
     with quick_exit():
-        runpy.run_module(asked["command"][0], run_name="__main__", alter_sys=True)
+        runpy.run_module(asked.command[0], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tasks.core.fork_server import IS_FORK, differs
+from tasks.core.fork_server import HEADER_BYTES, IS_FORK, REFUSED, STREAMS, differs
 from tasks.core.forked import VARIABLE
 from tests.conftest import ROOT
 
@@ -66,9 +66,13 @@ class Bench:
             self.server = subprocess.Popen(
                 [sys.executable, "-m", "tasks.core.fork_server", str(listener.fileno()), "recipe", "show soon"],
                 pass_fds=[listener.fileno()], cwd=self.folder, env={**self.environment, "PYTHONHASHSEED": "0"},
-                text=True,
+                stdout=(self.folder / "log").open("w"), text=True,
             )  # fmt: skip
         return self.server
+
+    def told(self) -> list[str]:
+        """The lines of the server's log, without the numbers of processes."""
+        return [line.rstrip("0123456789 ") for line in (self.folder / "log").read_text().splitlines()]
 
     def ask(self, *command: str, **changed: Any) -> subprocess.Popen[str]:
         options: dict[str, Any] = {"cwd": self.folder, "env": self.environment, "stdin": subprocess.DEVNULL, **changed}
@@ -202,8 +206,13 @@ def test_whom_no_fork_suits_starts_in_the_usual_way(bench: Bench):
     bench.serve()
     assert bench.run("show")[1]["is_fork"]
     assert not bench.run("unsuited")[1]["is_fork"]
-    assert not bench.run("show", env={**bench.environment, "HF_HOME": "/elsewhere"})[1]["is_fork"]
-    assert not bench.run("show", env={**bench.environment, "OMP_NUM_THREADS": "7"})[1]["is_fork"]
+    changed = {"HF_HOME": "/elsewhere", "OMP_NUM_THREADS": "7"}
+    assert not bench.run("show", env={**bench.environment, **changed})[1]["is_fork"]
+    assert bench.told() == [
+        "show: process",
+        "unsuited: refused: what is loaded does not suit it",
+        "show: refused: another value of HF_HOME, OMP_NUM_THREADS",
+    ]
 
 
 def test_a_server_with_a_thread_of_its_own_forks_nothing(bench: Bench):
@@ -212,15 +221,35 @@ def test_a_server_with_a_thread_of_its_own_forks_nothing(bench: Bench):
     )
     bench.serve()
     assert not bench.run("show")[1]["is_fork"]
+    assert bench.told() == ["show: refused: a library has started a thread"]
 
 
 def test_noise_on_the_socket_ends_nothing(bench: Bench):
     bench.serve()
-    for noise in (b"", b"\0\0\0\0\0\0\0\4nope", b"\xff" * 8):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.connect(bench.environment[VARIABLE])
-            connection.sendall(noise)
+    whole = {"command": ["show"], "environment": {}, "folder": "/", "umask": 0, "ignored": []}
+    shapes = ([], 7, {}, {"command": ["show"]}, *({**whole, name: 7.5} for name in whole), {**whole, "command": []})
+    texts = [b"nope", *(json.dumps(shape).encode() for shape in shapes)]
+    requests = [len(text).to_bytes(HEADER_BYTES, "big") + text for text in texts]
+    for noise in (b"", b"\0\0\0\0\0\0\0\4nope", b"\xff" * 8, *requests):
+        for has_streams in (False, bool(noise)):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                connection.connect(bench.environment[VARIABLE])
+                socket.send_fds(connection, [noise], STREAMS) if has_streams else connection.sendall(noise)
     assert bench.run("show")[1]["is_fork"]
+
+
+def test_an_asker_whose_folder_is_gone_is_refused_and_ends_nothing(bench: Bench):
+    bench.serve()
+    gone = str(bench.folder / "gone")
+    text = json.dumps(
+        {"command": ["show"], "environment": bench.environment, "folder": gone, "umask": 0, "ignored": []}
+    ).encode()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(bench.environment[VARIABLE])
+        socket.send_fds(connection, [len(text).to_bytes(HEADER_BYTES, "big") + text], STREAMS)
+        assert connection.makefile("r").read() == f"{REFUSED}\n"
+    assert bench.run("show")[1]["is_fork"]
+    assert bench.told() == [f"show: refused: No such file or directory ({gone})", "show: process"]
 
 
 def test_a_fork_that_asks_does_not_fork_itself_again_and_what_it_starts_may_ask(bench: Bench):

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def shared_forks() -> dict[str, str]:
     for begun, server in SERVERS:
         if not differs(begun, env):
             return server.variables
-    SERVERS.append((env, ForkServer(own_guardian(), env=env)))
+    SERVERS.append((env, ForkServer(own_guardian(), Path(tempfile.mkdtemp()) / "forks.log", env=env)))
     return SERVERS[-1][1].variables
 
 

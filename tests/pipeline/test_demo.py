@@ -105,6 +105,12 @@ def test_the_evidence_is_wide_enough(demo: Project, summary: dict[str, Any]) -> 
     assert min(result["num_problems"] for result in by_category.values()) >= 50
 
 
+def test_no_stage_was_refused_a_fork(demo: Project) -> None:
+    told = (demo.artifacts / ".forks.log").read_text()
+    assert "refused" not in told
+    assert all(f"tasks {stage}: process" in told for stage in ("curate", "assess", "warm_start", "train", "evaluate"))
+
+
 def test_memory_stays_under_4_gb(demo: Project) -> None:
     """The largest child of this process so far; the flow and its stages are among them."""
     peak_gb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20

@@ -120,6 +120,14 @@ def test_the_first_run_ends_with_a_champion_and_says_so(finished: tuple[Project,
     assert read_json(project.artifacts / "summary.json")["champion"]["promoted"] is True
 
 
+def test_every_command_of_a_flow_is_a_fork(finished: tuple[Project, str]):
+    project, _ = finished
+    told = (project.artifacts / ".forks.log").read_text().splitlines()
+    assert sum(line.startswith("dvc repro") for line in told) == len(STAGES) - 1  # promotion is none of DVC's
+    assert {line.split()[1] for line in told if line.startswith("tasks")} >= {"doctor:", "promote:", "report:"}
+    assert [line for line in told if "refused" in line] == []
+
+
 def test_stages_are_shown_in_order_with_their_own_lines_and_without_dvcs(finished: tuple[Project, str]):
     _, output = finished
     places = [output.index(f"── {stage}\n") for stage in STAGES]
