@@ -7,8 +7,6 @@ never evaluated.
 
 from __future__ import annotations
 
-import json
-
 from tasks.core import json_text
 from tasks.core.records import ToolCall
 
@@ -17,7 +15,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 def call_text(call: ToolCall) -> str:
     """The assistant message with one call. Not ASCII-escaped, as in chat templates."""
-    body = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
+    body = json_text.json_line({"name": call.name, "arguments": call.arguments})
     return f"{OPEN}\n{body}\n{CLOSE}"
 
 

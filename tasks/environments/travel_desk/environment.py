@@ -18,7 +18,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from functools import lru_cache, wraps
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from tasks.core.json_text import json_row, parse
 from tasks.core.records import Demonstration, Problem, ReferenceTurn, ToolCall
@@ -79,9 +79,8 @@ class TravelDeskEpisode(ToolEpisode):
         return json.dumps({"status": "invalid", "tool": tool or "unknown"})
 
     def verdict(self, final_message: str | None) -> Verdict:
-        state, facts = _solution(json_row(self.world))
-        said = FACT.findall(final_message or "")
-        checks = {"state": self._canonical_state() == state, "response": set(said) == facts}
+        solution, said = _solution(json_row(self.world)), FACT.findall(final_message or "")
+        checks = {"state": self._canonical_state() == solution.state, "response": set(said) == solution.facts}
         return Verdict(all(checks.values()), checks)
 
     def _canonical_state(self) -> State:
@@ -164,12 +163,21 @@ class TravelDeskEpisode(ToolEpisode):
         return {"status": "ok", "amount": self._number("convert", str(int(amount)), currency)}
 
 
+class _Solution(NamedTuple):
+    """The reference solution: its turn, the state in which it ends, and the facts of its closing message."""
+
+    turn: ReferenceTurn
+    state: State
+    facts: frozenset[str]
+
+
 @lru_cache(maxsize=1 << 14)
-def _solution(world: bytes) -> tuple[State, frozenset[str]]:
-    """The state in which the reference solution of a world (JSON) ends, and the facts of its closing message."""
+def _solution(world: bytes) -> _Solution:
+    """Of a world (JSON): every episode of a problem is judged against it."""
     episode = TravelDeskEpisode(Problem.model_construct(world=parse(world)))
-    *_, answer = solve(episode)
-    return episode._canonical_state(), frozenset(FACT.findall(str(answer)))
+    *calls, answer = solve(episode)
+    turn = ReferenceTurn(calls=[call for call in calls if isinstance(call, ToolCall)], answer=str(answer))
+    return _Solution(turn, episode._canonical_state(), frozenset(FACT.findall(turn.answer)))
 
 
 class TravelDesk(ToolEnvironment):
@@ -229,9 +237,7 @@ class TravelDesk(ToolEnvironment):
 
 
 def _with_reference(problem: Problem) -> Problem:
-    *calls, answer = solve(TravelDeskEpisode(problem))
-    reference = ReferenceTurn(calls=[call for call in calls if isinstance(call, ToolCall)], answer=str(answer))
-    return problem.model_copy(update={"reference": [reference]})
+    return problem.model_copy(update={"reference": [_solution(json_row(problem.world)).turn]})
 
 
 ENVIRONMENT = TravelDesk
