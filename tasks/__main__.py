@@ -25,7 +25,7 @@ def _is_fork() -> bool:
     """
     if "TURNWISE_FORK_SERVER" not in os.environ:
         return False
-    from tasks.core.fork_server import IS_FORK
+    from tasks.core.fork_request import IS_FORK
     from tasks.core.forked import run_forked
 
     run_forked(["tasks", *sys.argv[1:]])

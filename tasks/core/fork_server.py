@@ -32,54 +32,22 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from tasks.core.fork_request import IS_FORK, REFUSED, STREAMS, Request, differs, receive
 from tasks.core.quick_exit import prepare_quick_exit, quick_exit
+from tasks.core.terminal import tell
 
-REFUSED, STREAMS = -1, (0, 1, 2)
-HEADER_BYTES, REQUEST_SECONDS, LOOK_SECONDS, GRACE_SECONDS = 8, 5.0, 0.02, 2.0
+LOOK_SECONDS, GRACE_SECONDS = 0.02, 2.0
 OF_JEMALLOC = "jemalloc_bg_thd"
-IS_FORK = "TURNWISE_FORK"  # has its process id, so what it starts is none
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # prctl(2)
-# What may differ from this process's environment: no library that is loaded early reads it before a command runs.
-FREE_PREFIXES = ("TURNWISE_", "DVC_", "MLFLOW_", "PREFECT_", "AWS_")
-OF_A_SHELL = {"HOME", "PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES", "TMPDIR", "PATH"}
-OF_PYTHON = {"PYTHONHASHSEED", "PYTHONUNBUFFERED"}
-PROXIES = {"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"}
-FREE = OF_A_SHELL | OF_PYTHON | PROXIES | {name.lower() for name in PROXIES}
 
 
 class Recipe(Protocol):
     def load(self, command: Sequence[str]) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What an asker wants run: its `command` (a module and its arguments), and what it has itself."""
-
-    command: list[str]
-    environment: dict[str, str]
-    folder: str
-    umask: int
-    ignored: list[int]  # signals
-
-    @classmethod
-    def of(cls, text: bytes) -> Request:
-        """ValueError for anything else."""
-        try:
-            asked = cls(**json.loads(text))
-            texts = [*asked.command, *asked.environment, *asked.environment.values(), asked.folder]
-            is_sound = bool(asked.command) and all(isinstance(item, str) for item in texts)
-            is_sound &= all(isinstance(number, int) for number in [asked.umask, *asked.ignored])
-        except (TypeError, AttributeError) as error:
-            raise ValueError(f"a request of another shape ({error})") from None
-        if not is_sound:
-            raise ValueError("a request of another shape")
-        return asked
 
 
 class Fork:
@@ -193,7 +161,7 @@ class Server:
             self._leave()
             become(asked, streams, connection)
             return asked
-        print(f"{' '.join(asked.command)}: {f'refused: {refusal}' if refusal else f'process {pid}'}", flush=True)
+        tell(f"{' '.join(asked.command)}: {f'refused: {refusal}' if refusal else f'process {pid}'}")
         for number in streams:
             os.close(number)
         with suppress(OSError):
@@ -237,31 +205,6 @@ class Server:
         self.listener.close()
         for fork in self.forks:
             fork.connection.close()
-
-
-def receive(connection: socket.socket) -> tuple[Request, list[int]]:
-    """The request and the three standard streams that came with it; ValueError or OSError where it is not whole."""
-    connection.settimeout(REQUEST_SECONDS)
-    header, given, _, _ = socket.recv_fds(connection, HEADER_BYTES, len(STREAMS))
-    streams, left, pieces = list(given), int.from_bytes(header, "big"), list[bytes]()
-    while left > 0 and (piece := connection.recv(min(left, 1 << 16))):
-        pieces.append(piece)
-        left -= len(piece)
-    connection.settimeout(None)
-    try:
-        if len(streams) != len(STREAMS):
-            raise ValueError("a request without its streams")
-        return Request.of(b"".join(pieces)), streams
-    except ValueError:
-        for number in streams:
-            os.close(number)
-        raise
-
-
-def differs(ours: Mapping[str, str], theirs: Mapping[str, str]) -> set[str]:
-    """The variables that a library may have read when it was loaded here, and that the asker has otherwise."""
-    names = {name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)}
-    return {name for name in names if name not in FREE and not name.startswith(FREE_PREFIXES)}
 
 
 def has_other_threads() -> bool:

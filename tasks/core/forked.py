@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from tasks.core.fork_server import HEADER_BYTES, IS_FORK, REFUSED, STREAMS
+from tasks.core.fork_request import HEADER_BYTES, IS_FORK, REFUSED, STREAMS
 
 VARIABLE = "TURNWISE_FORK_SERVER"  # the path of its socket
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

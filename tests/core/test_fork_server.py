@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tasks.core.fork_server import HEADER_BYTES, IS_FORK, REFUSED, STREAMS, differs
+from tasks.core.fork_request import HEADER_BYTES, IS_FORK, REFUSED, STREAMS, differs
 from tasks.core.forked import VARIABLE
 from tests.conftest import ROOT
 

@@ -24,7 +24,7 @@ from flows.fork_server import ForkServer
 from tasks.commands.profile import read_profiles
 from tasks.core.child_processes import own_guardian
 from tasks.core.files import read_json
-from tasks.core.fork_server import differs
+from tasks.core.fork_request import differs
 from tasks.models.folders import weights_hash
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
 

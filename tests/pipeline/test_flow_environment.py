@@ -25,7 +25,7 @@ from flows.processes import child_environment
 from flows.retrain import _run
 from flows.server import OWN_SERVER_VARIABLE, Server, prepare_environment, start_server
 from tasks.core.child_processes import ChildProcess
-from tasks.core.fork_server import differs
+from tasks.core.fork_request import differs
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
 from tasks.tracking.metrics import quiet_mlflow, wait_for_restarts
 from tests.profiles import profile_text
