@@ -12,7 +12,7 @@ REFUSED, STREAMS = -1, (0, 1, 2)
 HEADER_BYTES, REQUEST_SECONDS = 8, 5.0
 IS_FORK = "TURNWISE_FORK"  # has its process id, so what it starts is none
 # What may differ from this process's environment: no library that is loaded early reads it before a command runs.
-FREE_PREFIXES = ("TURNWISE_", "DVC_", "MLFLOW_", "PREFECT_", "AWS_")
+FREE_PREFIXES = ("TURNWISE_", "DVC_", "MLFLOW_", "_MLFLOW_", "PREFECT_", "AWS_")
 OF_A_SHELL = {"HOME", "PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES", "TMPDIR", "PATH"}
 OF_PYTHON = {"PYTHONHASHSEED", "PYTHONUNBUFFERED"}
 PROXIES = {"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"}

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tasks.core.forked import VARIABLE as SERVER_OF_FORKS
 from tasks.core.params_text import read_as_dvc, set_number
 from tasks.core.provenance import CODE
 from tasks.core.resume import GRAPH
@@ -254,7 +255,8 @@ def read_status() -> dict[str, Any]:
     """`dvc status --json`: what changed, by stage. ValueError where DVC cannot say."""
     site_cache = str(Path(".dvc/site-cache").absolute())
     env = {**TELEMETRY_OFF, "DVC_SITE_CACHE_DIR": site_cache, **os.environ}
-    command = [sys.executable, "-m", "dvc", "status", "--json"]
+    by_fork = ["tasks.core.forked"] if SERVER_OF_FORKS in os.environ else []
+    command = [sys.executable, "-m", *by_fork, "dvc", "status", "--json"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     try:
         return dict(json.loads(done.stdout.strip().splitlines()[-1]))

@@ -29,7 +29,7 @@ from tasks.models.folders import weights_hash
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
 
 ROOT = Path(__file__).resolve().parents[2]
-DROPPED = ("PREFECT_", "MLFLOW_", "DVC_", "TURNWISE_", "PYTEST_", "COV_")
+DROPPED = ("PREFECT_", "MLFLOW_", "_MLFLOW_", "DVC_", "TURNWISE_", "PYTEST_", "COV_")
 # Most company networks set one for every program, and it does not know our loopback; this one does not even answer.
 PROXY = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9")
 SERVERS: list[tuple[dict[str, str], ForkServer]] = []  # of forks, with the environment that each began with

@@ -38,7 +38,7 @@ QUIET = {
     "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
     "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
 }
-OF_OTHERS = ("PREFECT_", "MLFLOW_", "AWS_", "PG", "TURNWISE_")
+OF_OTHERS = ("PREFECT_", "MLFLOW_", "_MLFLOW_", "AWS_", "PG", "TURNWISE_", "PYTEST_", "COV_")
 
 
 def program(name: str) -> str | None:
