@@ -72,7 +72,6 @@ def run(reason: ReasonText = "", force: Force = False, accept_drift: AcceptDrift
         from flows.retrain import retrain  # takes about as long to import as the server to start
         from flows.verdict import SKIPPED
 
-        _load_mlflow()
         server.wait_until_up()
         if server.process is None:
             check_server()
@@ -209,15 +208,6 @@ def _load_ahead(held: ExitStack) -> None:
         closing(ForkServer(own_guardian(), forks_log(), ["dvc repro", *(f"tasks {name}" for name in NEEDED)]))
     )
     os.environ.update(forks.variables)
-
-
-def _load_mlflow() -> None:
-    """While Prefect's server starts: the flow asks MLflow first of all."""
-    from tasks.core.settings import load, read_params
-    from tasks.tracking.connection import load_mlflow
-    from tasks.tracking.settings import TrackingSections
-
-    load_mlflow(load(TrackingSections, read_params()).tracking)
 
 
 def _prepare(held: ExitStack | None, *, shows_log: bool) -> None:

@@ -6,7 +6,6 @@ and would resolve them against the working folder of a later process.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import re
@@ -48,23 +47,15 @@ def absolute_location(location: str) -> str:
     return location if ":/" in location else str(Path(location).absolute())
 
 
-def load_mlflow(settings: TrackingSettings) -> None:
-    """Import MLflow and what it needs for `tracking.uri`: seconds, for which a caller may have time before others."""
+def connect(settings: TrackingSettings) -> MlflowClient:
+    """A client on `tracking.uri`. Also sets MLflow's process-wide URI: its registry uses it to find logged models."""
     quiet_mlflow()
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # MLflow draws one per file
-    importlib.import_module("mlflow")
-    if settings.uri.startswith(SQLITE):
-        importlib.import_module("mlflow.store.tracking.sqlalchemy_store")
+    import mlflow
+
     for name in ("mlflow.tracking", "alembic"):  # one INFO line per schema step, on stderr
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.ERROR)  # each attempt to connect is a warning
-
-
-def connect(settings: TrackingSettings) -> MlflowClient:
-    """A client on `tracking.uri`. Also sets MLflow's process-wide URI: its registry uses it to find logged models."""
-    load_mlflow(settings)
-    import mlflow
-
     refuse_lost_registry(settings)
     if re.match(f"{DATABASES}://", settings.uri):
         _await_database(settings)
