@@ -293,7 +293,8 @@ def test_our_command_line_asks_a_server_and_imports_nothing_for_it_where_there_i
 
 def test_only_what_no_library_reads_may_differ():
     ours = {"PATH": "/bin", "HF_HOME": "/h", "LANG": "C"}
-    free = {"PATH": "/usr/bin", IS_FORK: "1", "MLFLOW_RUN_ID": "a", "_MLFLOW_TELEMETRY_SESSION_ID": "b", "HOME": "/root"}
+    of_mlflow = {"MLFLOW_RUN_ID": "a", "_MLFLOW_TELEMETRY_SESSION_ID": "b"}
+    free = {"PATH": "/usr/bin", IS_FORK: "1", "HOME": "/root", **of_mlflow}
     assert differs(ours, {**ours, **free}) == set()
     assert differs(ours, {"PATH": "/bin", "LANG": "de", "CUDA_VISIBLE_DEVICES": ""}) == {
         "HF_HOME", "LANG", "CUDA_VISIBLE_DEVICES"
