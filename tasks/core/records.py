@@ -249,7 +249,7 @@ def _row(record: Turn | TokenSequence | Trajectory | Score) -> dict[str, Any]:
 
 @cache
 def _fields(kind: type[Any]) -> tuple[tuple[str, ...], attrgetter[tuple[Any, ...]]]:
-    """Names of a record's fields, and what gets them all at once: in a third of the time that one by one takes."""
+    """Names of a record's fields, and what gets them all at once, which is quicker than one by one."""
     names = tuple(kind.__dataclass_fields__)
     return names, attrgetter(*names)
 

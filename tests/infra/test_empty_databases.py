@@ -30,8 +30,12 @@ def newest_migration(package: str) -> str | None:
 
 @pytest.mark.parametrize("package", MIGRATIONS)
 def test_a_new_folder_begins_with_an_empty_database_that_lacks_no_migration(tmp_path: Path, package: str):
-    file = tmp_path / "new" / f"{package}.db"
+    file = tmp_path / f"{package}.db"
+    stale = [tmp_path / f"{package}.db{suffix}" for suffix in ("-journal", "-wal", "-shm")]
+    for journal in stale:
+        journal.write_bytes(b"of a database that is gone")
     assert copy_empty(package, file)
+    assert not any(journal.exists() for journal in stale)
     assert fault_of_database(file, {"alembic_version"}) is None
     with closing(sqlite3.connect(file)) as database:
         tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
@@ -51,4 +55,4 @@ def test_a_database_that_is_there_stays_and_one_of_another_version_is_not_taken(
     assert (EMPTY / f"prefect-{version('prefect')}.db").exists()
     monkeypatch.setattr(databases, "version", lambda package: "0.0")
     assert not copy_empty("prefect", tmp_path / "other.db")
-    assert [item.name for item in tmp_path.iterdir()] == ["prefect.db"]
+    assert [item.name for item in tmp_path.iterdir() if item.suffix == ".db"] == ["prefect.db"]
