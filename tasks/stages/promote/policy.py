@@ -14,7 +14,7 @@ from typing import Literal
 
 from tasks.core.records import Trajectory
 from tasks.measurement.significance import smallest_p_value
-from tasks.measurement.statistics import CategoryResult, summarise
+from tasks.measurement.statistics import CategoryResult, Difference, summarise
 from tasks.stages.promote.checks.categories import check_categories
 from tasks.stages.promote.checks.check import Check, level_text, p_text
 from tasks.stages.promote.checks.cost import Anchor, check_cheaper, check_cost
@@ -123,7 +123,7 @@ def check_better(
     sentence = (
         f"Against {other_name} ({success:.1%}) that is {gain['difference']:+.1%}, {level_text(confidence)} interval "
         f"{gain['ci_low']:+.1%} to {gain['ci_high']:+.1%}, {p_text(gain['p_value'])}{lost}: "
-        f"{'better' if is_better else 'worse' if is_worse else 'no clear difference'}."
+        f"{'better' if is_better else 'worse' if is_worse else _why_not_better(worst, alpha)}."
     )
     if smallest_p_value(gain["num_groups"]) > alpha:
         sentence += (
@@ -132,6 +132,13 @@ def check_better(
         )
     numbers = {**gain, "alpha": alpha, "num_lost": list(sides.num_lost), "worst_case": dict(worst)}
     return Check("better", is_better, is_worse and not may_be_as_good, sentence, numbers)
+
+
+def _why_not_better(gain: Difference, alpha: float) -> str:
+    """The interval and the test are two methods, and of few groups the interval is the more careful one."""
+    if gain["p_greater"] <= alpha:
+        return "not surely better, since the interval has to lie above 0 too"
+    return "no clear difference"
 
 
 def check_share(policy: PolicySettings, bound: str, share: float, words: str) -> Check:

@@ -94,6 +94,24 @@ def test_five_problems_gained_are_no_evidence_and_hold():
     assert "p = 0.062: no clear difference" in checks["better"].sentence
 
 
+def test_a_gain_that_the_test_finds_and_the_interval_does_not_says_what_is_missing():
+    """Eight groups of twenty problems all gain: p is 2/2⁸. But one gains twenty, the others one each, so the interval
+    of the mean reaches below 0.
+    """
+    gained = [group == 0 or number == 0 for group in range(8) for number in range(20)]
+    sides = episodes(gained), episodes([False] * len(gained))
+    ours, theirs = (
+        [replace(item, split_group=f"g{number // 20}") for number, item in enumerate(side)] for side in sides
+    )
+    decision, checks = decided(policy(), ours, theirs)
+    numbers = checks["better"].numbers
+    assert decision == "hold"
+    assert numbers["p_value"] == pytest.approx(2 / 2**8) and numbers["ci_low"] < 0
+    assert checks["better"].sentence.endswith(
+        "p = 0.008: not surely better, since the interval has to lie above 0 too."
+    )
+
+
 def test_groups_too_few_for_the_level_are_said_to_be():
     """Five groups of twenty problems, all gained: 2⁻⁵ is above 2.5%, so not even that is evidence."""
     ours, theirs = (
