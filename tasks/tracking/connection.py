@@ -136,11 +136,11 @@ def _make_database(path: Path) -> None:
     with FileLock(path.with_name(f".{path.name}.lock")):
         if path.exists():  # another process was quicker
             return
-        if copy_empty("mlflow", path):
-            return
         remove_journals(path)
         for leftover in path.parent.glob(f"{temporary.name}*"):
             leftover.unlink(missing_ok=True)
+        if copy_empty("mlflow", path):
+            return
         engine = create_sqlalchemy_engine(f"{SQLITE}{temporary}")
         try:
             _initialize_tables(engine)

@@ -183,7 +183,7 @@ def retrain(**asked):
         time.sleep(hangs_seconds)
 
 server.start_server, __main__._prepare = start_server, lambda held, shows_log: None
-__main__._tell_unchanged = lambda: False
+__main__._tell_unchanged, __main__._load_ahead = lambda: False, lambda held: None
 sys.modules["flows.retrain"] = SimpleNamespace(retrain=retrain)
 __main__.run()
 """

@@ -13,6 +13,7 @@ from typing import cast
 import pytest
 from mlflow import MlflowClient
 
+from tasks.core import databases
 from tasks.core.settings import Paths
 from tasks.tracking.connection import absolute_location, absolute_uri, connect, experiment_id
 from tasks.tracking.settings import TrackingSettings
@@ -46,8 +47,11 @@ DIES = """
 import os, signal, sqlite3, sys
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
+from tasks.core import databases
 from tasks.tracking.settings import TrackingSettings
 from tasks.tracking.connection import connect
+
+databases.EMPTY = databases.EMPTY / "none"
 
 @event.listens_for(Engine, "before_cursor_execute")
 def die_in_the_middle(connection, cursor, statement, *rest):
@@ -59,9 +63,13 @@ connect(TrackingSettings(uri=sys.argv[1], artifact_location="files", experiment=
 
 
 @pytest.mark.slow
-def test_a_database_whose_maker_was_killed_on_the_way_is_made_anew(tmp_path: Path):
+@pytest.mark.parametrize("is_copied", [True, False])
+def test_a_database_whose_maker_was_killed_on_the_way_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_copied: bool
+):
     """Its own name appears only when it is whole (it has 900 kB), so half of one never lies there. Nor does the journal
     of one that was removed get into the next: SQLite plays back whatever it finds beside a file of that name.
+    `is_copied`: from the one that set-up made; else MLflow makes it.
     """
     database, half_made = tmp_path / "mlflow.db", tmp_path / ".mlflow.db.partial"
     settings = TrackingSettings(
@@ -74,6 +82,8 @@ def test_a_database_whose_maker_was_killed_on_the_way_is_made_anew(tmp_path: Pat
     journal = tmp_path / "mlflow.db-journal"
     journal.write_bytes(b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7" + bytes(4096))
 
+    if not is_copied:
+        monkeypatch.setattr(databases, "EMPTY", tmp_path / "none")
     assert experiment_id(connect(settings), settings)
     assert not journal.exists()
     assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []

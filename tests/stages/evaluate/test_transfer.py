@@ -216,7 +216,7 @@ def test_other_data_of_the_environment_is_another_run(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(EpisodeRunner, "play", play_and_count)
     with monkeypatch.context() as patch:
-        patch.setattr("tasks.stages.evaluate.stage.store_test", die)
+        patch.setattr("tasks.stages.evaluate.stage.refuse_altered", die)
         for _ in range(2):
             with pytest.raises(Killed):
                 evaluated(paths, greedy=False, also=[also()])
