@@ -39,13 +39,13 @@ WAIT_SECONDS = 600
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, prefect: dict[str, str]) -> tuple[Project, str]:
-    """A project after its first flow, which started its own Prefect server and fork server, and what that wrote. Later
-    ones use those of all tests.
+    """A project after its first flow, which started its own Prefect server, and what that wrote. Later ones use the
+    server of all tests.
     """
     project = make_toy_project(tmp_path_factory.mktemp("flow") / "pro [ject] ü#'1'")
     project.has_own_forks = True
     output = project.flow()
-    project.server, project.has_own_forks = prefect, False
+    project.server = prefect
     return project, output
 
 
@@ -53,6 +53,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, prefect: dict[str, str]) 
 def project(tmp_path: Path, databases: Path) -> Iterator[Project]:
     """A project that has run nothing yet; whatever a test leaves running in it is ended."""
     project = make_toy_project(tmp_path / "project").lay(databases)
+    project.has_own_forks = True
     yield project
     for process in project.processes():
         process.kill()
