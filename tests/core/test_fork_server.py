@@ -60,13 +60,14 @@ class Bench:
         self.server: subprocess.Popen[str] | None = None
 
     def serve(self) -> subprocess.Popen[str]:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        log = (self.folder / "log").open("w")
+        with log, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(self.environment[VARIABLE])
             listener.listen()
             self.server = subprocess.Popen(
                 [sys.executable, "-m", "tasks.core.fork_server", str(listener.fileno()), "recipe", "show soon"],
                 pass_fds=[listener.fileno()], cwd=self.folder, env={**self.environment, "PYTHONHASHSEED": "0"},
-                stdout=(self.folder / "log").open("w"), text=True,
+                stdout=log, text=True,
             )  # fmt: skip
         return self.server
 
