@@ -19,6 +19,7 @@ from tasks.core.settings import load_paths, read_params
 RECIPE = "flows.loaded_early"
 PATH_BYTES = 107  # of a Unix socket (unix(7))
 NVIDIA = Path("/proc/driver/nvidia")
+GRACE_SECONDS = 20.0  # to end what it forked, though a library that it loads may keep it for seconds
 
 
 def forks_log() -> Path:
@@ -58,6 +59,7 @@ class ForkServer:
                 log=log,
                 pass_fds=[number],
                 folder=folder,
+                grace_seconds=GRACE_SECONDS,
             )
         self.variables[VARIABLE] = str(path)
 

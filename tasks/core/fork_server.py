@@ -14,8 +14,9 @@ a fork would lose; who is refused starts in the usual way.
 
 A line on standard output tells which command was forked, or why it was refused.
 
-An asker that dies takes its fork with it; what it is told to do (SIGTERM, Ctrl-C) the fork's whole group is told. The
-end is reported once the group is gone. SIGTERM ends this process after its last fork; killed, it takes them with it.
+An asker that dies takes its fork with it; what it is told to do (SIGTERM, Ctrl-C) the fork's whole group is told, also
+while this process loads something. The end is reported once the group is gone. SIGTERM ends this process after its last
+fork; killed, it takes them with it.
 """
 
 from __future__ import annotations
@@ -107,41 +108,50 @@ class Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._end)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGALRM, lambda *_: self._attend(0))
+        signal.siginterrupt(signal.SIGALRM, False)
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
 
     def serve(self) -> Request:
         """Until the end of this process; gives what to run in each fork of it."""
-        while self.forks or not self.is_ending:
-            at_work = {fork.connection.fileno(): fork for fork in self.forks if fork.status is None}
-            waits = 0 if self.expected else LOOK_SECONDS if len(at_work) < len(self.forks) else None
-            watched: list[Any] = [self.listener, self.wakes, *at_work]
-            ready, _, _ = select.select(watched, [], [], waits)
-            if self.wakes in ready:
-                os.read(self.wakes, 4096)
-            for number in ready:
-                if number in at_work:
-                    at_work[number].obey()
-            self._reap()
-            if self.listener in ready and (asked := self._answer()) is not None:
+        while True:
+            is_ending = any(fork.status is not None for fork in self.forks)
+            is_asked = self._attend(0 if self.expected else LOOK_SECONDS if is_ending else None)
+            if is_asked and (asked := self._answer()) is not None:
                 return asked
-            if self.expected and not ready:
+            if self.expected and not is_asked:
                 self._load(self.expected.pop(0))
-        raise SystemExit
+
+    def _attend(self, seconds: float | None) -> bool:
+        """Wait so long for an asker, or for news of a fork, and see to the forks; whether somebody asks."""
+        at_work = {fork.connection.fileno(): fork for fork in self.forks if fork.status is None}
+        ready, _, _ = select.select([self.listener, self.wakes, *at_work], [], [], seconds)
+        if self.wakes in ready:
+            os.read(self.wakes, 4096)
+        for number in ready:
+            if number in at_work:
+                at_work[number].obey()
+        self._reap()
+        self._exit_if_over()
+        return self.listener in ready
 
     def _end(self, *_: object) -> None:
         self.is_ending = True
-        if not self.forks:
-            os._exit(0)  # in the middle of what it loads
+        self._exit_if_over()  # in the middle of what it loads
+
+    def _exit_if_over(self) -> None:
+        if self.is_ending and not self.forks:
+            os._exit(0)
 
     def _reap(self) -> None:
-        with suppress(ChildProcessError):
-            while (found := os.waitpid(-1, os.WNOHANG))[0]:
-                for fork in self.forks:
-                    if fork.pid == found[0]:
-                        fork.note_end(os.waitstatus_to_exitcode(found[1]))
-        for fork in [fork for fork in self.forks if fork.has_ended()]:
-            self.forks.remove(fork)
-            fork.report()
+        for fork in list(self.forks):
+            if fork.status is None:
+                ended, status = os.waitpid(fork.pid, os.WNOHANG)
+                if ended:
+                    fork.note_end(os.waitstatus_to_exitcode(status))
+            if fork.has_ended():
+                fork.report()
+                self.forks.remove(fork)
 
     def _answer(self) -> Request | None:
         """Take one asker; what it wants is given in the fork, and None in the server."""
@@ -188,10 +198,13 @@ class Server:
 
     def _load(self, command: Sequence[str]) -> bool:
         count = len(sys.modules)
+        signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)  # the forks do not wait for a library
         try:
             suits = self.recipe.load(command)
         except Exception:  # the command itself meets it again, and tells it
             return False
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         if len(sys.modules) > count:
             gc.collect()
             gc.freeze()  # or the first search for cycles in each fork writes to every page
@@ -228,7 +241,7 @@ def become(asked: Request, streams: Sequence[int], connection: socket.socket) ->
     for number, stream in zip(STREAMS, streams, strict=True):
         os.dup2(stream, number)
         os.close(stream)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD, signal.SIGALRM):
         usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         signal.signal(number, signal.SIG_IGN if number in asked.ignored else usual)
     os.environ.clear()

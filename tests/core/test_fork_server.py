@@ -201,6 +201,33 @@ def test_a_server_that_is_told_to_end_ends_after_its_last_fork(bench: Bench):
     assert server.wait(timeout=20) == 0
 
 
+def test_what_an_asker_is_told_its_fork_does_at_once_though_the_server_loads_a_library(bench: Bench):
+    (bench.folder / "recipe.py").write_text(
+        "import pathlib, time\n"
+        "def load(command):\n"
+        "    if command == ['show', 'slow']:\n"
+        "        pathlib.Path('is_loading').touch()\n"
+        "        time.sleep(60)\n"
+        "    return True\n"
+    )
+    server = bench.serve()
+    told_to_end, killed, left = (bench.start("show", "wait") for _ in range(3))
+    slow = bench.ask("show", "slow")
+    wait_for((bench.folder / "is_loading").exists)
+    told_to_end[0].terminate()
+    assert told_to_end[0].communicate(timeout=20)[0] == "cleaned up\n"
+    assert told_to_end[0].returncode == 7
+    killed[0].kill()
+    wait_for(lambda: not psutil.pid_exists(killed[1]["pid"]))
+    server.terminate()
+    time.sleep(0.3)
+    assert server.poll() is None
+    left[0].terminate()
+    assert left[0].wait(timeout=20) == 7
+    assert server.wait(timeout=20) == 0
+    assert slow.wait(timeout=20) == 0  # in the usual way
+
+
 def test_whom_no_fork_suits_starts_in_the_usual_way(bench: Bench):
     status, told, _ = bench.run("show", "status", "3")
     assert (status, told["is_fork"]) == (3, False)  # no server
