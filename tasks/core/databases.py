@@ -58,21 +58,23 @@ def holds_rows(file: Path, tables: Collection[str]) -> bool:
 
 def copy_empty(package: str, file: Path) -> bool:
     """Begin with the database that a library would make in seconds; False where set-up made none for its version, or
-    there is a file.
+    there is a file. Where there is none, no journal of a former one is left either.
     """
     from filelock import FileLock
 
     made = EMPTY / f"{package}-{version(package)}.db"
     with FileLock(file.with_name(f".{file.name}.new")):  # or a second process might replace what a first has opened
-        if file.exists() or not made.exists():
+        if file.exists():
             return False
-        remove_journals(file)
+        _remove_journals(file)
+        if not made.exists():
+            return False
         with atomic_file(file) as temporary:
             shutil.copyfile(made, temporary)
     return True
 
 
-def remove_journals(file: Path) -> None:
+def _remove_journals(file: Path) -> None:
     """Of a database that is gone: SQLite would apply them to the next one."""
     for suffix in ("-journal", "-wal", "-shm"):
         file.with_name(f"{file.name}{suffix}").unlink(missing_ok=True)

@@ -37,16 +37,17 @@ class FinishedEpisodes:
 
     def _keep_undamaged(self) -> None:
         with self.file.open("rb") as stream:
-            texts = [_text_of(line) for line in stream if line.endswith(b"\n")]  # one that was cut short is none
-        if num_damaged := texts.count(None):
+            lines = [line for line in stream if line.endswith(b"\n")]  # one that was cut short is none
+        intact = [(text, line) for line in lines if (text := _text_of(line)) is not None]
+        if num_damaged := len(lines) - len(intact):
             warn(
-                f"warning: {self.file}: {num_damaged} of {len(texts)} kept lines are damaged or were altered. Their "
+                f"warning: {self.file}: {num_damaged} of {len(lines)} kept lines are damaged or were altered. Their "
                 f"episodes are played again; the others are used."
             )
         with atomic_file(self.file) as temporary, temporary.open("wb") as stream:
-            for text in texts:
-                if text is not None and (row := from_json(text))["outcome"] != "environment_error":
-                    stream.write(self._place(episode_id(row), text))
+            for text, line in intact:
+                if (row := from_json(text))["outcome"] != "environment_error":
+                    stream.write(self._place(episode_id(row), line))
 
     def __len__(self) -> int:
         return len(self._places)
@@ -56,8 +57,8 @@ class FinishedEpisodes:
 
     def add(self, trajectory: Trajectory) -> None:
         """The system has the line when this returns, so a kill of this process does not lose it."""
-        text = json_row(trajectory.to_row())
-        self._stream.write(self._place((trajectory.problem_id, trajectory.sample_index), text))
+        line = _line_of(json_row(trajectory.to_row()))
+        self._stream.write(self._place((trajectory.problem_id, trajectory.sample_index), line))
         self._stream.flush()
 
     @cached_property
@@ -66,9 +67,8 @@ class FinishedEpisodes:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         return self.file.open("ab")
 
-    def _place(self, episode: EpisodeId, text: bytes) -> bytes:
-        """The line to be written next."""
-        line = HASHED + hashlib.sha256(text).hexdigest().encode() + EPISODE + text + END
+    def _place(self, episode: EpisodeId, line: bytes) -> bytes:
+        """Note where the line is, which is written next."""
         self._places[episode] = self._size
         self._size += len(line)
         return line
@@ -119,11 +119,15 @@ def merge_finished(
     return [found[episode] for episode in episodes]
 
 
+def _line_of(text: bytes) -> bytes:
+    """Its hash is over the very text."""
+    return HASHED + hashlib.sha256(text).hexdigest().encode() + EPISODE + text + END
+
+
 def _text_of(line: bytes) -> bytes | None:
-    """An episode's JSON; None where it differs from what was written. Its hash is over the very text."""
-    before, found, text = line.removesuffix(END).partition(EPISODE)
-    is_intact = found and before == HASHED + hashlib.sha256(text).hexdigest().encode()
-    return text if is_intact else None
+    """An episode's JSON; None where it differs from what was written."""
+    text = line.removesuffix(END).partition(EPISODE)[2]
+    return text if _line_of(text) == line else None
 
 
 def episode_id(row: Mapping[str, Any]) -> EpisodeId:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.core.databases import copy_empty, fault_of_database, holds_rows, remove_journals, why_unusable
+from tasks.core.databases import copy_empty, fault_of_database, holds_rows, why_unusable
 from tasks.core.passing_faults import PassingFault
 from tasks.core.secrets import hide_known_secrets
 from tasks.storage.client import explain as explain_s3
@@ -136,7 +136,6 @@ def _make_database(path: Path) -> None:
     with FileLock(path.with_name(f".{path.name}.lock")):
         if path.exists():  # another process was quicker
             return
-        remove_journals(path)
         for leftover in path.parent.glob(f"{temporary.name}*"):
             leftover.unlink(missing_ok=True)
         if copy_empty("mlflow", path):
