@@ -125,7 +125,8 @@ class Server:
     def _attend(self, seconds: float | None) -> bool:
         """Wait so long for an asker, or for news of a fork, and see to the forks; whether somebody asks."""
         at_work = {fork.connection.fileno(): fork for fork in self.forks if fork.status is None}
-        ready, _, _ = select.select([self.listener, self.wakes, *at_work], [], [], seconds)
+        watched: list[Any] = [self.listener, self.wakes, *at_work]
+        ready, _, _ = select.select(watched, [], [], seconds)
         if self.wakes in ready:
             os.read(self.wakes, 4096)
         for number in ready:
