@@ -53,7 +53,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory, prefect: dict[str, str]) 
 def project(tmp_path: Path, databases: Path) -> Iterator[Project]:
     """A project that has run nothing yet; whatever a test leaves running in it is ended."""
     project = make_toy_project(tmp_path / "project").lay(databases)
-    project.has_own_forks = True
     yield project
     for process in project.processes():
         process.kill()
@@ -171,6 +170,7 @@ def test_nothing_listens_nothing_runs_and_nothing_lies_outside_the_folder(finish
     )
     ours = (
         " M dvc.yaml",
+        " M tasks/__main__.py",
         " M tasks/commands/doctor/doctor.py",
         " M tasks/rollouts/collect.py",
         "?? toy_problems.txt",
@@ -275,6 +275,7 @@ def test_a_typo_in_any_section_stops_the_flow_before_any_work(project: Project):
 
 def test_a_second_flow_in_the_folder_and_strangers_are_refused_and_the_first_goes_on_until_ctrl_c(project: Project):
     """Whoever may speak to the first one's server could start what they like."""
+    project.has_own_forks = True
     turn_knob(project, "hold_assess")
     turn_knob(project, "hold_warm_start")
     first = start_until(project, "assess")
@@ -294,6 +295,7 @@ def test_a_second_flow_in_the_folder_and_strangers_are_refused_and_the_first_goe
 
 
 def test_a_flow_that_is_told_to_end_does_so_too(project: Project):
+    project.has_own_forks = True
     turn_knob(project, "hold_curate")
     expect_closed_books(project, start_until(project, "curate"), "curate", signal.SIGTERM, status=143)
 
@@ -315,6 +317,7 @@ def expect_closed_books(
 
 def test_after_kill_9_of_dvc_and_of_the_flow_nothing_is_left_and_the_next_one_finishes_the_work(project: Project):
     """Of DVC alone, which fails the flow; then of the flow, which ends all it started."""
+    project.has_own_forks = True
     turn_knob(project, "hold_train")
     flow = start_until(project, "train")
     (dvc,) = [process for process in project.processes() if "dvc" in process.cmdline()]

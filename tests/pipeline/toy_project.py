@@ -24,6 +24,16 @@ def toy(context: DoctorContext) -> Finding:
 CHECKS.clear()
 CHECKS["toy"] = toy
 """
+# Instead of the real stages, so that toys are started as those are: by DVC, and as forks where there is a fork server.
+START = """
+if __name__ == "__main__" and sys.argv[1] in {stages}:
+    import toy_stage
+
+    with quick_exit():
+        toy_stage.main(sys.argv[1])
+        raise SystemExit
+"""
+AFTER = "from tasks.pipeline.cli_errors import stop_in_another_python  # noqa: E402\n"  # of tasks/__main__.py
 # Instead of playing a model, whose weights are made up, such as a champion that is measured again.
 PLAYING = """
 
@@ -46,7 +56,7 @@ def make_toy_project(folder: Path) -> Project:
     graph = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))
     stages = {
         stage: {
-            "cmd": f"python {CODE} {stage}",
+            "cmd": real["cmd"],
             "params": PARAMS.get(stage, []),
             "deps": [
                 CODE,
@@ -64,6 +74,10 @@ def make_toy_project(folder: Path) -> Project:
     for file, text in (("commands/doctor/doctor.py", CHECKS), ("rollouts/collect.py", PLAYING)):
         with (project.folder / "tasks" / file).open("a", encoding="utf-8") as stream:
             stream.write(text)
+    command = project.folder / "tasks" / "__main__.py"
+    before, found, after = command.read_text(encoding="utf-8").partition(AFTER)
+    assert found
+    command.write_text(before + START.format(stages=list(stages)) + found + after, encoding="utf-8")
     (project.folder / "knobs").mkdir()
     return project
 
