@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from tasks.core.files import atomic_folder, write_json, write_text
+from tasks.core.files import atomic_file, atomic_folder, write_json, write_text
 from tasks.core.pages import render
 from tasks.core.records import Outcome
 from tasks.core.settings import Paths
@@ -53,9 +53,10 @@ OUTCOMES: dict[Outcome, str] = {
 def build_all(paths: Paths, rewards: RewardSettings | None = None) -> dict[str, Any]:
     """Write artifacts/progress.png and .svg, artifacts/report/ and artifacts/summary.json; returns the summary."""
     summary = build_summary(paths)
+    report = build_report(paths, rewards).parent
     for name in ("progress.png", "progress.svg"):
-        progress_chart(paths, paths.artifacts / name)
-    build_report(paths, rewards)
+        with atomic_file(paths.artifacts / name) as temporary:
+            shutil.copyfile(report / name, temporary)
     write_json(paths.artifacts / "summary.json", summary)
     return summary
 

@@ -6,11 +6,11 @@ script or open markup.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from tasks.core.files import write_text
+from tasks.core.json_text import json_line, json_row
 from tasks.core.pages import HIDDEN_IN_JSON, page_text
 
 CHUNK_CHARACTERS = 250_000  # read and shown in a few hundredths of a second
@@ -56,7 +56,10 @@ class ChunkWriter:
 
 
 def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        return json_row(value).decode()
+    except ValueError:  # half a surrogate pair, which is made visible next, or NaN
+        return json_line(value)
 
 
 def _visible_throughout(value: Any) -> Any:

@@ -6,6 +6,7 @@ compared with the turn; without the right one, the page shows ids.
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,19 +37,20 @@ class Numbers:
 class TokenReader:
     def __init__(self, model: Path | None, texts: Numbers):
         self._tokenizer = load_tokenizer(model) if model else None
-        self._texts, self._numbers = texts, dict[int, int]()
+        self._texts, self._numbers, self._ids = texts, dict[int, int](), dict[int, int]()
 
     def turns(self, episode: Trajectory) -> list[HeatOfTurn] | None:
         """None where the episode has no tokens (a model behind an endpoint), or they are not one run per turn."""
         turns = turn_tokens(episode)
         if not turns:
             return None
-        number_of = self._number_of if self._wrote(episode, turns[0]) else self._number_of_id
+        is_own = self._wrote(episode, turns[0])
+        numbers, number_of = (self._numbers, self._number_of) if is_own else (self._ids, self._number_of_id)
+        for token in chain.from_iterable(turn.sampled_ids for turn in turns):
+            if token not in numbers:
+                numbers[token] = number_of(token)
         return [
-            (
-                [number_of(token) for token in turn.sampled_ids],
-                [_hundredths(logp) for logp in turn.sampler_logp],
-            )
+            ([numbers[token] for token in turn.sampled_ids], [_hundredths(logp) for logp in turn.sampler_logp])
             for turn in turns
         ]
 
@@ -60,12 +62,9 @@ class TokenReader:
         return episode.turns[0].text.strip() in said
 
     def _number_of(self, token: int) -> int:
-        number = self._numbers.get(token)
-        if number is None:
-            assert self._tokenizer is not None
-            text = self._tokenizer.decode([token], skip_special_tokens=False)
-            number = self._numbers[token] = self._texts.of(text) if text else self._number_of_id(token)
-        return number
+        assert self._tokenizer is not None
+        text = self._tokenizer.decode([token], skip_special_tokens=False)
+        return self._texts.of(text) if text else self._number_of_id(token)
 
     def _number_of_id(self, token: int) -> int:
         return self._texts.of(f"#{token}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 from tasks.report.script_files import script_json, write_script
@@ -23,12 +24,15 @@ class WordIndex:
 
     def __init__(self) -> None:
         self._episodes: dict[str, list[int]] = {}
+        self._beginnings: dict[str, tuple[str, ...]] = {}  # of each word met so far: episodes share most of theirs
 
     def add(self, number: int, texts: Iterable[str]) -> None:
         words: set[str] = set()
         for text in texts:
             words.update(WORD.findall(text.lower()))
-        for beginning in {beginning for word in words for beginning in _beginnings(word)}:
+        known = self._beginnings
+        known.update((word, _beginnings(word)) for word in words.difference(known))
+        for beginning in set(chain.from_iterable(map(known.__getitem__, words))):
             self._episodes.setdefault(beginning, []).append(number)
 
     def write(self, folder: Path) -> list[str]:
@@ -46,12 +50,12 @@ class WordIndex:
         return sorted(files)
 
 
-def _beginnings(word: str) -> list[str]:
+def _beginnings(word: str) -> tuple[str, ...]:
     """`get_flight_cost` → itself, `flight_cost` and `cost`."""
     if "_" not in word:
-        return [word[:MAX_WORD_CHARACTERS]]
+        return (word[:MAX_WORD_CHARACTERS],)
     places = [0, *(found.end() for found in re.finditer("_+", word) if found.end() < len(word))]
-    return [word[place : place + MAX_WORD_CHARACTERS] for place in places]
+    return tuple(word[place : place + MAX_WORD_CHARACTERS] for place in places)
 
 
 def _key(word: str) -> str:

@@ -77,9 +77,11 @@ class Project:
     def start(
         self, *arguments: str, variables: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.Popen[str]:
-        """`python -m …` in the project, in the background, in a process group of its own, and behind a proxy."""
+        """`python -m …` in the project, in the background, in a process group of its own, and behind a proxy. DVC is a
+        fork, as in a flow, where there is a server of forks.
+        """
         return subprocess.Popen(
-            [sys.executable, "-m", *arguments],
+            [sys.executable, "-m", *(["tasks.core.forked"] if arguments[0] == "dvc" else []), *arguments],
             cwd=self.folder,
             env={**PROXY, **self.environment(), **(variables or {})},
             stdin=subprocess.DEVNULL,

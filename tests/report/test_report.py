@@ -12,10 +12,11 @@ from tasks.core.files import content_hash, read_json, read_jsonl, write_json, wr
 from tasks.core.settings import Paths
 from tasks.report.build import build_all, build_report, shown_policies
 from tasks.report.results import read_results
+from tasks.report.summary import build_summary
 from tests.measurement.hostile import CLOSING, SCRIPT, write_hostile_episodes
 from tests.measurement.synthetic import RATES, add_frontier, write_artifacts
 
-pytestmark = pytest.mark.slow  # each draws the chart
+pytestmark = pytest.mark.slow  # each writes the whole report
 
 
 class Page(HTMLParser):
@@ -42,6 +43,7 @@ def page_of(paths: Paths) -> Page:
     return Page(build_report(paths).read_text(encoding="utf-8"))
 
 
+@pytest.mark.usefixtures("pictures")
 def test_build_all_leaves_chart_report_and_summary_and_returns_the_summary(finished_run: Paths):
     summary = build_all(finished_run)
     assert summary == read_json(finished_run.artifacts / "summary.json")
@@ -73,7 +75,7 @@ def test_the_attempts_of_the_warm_start_are_told_with_the_one_that_was_kept(fini
         {**ended, "number": 2, "num_steps": 7, "success": None, "end": "not_finite", "is_kept": False},
     ]
     write_json(finished_run.stage("warm_start") / "attempts.json", rows)
-    summary = build_all(finished_run)
+    summary = build_summary(finished_run)
     assert [(row["success"], row["is_kept"]) for row in summary["warm_start_attempts"]] == [
         (0.125, False), (0.4, True), (None, False)
     ]  # fmt: skip
@@ -85,7 +87,7 @@ def test_the_attempts_of_the_warm_start_are_told_with_the_one_that_was_kept(fini
 def test_attempts_of_a_record_that_names_none_as_kept_are_told_without_one(finished_run: Paths):
     row = {"num_steps": 150, "start": None, "learning_rate": 0.01, "held_out_loss": None, "end": "num_steps"}
     write_json(finished_run.stage("warm_start") / "attempts.json", [{**row, "number": 0, "success": 0.4}])
-    assert build_all(finished_run)["warm_start_attempts"][0]["is_kept"] is None
+    assert build_summary(finished_run)["warm_start_attempts"][0]["is_kept"] is None
     assert "made 1 attempt: 150 steps, 40.0% solved on select." in page_of(finished_run).words
 
 
@@ -161,6 +163,7 @@ def test_a_lora_adapter_that_was_registered_merged_is_the_champion_the_report_te
     assert "travel-desk-agent version 1 is the champion" in page_of(finished_run).words
 
 
+@pytest.mark.usefixtures("pictures")
 def test_the_overview_asks_for_nothing_but_the_pictures_beside_it(finished_run: Paths):
     page = page_of(finished_run)
     wanted = [attrs[name] or "" for _, attrs in page.elements for name in ("src", "srcset") if name in attrs]
