@@ -104,11 +104,11 @@ class Server:
         self.listener, self.recipe, self.expected, self.forks = listener, recipe, list(expected), list[Fork]()
         self.environment, self.folder = dict(os.environ), os.getcwd()
         self.wakes, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.is_ending = False
+        self.is_ending = self.is_loading = False
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._end)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGALRM, lambda *_: self._attend(0))
+        signal.signal(signal.SIGALRM, self._look_after_forks)
         signal.siginterrupt(signal.SIGALRM, False)
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
 
@@ -135,6 +135,15 @@ class Server:
         self._reap()
         self._exit_if_over()
         return self.listener in ready
+
+    def _look_after_forks(self, *_: object) -> None:
+        """Between two steps of an import, so nothing may be raised here: an import that it interrupts may hold Python's
+        lock on imports, and would leave it to every fork. The next call comes only after this one.
+        """
+        with suppress(OSError):
+            self._attend(0)
+        if self.is_loading:
+            signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS)
 
     def _end(self, *_: object) -> None:
         self.is_ending = True
@@ -199,12 +208,14 @@ class Server:
 
     def _load(self, command: Sequence[str]) -> bool:
         count = len(sys.modules)
-        signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)  # the forks do not wait for a library
+        self.is_loading = True
+        signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS)  # the forks do not wait for a library
         try:
             suits = self.recipe.load(command)
         except Exception:  # the command itself meets it again, and tells it
             return False
         finally:
+            self.is_loading = False
             signal.setitimer(signal.ITIMER_REAL, 0)
         if len(sys.modules) > count:
             gc.collect()

@@ -46,6 +46,34 @@ match sys.argv[1:]:
 """
 
 
+# A server that is slow to look after its forks while a library is loaded, as on a busy machine. Tells how many looks
+# there were at once, and whether the lock on imports was left held, which every fork would have for good.
+BUSY = """
+import _imp, importlib, json, socket, sys, time
+from tasks.core import fork_server
+told = {"looks": 0, "at_once": 0, "most_at_once": 0}
+class Busy(fork_server.Server):
+    def _attend(self, seconds):
+        told["looks"] += 1
+        told["at_once"] += 1
+        told["most_at_once"] = max(told["most_at_once"], told["at_once"])
+        end = time.monotonic() + 2.5 * fork_server.LOOK_SECONDS
+        while time.monotonic() < end:
+            pass
+        super()._attend(seconds)
+        told["at_once"] -= 1
+class Recipe:
+    def load(self, command):
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            sys.modules.pop("colorsys", None)
+            importlib.import_module("colorsys")
+        return True
+told["suits"] = Busy(socket.socket(), Recipe(), [])._load(["show"])
+print(json.dumps({**told, "is_held": _imp.lock_held()}))
+"""
+
+
 class Bench:
     """A folder with a server, its recipe and the module that it runs."""
 
@@ -226,6 +254,16 @@ def test_what_an_asker_is_told_its_fork_does_at_once_though_the_server_loads_a_l
     assert left[0].wait(timeout=20) == 7
     assert server.wait(timeout=20) == 0
     assert slow.wait(timeout=20) == 0  # in the usual way
+
+
+def test_looks_at_the_forks_follow_one_another_and_leave_no_import_half_done(bench: Bench):
+    done = subprocess.run(
+        [sys.executable, "-c", BUSY], cwd=bench.folder, env=bench.environment, capture_output=True, text=True,
+        timeout=60, check=True,
+    )  # fmt: skip
+    told = json.loads(done.stdout)
+    assert told.pop("looks") > 5
+    assert told == {"at_once": 0, "most_at_once": 1, "suits": True, "is_held": False}
 
 
 def test_whom_no_fork_suits_starts_in_the_usual_way(bench: Bench):

@@ -12,6 +12,7 @@ import torch
 
 from tasks.core.records import Group, Score, TokenSequence, Trajectory
 from tasks.learning.shared import batching
+from tasks.learning.shared.prefix_trees import tree_of
 from tasks.learning.shared.rows import Row
 
 
@@ -84,5 +85,19 @@ def weights(model: Any) -> torch.Tensor:
 
 def subtree_end(groups: Sequence[Sequence[Row]]) -> np.ndarray:
     """Where the subtree of each position ends, in the one row that the groups are packed into: the largest is first."""
-    trees = [batching._tree(group) for group in groups]
+    trees = [tree_of(group) for group in groups]
     return batching._subtree_end(sorted(trees, key=lambda tree: tree.size, reverse=True))
+
+
+def after(start: Sequence[int], rows: Sequence[Row]) -> list[Row]:
+    """The rows behind the same given tokens, such as an agent's rules and tools."""
+    num = len(start)
+    return [
+        replace(
+            row,
+            token_ids=[*start, *row.token_ids],
+            sampled_mask=[False] * num + row.sampled_mask,
+            sampler_logp=[0.0] * num + row.sampler_logp,
+        )
+        for row in rows
+    ]

@@ -1,10 +1,10 @@
 """Trajectories to tensors: each group is a tree that shares common prefixes, and a row packs several trees.
 
 The trajectories of a group share a prompt, and often the first calls and replies. A tree computes every common prefix
-once; with prompts of thousands of tokens that is most of the work. Nodes are in depth-first order, so position q sees
-position k where k ≤ q < subtree_end[k]. On CUDA FlexAttention has a block mask of that; on CPU each branch (what
-a trajectory adds to those before it) attends to its own path (`models/attention.TreePlan`). No trajectory is cut in
-two.
+once; with prompts of thousands of tokens that is most of the work (`prefix_trees.py`). Nodes are in depth-first order,
+so position q sees position k where k ≤ q < subtree_end[k]. On CUDA FlexAttention has a block mask of that; on CPU each
+branch (what a trajectory adds to those before it) attends to its own path (`models/attention.TreePlan`). No trajectory
+is cut in two.
 
 Shapes: B rows, T positions, M sampled tokens (one per sequence and position), U distinct positions that predict them, S
 sequences. The log-prob of a token is read at the position before it.
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from tasks.learning.shared.dealing import deal
+from tasks.learning.shared.prefix_trees import Tree, tree_of, trees_of
 from tasks.learning.shared.rows import Row
 from tasks.models.attention import Branch, TreePlan
 from tasks.models.tree_blocks import tree_block_mask
@@ -70,25 +71,6 @@ class MicroBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tree:
-    ids: np.ndarray
-    position: np.ndarray
-    subtree_end: np.ndarray
-    branches: list[Branch]
-    predictor: np.ndarray
-    target: np.ndarray
-    sampler_logp: np.ndarray
-    advantage: np.ndarray
-    sequence: np.ndarray
-    episode_length: np.ndarray
-    is_first: np.ndarray
-
-    @property
-    def size(self) -> int:
-        return len(self.ids)
-
-
-@dataclass(frozen=True, slots=True)
 class Share:
     """What one rank computes of an optimizer step. Every rank has as many micro-batches: where it has less work, the
     last contain no sampled token, since ranks compute each layer together. `episode_lengths` are the sampled tokens
@@ -122,9 +104,9 @@ def share_of(
     """The micro-batches of one rank: whole trees, dealt by their positions, over its lanes if they share well."""
     is_tree = packing == "tree"
     if is_tree:
-        trees = [tree for group in groups for tree in _trees(group, max_tokens)]
+        trees = trees_of(groups, max_tokens, num_ranks=num_ranks, num_lanes=num_lanes)
     else:
-        trees = [_tree([row]) for group in groups for row in group]
+        trees = [tree_of([row]) for group in groups for row in group]
     dealt = [[trees[item] for item in items] for items in deal([tree.size for tree in trees], num_ranks)]
     lanes = _lanes(dealt[rank], max_tokens, num_lanes)
     if len(lanes) > 1:
@@ -141,7 +123,7 @@ def share_of(
     )
 
 
-def _lanes(trees: list[_Tree], max_tokens: int, num_lanes: int) -> list[list[_Tree]]:
+def _lanes(trees: list[Tree], max_tokens: int, num_lanes: int) -> list[list[Tree]]:
     """The trees dealt to lanes of a rank that is alone. Just one lane where another would wait for it for long, or
     where one tree would be more than its part of what may be computed at once.
     """
@@ -152,8 +134,8 @@ def _lanes(trees: list[_Tree], max_tokens: int, num_lanes: int) -> list[list[_Tr
     return lanes if num_lanes > 1 and is_even and all(lanes) else [trees]
 
 
-def _cut(trees: list[_Tree], max_tokens: int, *, is_padded: bool) -> list[list[_Tree]]:
-    batches: list[list[_Tree]] = []
+def _cut(trees: list[Tree], max_tokens: int, *, is_padded: bool) -> list[list[Tree]]:
+    batches: list[list[Tree]] = []
     used = max_tokens
     for tree in sorted(trees, key=lambda tree: tree.size, reverse=True):
         cost = batches[-1][0].size if is_padded and batches else tree.size
@@ -165,83 +147,12 @@ def _cut(trees: list[_Tree], max_tokens: int, *, is_padded: bool) -> list[list[_
     return batches
 
 
-def _trees(group: Sequence[Row], max_tokens: int) -> list[_Tree]:
-    """The group as one tree, or as several that fit; neighbours in sorted order stay together."""
-    tree = _tree(group)
-    if tree.size <= max_tokens or len(group) == 1:
-        return [tree]
-    ordered = sorted(group, key=_inputs)
-    middle = len(ordered) // 2
-    return [*_trees(ordered[:middle], max_tokens), *_trees(ordered[middle:], max_tokens)]
-
-
-def _tree(rows: Sequence[Row]) -> _Tree:
-    """In sorted order, a row's longest common prefix with any earlier row is that with the row just before it."""
-    ordered = sorted(rows, key=_inputs)
-    ids, position, predictor, target, sampler_logp, count = [], [], [], [], [], []
-    branches: list[Branch] = []
-    size = 0
-    path = previous = np.empty(0, dtype=np.int64)
-    closed: list[tuple[np.ndarray, int]] = []
-    for row in ordered:
-        tokens, sampled = np.asarray(row.token_ids, dtype=np.int64), np.flatnonzero(row.sampled_mask)
-        assert sampled[0] > 0, "nothing precedes the first token, so it cannot have been sampled"
-        inputs = tokens[: sampled[-1]]
-        common = _common_prefix(previous, inputs)
-        closed.append((path[common:], size))
-        added = len(inputs) - common
-        path = np.concatenate([path[:common], np.arange(size, size + added)])
-        if added:
-            branches.append(Branch(size, added, path))
-        ids.append(inputs[common:])
-        position.append(np.arange(common, len(inputs)))
-        predictor.append(path[sampled - 1])
-        target.append(tokens[sampled])
-        sampler_logp.append(np.asarray(row.sampler_logp, dtype=np.float32)[sampled])
-        count.append(len(sampled))
-        size, previous = size + added, inputs
-    closed.append((path, size))
-    subtree_end = np.empty(size, dtype=np.int64)
-    for nodes, end in closed:
-        subtree_end[nodes] = end
-    return _Tree(
-        ids=np.concatenate(ids),
-        position=np.concatenate(position),
-        subtree_end=subtree_end,
-        branches=branches,
-        predictor=np.concatenate(predictor),
-        target=np.concatenate(target),
-        sampler_logp=np.concatenate(sampler_logp),
-        advantage=np.concatenate(
-            [_per_token(row.advantage, num_tokens) for row, num_tokens in zip(ordered, count, strict=True)]
-        ),
-        sequence=np.repeat(np.arange(len(ordered)), count),
-        episode_length=np.asarray([num + row.num_beside for row, num in zip(ordered, count, strict=True)]),
-        is_first=np.asarray([row.is_first for row in ordered]),
-    )
-
-
-def _per_token(advantage: float | list[float], num_tokens: int) -> np.ndarray:
-    return np.broadcast_to(np.asarray(advantage, dtype=np.float32), (num_tokens,))
-
-
-def _inputs(row: Row) -> list[int]:
-    last = len(row.sampled_mask) - 1 - row.sampled_mask[::-1].index(True)
-    return row.token_ids[:last]
-
-
-def _common_prefix(one: np.ndarray, other: np.ndarray) -> int:
-    shorter = min(len(one), len(other))
-    differs = np.flatnonzero(one[:shorter] != other[:shorter])
-    return int(differs[0]) if len(differs) else shorter
-
-
-def _tensors(trees: list[_Tree], device: torch.device, *, is_tree: bool, lane: int = 0) -> MicroBatch:
+def _tensors(trees: list[Tree], device: torch.device, *, is_tree: bool, lane: int = 0) -> MicroBatch:
     batch = (_pack if is_tree else _pad)(trees, device)
     return replace(batch, lane=lane) if lane else batch
 
 
-def _pad(trees: list[_Tree], device: torch.device) -> MicroBatch:
+def _pad(trees: list[Tree], device: torch.device) -> MicroBatch:
     """One sequence per row, padded on the right, where causal attention never looks."""
     width = max(tree.size for tree in trees)
     ids = np.zeros((len(trees), width), np.int64)
@@ -251,7 +162,7 @@ def _pad(trees: list[_Tree], device: torch.device) -> MicroBatch:
     return _with_entries(trees, starts, device, ids_BT=torch.from_numpy(ids), tree=None)
 
 
-def _pack(trees: list[_Tree], device: torch.device) -> MicroBatch:
+def _pack(trees: list[Tree], device: torch.device) -> MicroBatch:
     starts = _starts(trees)
     branches = [
         Branch(branch.start + start, branch.num_new, branch.path + start)
@@ -270,23 +181,23 @@ def _pack(trees: list[_Tree], device: torch.device) -> MicroBatch:
 
 def _without_tokens(device: torch.device, *, is_tree: bool) -> MicroBatch:
     """One position, and nothing that was sampled: its loss is 0, and its gradient 0 in every weight."""
-    tree = _tree([Row([0, 0], [False, True], [0.0, 0.0], 0.0)])
+    tree = tree_of([Row([0, 0], [False, True], [0.0, 0.0], 0.0)])
     batch = _tensors([tree], device, is_tree=is_tree)
     nothing = {item.name: getattr(batch, item.name)[:0] for item in fields(batch) if item.name.endswith(("_M", "_S"))}
     return replace(batch, **nothing)
 
 
-def _starts(trees: list[_Tree]) -> np.ndarray:
+def _starts(trees: list[Tree]) -> np.ndarray:
     return np.cumsum([0, *(tree.size for tree in trees[:-1])])
 
 
-def _subtree_end(trees: list[_Tree]) -> np.ndarray:
+def _subtree_end(trees: list[Tree]) -> np.ndarray:
     """Where in the row the subtree of each position ends."""
     return np.concatenate([tree.subtree_end + start for tree, start in zip(trees, _starts(trees), strict=True)])
 
 
 def _with_entries(
-    trees: list[_Tree], starts: list[int], device: torch.device, *, ids_BT: Tensor, tree: TreeLayout | None
+    trees: list[Tree], starts: list[int], device: torch.device, *, ids_BT: Tensor, tree: TreeLayout | None
 ) -> MicroBatch:
     predictor = np.concatenate([item.predictor + start for item, start in zip(trees, starts, strict=True)])
     first = np.cumsum([0, *(len(item.episode_length) for item in trees[:-1])])
