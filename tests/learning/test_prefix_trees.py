@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from tasks.learning.sft.trainer import SupervisedTrainer
 from tasks.learning.shared.batching import micro_batches, share_of
-from tasks.learning.shared.policy import token_logp
 from tasks.learning.shared.prefix_trees import MIN_SHARED, trees_of
 from tasks.learning.shared.rows import Row
 from tasks.models.folders import load_model
@@ -20,6 +19,7 @@ from tasks.models.settings import on_cpu
 from tests import tiny
 from tests.learning.options import supervised
 from tests.learning.rows import after, branching_group, random_rows, weights
+from tests.learning.test_batching import loss_and_gradient
 
 CPU = torch.device("cpu")
 TOOLS = [2 + place % 290 for place in range(100)]
@@ -89,12 +89,8 @@ def test_log_probs_and_gradients_are_those_of_each_sequence_alone(tmp_path: Path
     groups = [after(TOOLS, branching_group(number, 3)) for number in range(4)]
     found = {}
     for packing in ("tree", "none"):
-        model.zero_grad()
         batches = micro_batches(groups, packing=packing, max_tokens=600, device=CPU)
-        total = sum((token_logp(model, batch) * batch.advantage_M).sum() / 100 for batch in batches)
-        total.backward()
-        gradient = torch.cat([item.grad.flatten() for item in model.parameters() if item.grad is not None])
-        found[packing] = total.item(), gradient, sum(batch.ids_BT.numel() for batch in batches)
+        found[packing] = *loss_and_gradient(model, batches), sum(batch.ids_BT.numel() for batch in batches)
     assert found["tree"][2] < 300 < 1200 < found["none"][2]
     assert found["tree"][0] == pytest.approx(found["none"][0], abs=1e-5)
     torch.testing.assert_close(found["tree"][1], found["none"][1], atol=1e-5, rtol=0)
