@@ -12,10 +12,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from tasks.commands.reproduction import reproduction
 from tasks.core.files import read_json
+from tasks.core.yaml_text import PLAIN
 from tasks.tracking.history import events_of
 from tasks.tracking.metrics import flatten
 from tasks.tracking.model_uri import find_version
@@ -119,7 +118,7 @@ def _read_files(registry: Registry, version: Version) -> tuple[dict[str, Any], l
 def _parse_file(file: Path) -> Any:
     if file.suffix == ".json":
         return read_json(file)
-    return yaml.safe_load(file.read_text(encoding="utf-8")) if file.name == "params.yaml" else True
+    return PLAIN.load(file.read_text(encoding="utf-8")) if file.name == "params.yaml" else True
 
 
 def _find_seeds(params: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import yaml
 
 from tasks.core.files import write_text
 from tasks.core.settings import PARAMS_FILE, load_paths, parse_params, read_params
+from tasks.core.yaml_text import PLAIN
 from tasks.pipeline.order import check_params
 from tasks.pipeline.run_lock import only_run
 
@@ -91,7 +92,7 @@ def _read(file: Path) -> str:
 
 
 def _mapping(text: str) -> yaml.MappingNode:
-    node = yaml.compose(text)
+    node = PLAIN.compose(text)
     assert isinstance(node, yaml.MappingNode)
     return node
 

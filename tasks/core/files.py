@@ -109,9 +109,11 @@ def read_json(path: Path) -> Any:
 def read_yaml(path: Path) -> Any:
     import yaml
 
+    from tasks.core.yaml_text import PLAIN
+
     content = require(path).read_bytes()
     try:
-        value = yaml.safe_load(content.decode("utf-8"))
+        value = PLAIN.load(content.decode("utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise damaged(path, f"not YAML ({one_line(error)})") from None
     check_shape(path, value)

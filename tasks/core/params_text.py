@@ -10,14 +10,10 @@ from typing import Any
 import yaml
 
 from tasks.core.files import atomic_file
+from tasks.core.yaml_text import PLAIN, Dialect
 
-
-class _DvcLoader(yaml.SafeLoader):
-    """YAML 1.2, as DVC reads params.yaml and writes dvc.lock: `off` is a text, and 1e-05 a number."""
-
-
-_DvcLoader.yaml_implicit_resolvers = {}
-for tag, pattern, first in (
+# YAML 1.2, as DVC reads params.yaml and writes dvc.lock: `off` is a text, and 1e-05 a number.
+SCALARS = (
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("int", r"[-+]?[0-9]+", "-+0123456789"),
@@ -26,12 +22,14 @@ for tag, pattern, first in (
         r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
         "-+0123456789.",
     ),
-):
-    _DvcLoader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{pattern})$"), list(first))
+)
+OF_DVC = Dialect(
+    resolvers=[(tag, re.compile(f"^(?:{pattern})$"), list(first)) for tag, pattern, first in SCALARS], only=True
+)
 
 
 def read_as_dvc(text: str | bytes) -> Any:
-    return yaml.load(text, Loader=_DvcLoader)
+    return OF_DVC.load(text)
 
 
 def set_number(file: Path, place: tuple[str, ...], number: int) -> bool:
@@ -39,13 +37,13 @@ def set_number(file: Path, place: tuple[str, ...], number: int) -> bool:
     written, where the text has no such value or more would change.
     """
     text = file.read_bytes().decode()  # keeps line ends
-    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    node = PLAIN.compose(text)
     for key in place:
         node = _value_of(node, key)
     if node is None:
         return False
     changed = f"{text[: node.start_mark.index]}{number}{text[node.end_mark.index :]}"
-    if _parse(changed) != _with(yaml.safe_load(text), place, number):
+    if _parse(changed) != _with(PLAIN.load(text), place, number):
         return False
     with atomic_file(file) as temporary:
         temporary.write_bytes(changed.encode())
@@ -64,6 +62,6 @@ def _with(values: Mapping[str, Any], place: tuple[str, ...], number: int) -> dic
 
 def _parse(text: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return PLAIN.load(text)
     except yaml.YAMLError:  # the value had an anchor that is used elsewhere
         return None

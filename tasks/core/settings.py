@@ -23,6 +23,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, mo
 from tasks.core.mistakes import Place, explain_kind, join_alternatives
 from tasks.core.secrets import hide_in_urls
 from tasks.core.text import one_line
+from tasks.core.yaml_text import Dialect
 
 PARAMS_FILE = Path("params.yaml")
 # Where to put the secret instead, by section.
@@ -119,10 +120,8 @@ VariableName = Annotated[str, BeforeValidator(_variable_name)]
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
-class _ParamsLoader(yaml.SafeLoader):
-    """YAML without two traps: duplicate keys, and `5e-3` read as text."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+class _RefusesKeysGivenTwice:
+    def construct_mapping(self: Any, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for number, (node_of_key, _) in enumerate(node.value):
             if keys[number] in keys[:number]:
@@ -130,11 +129,13 @@ class _ParamsLoader(yaml.SafeLoader):
                     problem=f"{keys[number]!r} is given twice, and only one can apply",
                     problem_mark=node_of_key.start_mark,
                 )
-        return super().construct_mapping(node, deep=deep)
+        return super().construct_mapping(node, deep=deep)  # type: ignore[misc]  # of the loader beside it
 
 
-_ParamsLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+# Without two traps: duplicate keys, and `5e-3` read as text.
+PARAMS = Dialect(
+    _RefusesKeysGivenTwice,
+    resolvers=[("float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), "-+0123456789")],
 )
 
 
@@ -171,10 +172,8 @@ def parse_params(text: str | bytes, path: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=16)
 def _load_yaml(text: str) -> Any:
-    """A process reads the same file again and again, at 30 ms each (PyYAML's faster parser crashes where lists are
-    nested deeply).
-    """
-    return yaml.load(text, Loader=_ParamsLoader)
+    """A process reads the same file again and again."""
+    return PARAMS.load(text)
 
 
 def load(cls: type[SettingsT], params: dict[str, Any], *, source: Path = PARAMS_FILE) -> SettingsT:

@@ -63,12 +63,17 @@ def _run(root: Path, folder: Path) -> Share:
 
 
 def measure(folder: Path) -> Share:
-    import transformers  # noqa: F401
-
+    from tasks.models.folders import load_model
+    from tasks.models.settings import on_cpu
+    from tasks.pipeline.order import prepare_process
     from tasks.rollouts.collect import Collector
+    from tasks.rollouts.load import Engines  # noqa: F401
     from tasks.stages.evaluate import stage
     from tasks.stages.evaluate.settings import EvaluateSections
 
+    params = read_params()
+    prepare_process(params)
+    load_model(folder / "artifacts" / "warm_start" / "model", compute=on_cpu(1))  # what else a stage imports
     playing = {"seconds": 0.0, "cpu": 0.0}
     collect = Collector.collect
 
@@ -86,7 +91,7 @@ def measure(folder: Path) -> Share:
         return played
 
     Collector.collect = clocked  # type: ignore[method-assign, assignment]
-    settings = load(EvaluateSections, read_params())
+    settings = load(EvaluateSections, params)
     began = quiet_now(), time.process_time()
     stage.run(settings, Paths(folder / "artifacts"))
     seconds, cpu = quiet_now() - began[0], time.process_time() - began[1]

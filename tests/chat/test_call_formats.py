@@ -69,6 +69,7 @@ NOTE = tool("note", {"text": {"type": "string"}, "count": {"type": "integer"}, "
 A_NOTE = ToolCall(name="note", arguments={"text": "5", "count": 5, "all": [5]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call_format", "text", "calls"),
     [
@@ -265,6 +266,7 @@ def test_no_text_raises_and_a_call_is_a_name_with_arguments(text: str) -> None:
         call_format.answer(text)
 
 
+@pytest.mark.slow
 @given(calls=st.lists(CALLS, min_size=1, max_size=3))
 def test_the_calls_that_were_written_are_read_again(calls: list[ToolCall]) -> None:
     for call_format in FREE_NAMES:
@@ -272,6 +274,7 @@ def test_the_calls_that_were_written_are_read_again(calls: list[ToolCall]) -> No
         assert call_format.escaping().calls(call_format.escaping().text(calls)) == calls
 
 
+@pytest.mark.slow
 @given(calls=st.lists(PLAIN_CALLS, min_size=1, max_size=3))
 def test_calls_of_plain_names_are_read_again_whatever_their_values(calls: list[ToolCall]) -> None:
     for call_format in JSON_FORMATS:
@@ -307,6 +310,7 @@ def without_tags(value: Any) -> Any:
     return value
 
 
+@pytest.mark.slow
 @given(call=PLAIN_CALLS)
 def test_bare_values_are_read_again_as_the_tools_schema_types_them(call: ToolCall) -> None:
     """Letter for letter: leading and trailing newlines, other tags, numbers that are text, the empty text."""
@@ -330,6 +334,7 @@ def test_data_that_spells_a_tag_neither_ends_its_value_nor_adds_another(call_for
     assert (read.arguments["all"], read.arguments["paid"]) == ([hostile], False)
 
 
+@pytest.mark.slow
 @given(call=CALLS)
 def test_a_stored_text_is_rewritten_for_each_format_and_stays_itself_in_hermes(call: ToolCall) -> None:
     stored = HERMES.text([call])
@@ -377,6 +382,7 @@ FILLERS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call_format", [item for item in ALL if item.name in OPENINGS], ids=lambda item: item.name)
 def test_rambling_is_read_in_no_time(call_format: CallFormat) -> None:
     """A pattern with white space around it once took a second for 1,600 spaces, and grew with their cube."""

@@ -85,6 +85,7 @@ def samples_of(name: str) -> list[dict[str, Any]]:
     return [{**plain, "text": "Zürich – 東京 “ok”", "code": "007", "seats": [1, 2.5]}, {}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*PUBLISHED, *REDUCED])
 def test_calls_are_written_as_the_template_writes_them_and_read_as_they_were(name: str) -> None:
     """Letter for letter; only text that spells a format's own tags differs, see test_call_formats.py."""

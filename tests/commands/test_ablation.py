@@ -180,6 +180,7 @@ def test_equal_results_are_equal_bytes(tmp_path: Path):
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+@pytest.mark.slow
 def test_a_run_of_one_iteration_with_seeds_of_unequal_length_can_be_drawn(tmp_path: Path):
     seeds = [variant("base", one_run(0, length=1)), variant("kl_0", one_run(4), one_run(1, seed=12, stopped_at=1))]
     out = ablation_figure(

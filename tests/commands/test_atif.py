@@ -11,6 +11,7 @@ import tomllib
 from typing import Any
 
 import atif
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -109,6 +110,7 @@ def _turn(step: Document) -> Turn:
     return turn
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(trajectories())
 def test_any_trajectory_is_a_valid_document_from_which_texts_calls_and_replies_can_be_told_again(episode: Trajectory):

@@ -46,6 +46,7 @@ def name_frozen(project: Path, file: str) -> None:
     (project / "params.yaml").write_text(PARAMS.replace("frozen: null", f"frozen: {file}"), encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_wrote_and_what_to_do_with_it(project: Path):
     record(tiny.problems(2)[1])  # a quote: four calls
     command = [sys.executable, "-m", "tasks", "cache", "freeze", "tasks/custom/calls.jsonl"]

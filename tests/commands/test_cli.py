@@ -70,6 +70,7 @@ def cpu_seconds(*arguments: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+@pytest.mark.slow
 def test_help_answers_in_a_blink():
     """In about twice the time in which typer alone is imported (0.08 s); one of the heavy libraries makes it ten."""
     rounds = [(cpu_seconds("-m", "tasks", "--help"), cpu_seconds("-c", "import typer")) for _ in range(5)]
@@ -115,6 +116,7 @@ def test_help_lists_the_stages_in_the_order_they_run():
     assert listed == [*STAGES, *verbs]
 
 
+@pytest.mark.slow
 def test_a_misspelt_key_is_named_with_the_nearest_names_and_nothing_is_written(project: Path):
     edit(project / "params.yaml", "num_iterations:", "num_iteration:")
 
@@ -151,6 +153,7 @@ def test_a_file_that_is_not_yaml_is_one_message(project: Path):
     assert "\n" not in message
 
 
+@pytest.mark.slow
 def test_outside_the_project_the_remedy_is_to_go_there(project: Path):
     (project / "params.yaml").unlink()
     assert "Run from the project's root" in refused(tasks("evaluate"))
@@ -165,6 +168,7 @@ def test_a_stage_run_before_its_inputs_exist_names_the_stage_that_makes_them(pro
     assert not (project / "artifacts" / stage).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -216,6 +220,7 @@ def test_a_stage_says_where_its_results_are_and_clears_what_a_killed_run_left(pr
     assert not leftover.exists()
 
 
+@pytest.mark.slow
 def test_a_profile_replaces_params_yaml_comments_and_all_and_shows_the_difference(project: Path):
     edit(project / "params.yaml", "num_iterations: 16 ", "num_iterations: 9 ")
 
@@ -228,6 +233,7 @@ def test_a_profile_replaces_params_yaml_comments_and_all_and_shows_the_differenc
     assert (project / "params.yaml").read_text(encoding="utf-8") == profile_text("test")
 
 
+@pytest.mark.slow
 def test_a_profile_that_does_not_exist_is_refused_with_those_that_do(project: Path):
     message = refused(tasks("profile", "../secrets"))
     assert "'../secrets' is not a profile" in message

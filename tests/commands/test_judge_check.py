@@ -53,6 +53,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     write_jsonl(LABELS, [*rows, row(38, booked=True, label=False), row(39, booked=False, label=False)])
 
 
+@pytest.mark.slow
 def test_a_judge_that_agrees_is_measured_and_then_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serve(Endpoint(says=obedient)) as endpoint:
         params = project(endpoint.url, tmp_path)
@@ -69,6 +70,7 @@ def test_a_judge_that_agrees_is_measured_and_then_used(tmp_path: Path, capsys: p
         assert Path("tasks/custom/judge.json").read_bytes() == written
 
 
+@pytest.mark.slow
 def test_a_judge_that_always_says_yes_is_refused_by_the_command_and_by_whoever_would_use_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,6 +83,7 @@ def test_a_judge_that_always_says_yes_is_refused_by_the_command_and_by_whoever_w
         load_environment(EnvironmentSettings.model_validate(params["environment"]))
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_fails_measures_nothing_and_writes_nothing(tmp_path: Path) -> None:
     project("http://127.0.0.1:9/v1", tmp_path)
     with pytest.raises(ValueError, match="40 of 40 episodes could not be judged"):

@@ -54,6 +54,7 @@ def test_a_plan_says_that_it_is_an_estimate_and_for_what() -> None:
     assert "warm start" not in told
 
 
+@pytest.mark.slow
 def test_a_plan_for_several_trainers_says_that_it_is_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     params = profile_params("my_model")
     params["launch"] |= {"launcher": "torchrun", "num_trainers": 4}
@@ -62,6 +63,7 @@ def test_a_plan_for_several_trainers_says_that_it_is_of_one(monkeypatch: pytest.
     assert "memory is that of rank 0 of 4" in printed(make_plan(gpu="H100-80GB"))
 
 
+@pytest.mark.slow
 def test_a_model_path_where_no_folder_is_is_planned_by_its_name_and_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     params = profile_params("my_model")
     params["model"]["path"] = "models/Qwen2.5-0.5B-Instruct"
@@ -69,6 +71,7 @@ def test_a_model_path_where_no_folder_is_is_planned_by_its_name_and_said_to_be(m
     assert "models/Qwen2.5-0.5B-Instruct: no such folder, planned by its name" in printed(make_plan(gpu="h100-80gb"))
 
 
+@pytest.mark.slow
 def test_what_a_warm_start_would_take_under_lora_is_told_where_there_may_be_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -123,6 +126,7 @@ def test_lengths_that_no_episode_has_are_refused(tokens: tuple[int, int, int]) -
         make_plan(tokens=tokens)
 
 
+@pytest.mark.slow
 def test_the_demo_is_planned_from_params_yaml_for_this_processor() -> None:
     plan = make_plan()
     assert plan.setup.machine.name == "cpu"

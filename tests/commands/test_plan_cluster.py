@@ -44,6 +44,7 @@ def printed(plan: ClusterPlan) -> str:
     return output.getvalue()
 
 
+@pytest.mark.slow
 def test_it_tells_the_best_split_of_every_size_and_what_was_measured(records: Path) -> None:
     plan = plan_cluster(4, 2)
     assert plan.gpus_per_node == 2
@@ -59,6 +60,7 @@ def test_it_tells_the_best_split_of_every_size_and_what_was_measured(records: Pa
     assert json.loads(cluster_as_json(plan))["best"]["gpus"] == 4
 
 
+@pytest.mark.slow
 def test_a_run_that_streams_is_planned_with_its_groups_under_way(records: Path) -> None:
     from tasks.commands.plan import cluster
 
@@ -70,11 +72,13 @@ def test_a_run_that_streams_is_planned_with_its_groups_under_way(records: Path) 
     assert "3 ahead (train.max_staleness 3)" in told
 
 
+@pytest.mark.slow
 def test_lengths_that_are_given_take_the_place_of_the_recorded_ones(records: Path) -> None:
     told = printed(plan_cluster(4, 2, tokens=(4000, 200, 80)))
     assert "assumed: the lengths of --tokens (4,000 of prompt, 200 sampled, 80 of replies)" in told
 
 
+@pytest.mark.slow
 def test_of_a_named_card_speeds_are_assumed_and_said_to_be(records: Path) -> None:
     told = printed(plan_cluster(8, 1, model="Qwen2.5-7B", gpu="h100-80gb"))
     assert "assumed, and measured on no GPU: speeds of engines and trainers on h100-80gb" in told

@@ -65,6 +65,7 @@ def test_a_profile_is_valid_and_keeps_every_key_of_the_demo(name: str) -> None:
     assert demo - switched_off <= {key.rpartition(".")[0] for key in leaves(params)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", ["bfcl", "mcp"])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_models_profile_takes_an_environment_over_it_and_fits_its_gpu(model: str, environment: str) -> None:
@@ -78,6 +79,7 @@ def test_a_models_profile_takes_an_environment_over_it_and_fits_its_gpu(model: s
     assert "**Not run.**" in section
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "num_prompt_tokens"), [("tau2", 9_500), ("tau2_retail", 5_000)])
 def test_tau2_takes_a_model_with_room_for_its_prompts(name: str, num_prompt_tokens: int) -> None:
     """Beside the prompt an episode gets all of its completion tokens."""
@@ -92,6 +94,7 @@ def test_the_page_merges_profiles_in_its_commands() -> None:
     assert {(MODELS[0], "bfcl"), (MODELS[-1], "mcp")} <= set(MERGES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [*MERGES, *((name, "services") for name in WHOLE_PROFILES)], ids=" ".join)
 def test_every_merge_that_the_page_names_is_valid(names: tuple[str, ...]) -> None:
     """Its commands, and the servers over each profile that runs as it is."""
@@ -100,6 +103,7 @@ def test_every_merge_that_the_page_names_is_valid(names: tuple[str, ...]) -> Non
     assert leaves(read_params(FOLDER / f"{names[-1]}.yaml")).items() <= leaves(params).items()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [*((name,) for name in NAMES), *MERGES], ids=" ".join)
 def test_only_an_environment_that_cuts_requests_is_told_in_parts(names: tuple[str, ...]) -> None:
     """Elsewhere the end of an evaluation would be that no problem of test has parts."""
@@ -109,6 +113,7 @@ def test_only_an_environment_that_cuts_requests_is_told_in_parts(names: tuple[st
     assert told == [] or has_parts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", ["bfcl", "mcp"])
 def test_a_thought_has_room_before_and_after_it_in_every_environment(environment: str) -> None:
     sampling = profile_params("qwen3_4b_thinking_80gb", environment)["sampling"]
@@ -119,6 +124,7 @@ def test_a_thought_has_room_before_and_after_it_in_every_environment(environment
         assert profile_params(model, environment)["sampling"]["max_completion_tokens"] == 2048
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("environment", "tokens"), [("bfcl", (4000, 500, 500)), ("mcp", (1000, 500, 500))])
 @pytest.mark.parametrize("model", MODELS)
 def test_the_page_says_of_a_models_profile_what_plan_says(
@@ -184,6 +190,7 @@ def test_an_overlay_may_be_written_on_one_line() -> None:
     assert merged["train"] == {"steps": 9, "lora": None, "racing": {"rounds": 2}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overlay", "key"),
     [

@@ -282,6 +282,7 @@ json_values = st.recursive(
 hostile_names = st.text(max_size=30) | st.sampled_from(["__class__", "call", "verdict", "../../etc/passwd", "a" * 500])
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_a_model_writes_is_answered_and_never_raises(case: Case, data: st.DataObject):

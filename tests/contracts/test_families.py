@@ -84,6 +84,7 @@ def test_a_model_that_takes_no_attention_from_outside_is_refused_when_it_is_load
         load_model(tmp_path, compute=on_cpu(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [row for row in ROWS if row.template], ids=lambda row: row.shown)
 def test_a_familys_template_shows_its_calls_and_its_thoughts_as_declared(row: Shown):
     name = str(row.template)

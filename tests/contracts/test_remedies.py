@@ -32,6 +32,7 @@ def messages(source: str) -> Iterator[str]:
             yield node.value
 
 
+@pytest.mark.slow
 def test_no_message_says_to_delete_a_database():
     files = [path.relative_to(ROOT) for room in ("tasks", "flows", "infra") for path in (ROOT / room).rglob("*.py")]
     assert len(files) > 300

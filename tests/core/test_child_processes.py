@@ -38,6 +38,7 @@ def start_family(folder: Path, then: str, **options: float) -> tuple[ChildProces
     return child, [int(pid) for pid in log.read_text().splitlines()[0].split()]
 
 
+@pytest.mark.slow
 def test_a_child_is_stopped_with_all_it_started_and_its_folder(tmp_path: Path):
     (tmp_path / "scratch").mkdir()
     child, pids = start_family(tmp_path, "time.sleep(600)")
@@ -48,6 +49,7 @@ def test_a_child_is_stopped_with_all_it_started_and_its_folder(tmp_path: Path):
     assert child.how_it_ended() == f"was ended by signal {int(signal.SIGTERM)}"
 
 
+@pytest.mark.slow
 def test_what_a_child_left_running_ends_when_it_is_stopped(tmp_path: Path):
     child, (_, left) = start_family(tmp_path, "print('out of room', flush=True); raise SystemExit(3)")
     assert child.wait() == 3 and is_running(left)
@@ -56,6 +58,7 @@ def test_what_a_child_left_running_ends_when_it_is_stopped(tmp_path: Path):
     assert (child.how_it_ended(), child.last_lines()) == ("ended with status 3", ["out of room"])
 
 
+@pytest.mark.slow
 def test_a_child_that_does_not_heed_is_killed_after_its_grace(tmp_path: Path):
     deaf = "import signal; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
     child, _ = start_family(tmp_path, deaf, grace_seconds=0.5)
@@ -90,6 +93,7 @@ END
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["time.sleep(600)", "os = __import__('os'); os._exit(1)"])
 def test_nothing_outlives_an_owner_that_is_killed(tmp_path: Path, end: str):
     """Its child, a process that a library started in no group of its own, and what both started."""
@@ -107,6 +111,7 @@ def test_nothing_outlives_an_owner_that_is_killed(tmp_path: Path, end: str):
     assert wait_until(lambda: not any(map(is_running, pids)) and [item.name for item in tmp_path.iterdir()] == ["log"])
 
 
+@pytest.mark.slow
 def test_a_guardian_leaves_alone_what_it_was_told_to_forget_and_what_a_library_started():
     bystander = subprocess.Popen(["sleep", "100"], start_new_session=True)
     guardian = Guardian()

@@ -78,6 +78,7 @@ def refused(*arguments: str) -> str:
     return result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OF_JSON)
 @pytest.mark.parametrize("name", REPORTED)
 def test_a_damaged_file_stops_the_report_in_one_line_with_the_way_back(run: Paths, name: str, kind: str) -> None:
@@ -109,6 +110,7 @@ def test_the_command_a_line_gives_leads_to_a_report(run: Paths, name: str) -> No
     assert (ARTIFACTS / "report" / "index.html").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OF_JSON)
 def test_a_damaged_record_of_accepted_drift_can_be_removed(run: Paths, kind: str) -> None:
     pin = {"fingerprint": "f", "description": {}, "probes": []}
@@ -123,6 +125,7 @@ def test_a_damaged_record_of_accepted_drift_can_be_removed(run: Paths, kind: str
     assert read_accepted(run) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OF_JSON)
 @pytest.mark.parametrize("name", ["curate/environment.json", "curate/card.json", "assess/base_model/pointer.json"])
 def test_what_a_stage_left_is_mended_by_dvc(run: Paths, name: str, kind: str) -> None:
@@ -138,6 +141,7 @@ def write(file: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in OF_JSON if kind != "empty"])
 def test_curated_problems_that_are_damaged_are_named_with_their_line(run: Paths, kind: str) -> None:
     write_jsonl(run.split("train"), (problem.model_dump() for problem in tiny.problems(7)))
@@ -271,6 +275,7 @@ def test_a_damaged_dvc_lock_is_set_aside_with_a_word(
     assert "git checkout dvc.lock || rm dvc.lock" in told
 
 
+@pytest.mark.slow
 def test_a_lock_cut_within_a_line_is_told_and_one_cut_between_stages_is_a_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -166,6 +166,7 @@ def test_a_fork_is_what_a_new_process_would_be_with_the_libraries_loaded(bench: 
     assert (told["name"], told["hash"], told["input"]) == ("__main__", "0", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "status", "end"),
     [
@@ -192,6 +193,7 @@ def test_what_the_asker_is_told_to_do_its_fork_does(bench: Bench):
     assert is_gone(told["pid"])
 
 
+@pytest.mark.slow
 def test_a_signal_that_the_asker_ignores_its_fork_ignores(bench: Bench):
     bench.serve()
     _, told, _ = bench.run("show", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
@@ -210,6 +212,7 @@ def test_a_fork_ends_with_its_asker_and_with_its_server(bench: Bench):
     wait_for(lambda: is_gone(told["pid"]))
 
 
+@pytest.mark.slow
 def test_what_a_fork_leaves_behind_ends_before_its_asker(bench: Bench):
     bench.serve()
     status, told, rest = bench.run("show", "leaves")
@@ -217,6 +220,7 @@ def test_what_a_fork_leaves_behind_ends_before_its_asker(bench: Bench):
     assert is_gone(int(rest.splitlines()[0]))
 
 
+@pytest.mark.slow
 def test_a_server_that_is_told_to_end_ends_after_its_last_fork(bench: Bench):
     server = bench.serve()
     asker, _ = bench.start("show", "wait")
@@ -229,6 +233,7 @@ def test_a_server_that_is_told_to_end_ends_after_its_last_fork(bench: Bench):
     assert server.wait(timeout=20) == 0
 
 
+@pytest.mark.slow
 def test_what_an_asker_is_told_its_fork_does_at_once_though_the_server_loads_a_library(bench: Bench):
     (bench.folder / "recipe.py").write_text(
         "import pathlib, time\n"
@@ -256,6 +261,7 @@ def test_what_an_asker_is_told_its_fork_does_at_once_though_the_server_loads_a_l
     assert slow.wait(timeout=20) == 0  # in the usual way
 
 
+@pytest.mark.slow
 def test_looks_at_the_forks_follow_one_another_and_leave_no_import_half_done(bench: Bench):
     done = subprocess.run(
         [sys.executable, "-c", BUSY], cwd=bench.folder, env=bench.environment, capture_output=True, text=True,
@@ -266,6 +272,7 @@ def test_looks_at_the_forks_follow_one_another_and_leave_no_import_half_done(ben
     assert told == {"at_once": 0, "most_at_once": 1, "suits": True, "is_held": False}
 
 
+@pytest.mark.slow
 def test_whom_no_fork_suits_starts_in_the_usual_way(bench: Bench):
     status, told, _ = bench.run("show", "status", "3")
     assert (status, told["is_fork"]) == (3, False)  # no server
@@ -340,6 +347,7 @@ def test_what_a_library_does_at_an_exit_our_forks_do_too(bench: Bench):
     assert "a library at its exit" in output
 
 
+@pytest.mark.slow
 def test_our_command_line_asks_a_server_and_imports_nothing_for_it_where_there_is_none(bench: Bench):
     (bench.folder / "recipe.py").write_text(
         "import atexit\ndef load(command):\n    atexit.register(print, 'forked')\n    return True\n"

@@ -32,6 +32,7 @@ def read_by_json(text: str) -> Any:
     return json.loads(text, parse_constant=finite, parse_float=finite)
 
 
+@pytest.mark.slow
 @given(VALUES)
 def test_a_row_is_one_line_and_is_read_back_as_it_was(value: Any):
     row = json_row(value)
@@ -39,6 +40,7 @@ def test_a_row_is_one_line_and_is_read_back_as_it_was(value: Any):
     assert repr(parse(row)) == repr(json.loads(row)) == repr(value)
 
 
+@pytest.mark.slow
 @given(VALUES, st.integers(0), st.text(max_size=2))
 def test_a_text_is_read_and_refused_as_json_does(value: Any, place: int, noise: str):
     text = json.dumps(value, ensure_ascii=bool(place % 2))

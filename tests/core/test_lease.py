@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import psutil
+import pytest
 
 from tests.conftest import ROOT
 
@@ -26,6 +27,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_a_process_outlives_its_lease_only_while_it_is_renewed() -> None:
     """A lease of 600 s, 400 s old when it is renewed, 400 s old when it still lives, then 800 s."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=120)

@@ -39,6 +39,7 @@ def run(end: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "status"), [("pass", 0), ("sys.exit()", 0), ("sys.exit(3)", 3), ("raise SystemExit(130)", 130)]
 )
@@ -48,6 +49,7 @@ def test_threads_are_joined_callbacks_run_and_output_is_there(end: str, status: 
     assert (done.returncode, done.stderr) == (status, "")
 
 
+@pytest.mark.slow
 def test_an_error_or_a_message_ends_it_in_pythons_way():
     done = run("1 / 0")
     assert done.returncode == 1 and "ZeroDivisionError" in done.stderr

@@ -203,6 +203,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_a_full_disk_is_told_apart_and_leaves_what_was_there(small_disk: Path, kind: str) -> None:
     write_text(small_disk / "rows.jsonl", '{"i": 0}\n')
@@ -261,6 +262,7 @@ def test_a_missing_input_names_the_stage_that_makes_it(tmp_path: Path) -> None:
     assert require(tmp_path) == tmp_path
 
 
+@pytest.mark.slow
 def test_a_reader_beside_a_writer_never_sees_half_a_file(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", [0] * 5000)
     writer = subprocess.Popen(

@@ -44,6 +44,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"])
 def test_behind_a_proxy_our_loopback_is_reached_and_the_rest_goes_through_it(
     environment: pytest.MonkeyPatch, name: str
@@ -159,6 +160,7 @@ with one_line_errors(debug=False), only_run(Path(sys.argv[1])):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["read_only", "foreign", "foreign_inside", "foreign_lock"])
 def test_a_folder_that_may_not_be_written_is_one_line_with_the_command_that_helps(tmp_path: Path, case: str) -> None:
     if os.getuid() != 0 and case != "read_only":

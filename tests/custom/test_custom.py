@@ -81,6 +81,7 @@ def params_with(settings: Any) -> dict[str, Any]:
     return params
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -222,6 +222,7 @@ KINDS: dict[str, tuple[Change, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_change_stops_the_stage_and_its_place_is_named(
     kind: str, paths: Paths, monkeypatch: pytest.MonkeyPatch

@@ -244,6 +244,7 @@ def run(stage: str, paths: Paths) -> None:
     module.run(load(module.SETTINGS, read_params()), paths)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["assess", "train", "evaluate"])
 def test_a_stage_stops_before_it_loads_a_model(stage: str, project: Paths, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ModelLoadedError):
@@ -290,6 +291,7 @@ def test_the_command_line_tells_a_drift_in_one_block_and_accepts_it_when_told_to
     assert record["stages"] == ["train"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program", [("tasks", "assess"), ("tasks", "evaluate"), ("tasks", "promote"), ("flows", "run")]
 )

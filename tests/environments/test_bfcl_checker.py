@@ -28,6 +28,7 @@ from tests.environments.bfcl_play import BASE, LONG, WORLD, call, ours, play, so
 from tests.worlds import answer_calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_steps", [True, False], ids=["one call a step", "all calls at once"])
 @pytest.mark.parametrize("turns", ["first", "all"])
 def test_every_ground_truth_scores_1(turns: Any, in_steps: bool) -> None:
@@ -44,6 +45,7 @@ def test_every_ground_truth_scores_1(turns: Any, in_steps: bool) -> None:
     assert solved == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("category", BFCL_CATEGORIES)
 def test_whole_conversations_of_every_category_score_1_and_get_the_packages_replies(category: BFCLCategory) -> None:
     for problem in problems(category, "all"):
@@ -120,6 +122,7 @@ def test_thousands_of_near_misses_are_judged_as_the_package_judges_them(
     assert counts["decided by an artefact"] == 0  # the texts they touch are wrong either way
 
 
+@pytest.mark.slow
 def test_no_ground_truth_holds_a_text_that_an_artefact_of_the_package_would_change() -> None:
     everything = [problem for category in BFCL_CATEGORIES for problem in problems(category, "all")]
     assert len(everything) == 800

@@ -15,6 +15,7 @@ from tests.environments import mcp_server
 from tests.tools.judge.endpoint import Endpoint, judge_row, opinion, serve
 
 
+@pytest.mark.slow
 def test_a_server_without_a_checker_is_judged_and_needs_a_judge_that_decides(mcp_url: str, tmp_path: Path) -> None:
     (problem,) = mcp_server.problems(1)
     changed: dict[str, Any] = {"command": None, "url": mcp_url, "checker": None}

@@ -6,6 +6,8 @@ import pytest
 
 from tests.gateway.scripted import MODEL, turn
 
+pytestmark = pytest.mark.slow
+
 HELLO = [{"role": "user", "content": "Hello?"}]
 CALL = {"id": "call-0", "type": "function", "function": {"name": "price", "arguments": '{"room": "attic"}'}}
 REPLY = {"role": "tool", "tool_call_id": "call-0", "content": [{"type": "text", "text": "40"}]}

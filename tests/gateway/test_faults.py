@@ -40,6 +40,7 @@ def test_an_agent_that_hangs_up_cancels_its_turn(gateway, backend, stream):
     until(waiting.cancelled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("status", "num_requests"), [(409, 1), (500, 1), (503, 2)])
 def test_clients_ask_again_only_where_the_answer_may_be_another(clients, backend, status, num_requests):
     backend.script = lambda request: ProtocolError(status, "Not now.")
@@ -49,6 +50,7 @@ def test_clients_ask_again_only_where_the_answer_may_be_another(clients, backend
     assert len(backend.requests) == first + num_requests
 
 
+@pytest.mark.slow
 def test_sixty_four_agents_wait_side_by_side_and_each_gets_its_own_turn(gateway, backend):
     backend.script = lambda request: None
 
@@ -68,6 +70,7 @@ def test_sixty_four_agents_wait_side_by_side_and_each_gets_its_own_turn(gateway,
         assert list(heard) == [f"for {number}" for number in range(64)]
 
 
+@pytest.mark.slow
 def test_a_gateway_that_closes_answers_those_who_wait_and_can_start_again_at_its_port():
     backend = ScriptedBackend(lambda request: None)
     gateway = Gateway(backend)
@@ -109,6 +112,7 @@ def test_a_body_that_is_no_request_is_refused_in_the_protocols_shape(gateway, bo
     assert words in reply.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_other_paths_and_hooks_and_health_answer_in_json():
     told: list[bytes] = []
 

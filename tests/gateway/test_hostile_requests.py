@@ -15,6 +15,8 @@ from tasks.gateway.completions import CompletionRequest, ProtocolError
 from tasks.gateway.protocols import chat, messages, responses
 from tests.gateway.clients import PRICE
 
+pytestmark = pytest.mark.slow
+
 CALL = {"id": "c1", "type": "function", "function": {"name": "price", "arguments": '{"room": "attic"}'}}
 TEXT = {"type": "text", "text": "And the attic?"}
 SOUND: dict[Any, dict[str, Any]] = {

@@ -32,6 +32,7 @@ def sdk(client) -> ModuleType:
     return importlib.import_module("anthropic" if type(client).__name__ == "MessagesClient" else "openai")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TURNS)
 def test_a_turn_is_heard_as_it_was_written_and_a_stream_says_the_same(client, backend, kind):
     backend.script = lambda request: TURNS[kind]
@@ -45,6 +46,7 @@ def test_a_turn_is_heard_as_it_was_written_and_a_stream_says_the_same(client, ba
         assert heard.num_tokens == (10, 4, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["text", "text and several calls", "a thought and a call"])
 def test_a_turn_that_comes_back_is_the_turn_that_was_written(client, backend, kind):
     backend.script = lambda request: TURNS[kind]
@@ -88,6 +90,7 @@ def test_an_error_is_raised_by_the_client_as_its_kind_with_one_sentence(client, 
         client.client.api_key = key
 
 
+@pytest.mark.slow
 def test_a_slow_stream_stays_alive_and_ends_with_the_turn_or_with_an_error(client, backend, sdk):
     def later(finish: Callable[[Future[Completion]], None]) -> None:
         backend.script = lambda request: None

@@ -123,6 +123,7 @@ def test_compose_keeps_every_rule():
     assert faults(parse(compose_text())) == []
 
 
+@pytest.mark.slow
 def test_compose_is_what_the_specification_allows(tmp_path: Path):
     assert "ok" in schema_errors(COMPOSE)
     wrong = tmp_path / "compose.yaml"
@@ -130,6 +131,7 @@ def test_compose_is_what_the_specification_allows(tmp_path: Path):
     assert "readonly" in schema_errors(wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("was", "becomes", "fault"),
     [

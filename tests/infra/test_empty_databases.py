@@ -28,6 +28,7 @@ def newest_migration(package: str) -> str | None:
     return ScriptDirectory(str(place), version_locations=[str(place / versions)]).get_current_head()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", MIGRATIONS)
 def test_a_new_folder_begins_with_an_empty_database_that_lacks_no_migration(tmp_path: Path, package: str):
     file = tmp_path / f"{package}.db"

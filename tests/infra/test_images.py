@@ -36,6 +36,7 @@ def hadolint(text: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([PROGRAMS / "hadolint", "-"], input=text, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_every_shell_script_is_clean(tmp_path: Path):
     assert {Path(".ci/run"), Path("infra/docker/with_secrets.sh")} <= set(scripts())
     assert shellcheck(*scripts()).stdout == ""

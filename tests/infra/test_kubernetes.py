@@ -256,6 +256,7 @@ def test_servers_are_started_as_compose_starts_them():
         assert stated.items() <= environment(compose[name]).items()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("was", "becomes", "fault"),
     [

@@ -43,6 +43,7 @@ def test_only_the_newest_two_are_kept(tmp_path: Path) -> None:
     assert sorted(item.name for item in tmp_path.iterdir()) == ["iteration-000010", "iteration-000015"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["policy.safetensors", "state.json", "manifest.json"])
 @pytest.mark.parametrize("damage", ["torn", "altered", "missing"])
 def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(

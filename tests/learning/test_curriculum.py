@@ -121,6 +121,7 @@ def test_the_next_level_opens_when_the_present_one_is_solved_surely_enough() -> 
     assert sampler.metrics()["open_level"] == 2  # once open, it stays open
 
 
+@pytest.mark.slow
 def test_measured_and_expected_signal_agree_while_the_policy_stays() -> None:
     """200 iterations of 8 of 330 problems, each with a rate of its own around that of its category."""
     problems, rng = tiny.problems(330), random.Random(5)
@@ -156,6 +157,7 @@ def test_the_expected_signal_is_of_the_samples_that_are_scheduled() -> None:
     assert shares[1] > 0.9
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 5), st.integers(0, 2**16), st.booleans())
 def test_a_band_sampler_put_back_from_a_checkpoint_draws_the_same(stop: int, seed: int, has_levels: bool) -> None:

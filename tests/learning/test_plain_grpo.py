@@ -97,6 +97,7 @@ def by_hand(folder: Path, groups: list[Group], **options: float) -> tuple[float,
     return loss.item(), gradient(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "packing_groups", [GROUPS, [IN_SEQUENCES]], ids=["with a group of equal rewards", "episodes in several sequences"]
 )

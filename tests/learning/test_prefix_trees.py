@@ -58,6 +58,7 @@ def test_every_lane_and_rank_has_a_part_of_those_that_begin_alike() -> None:
     assert sizes(demonstrations(TOOLS, 4), 400, num_lanes=2) == [136]
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 100), num_ranks=st.integers(1, 3), num_lanes=st.integers(1, 2), budget=st.integers(50, 800))
 def test_every_trajectory_is_computed_once_and_no_forward_is_larger_than_asked(
     seed: int, num_ranks: int, num_lanes: int, budget: int

@@ -75,6 +75,7 @@ def by_the_trainer(groups: list[Group], options: Any, *, num_ranks: int) -> Weig
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 10_000),

@@ -110,6 +110,7 @@ def by_turn_number(names: tuple[str, ...], rewards: list[float]) -> list[list[fl
     return credits
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(REWARD, REWARD, REWARD, CHANCE, CHANCE, st.integers(2, 4))
 def test_the_gradient_has_no_bias(stop: float, left: float, right: float, go: float, then: float, size: int) -> None:

@@ -84,6 +84,7 @@ def test_it_agrees_with_scipy_which_goes_through_all_signs(seed: int, alternativ
     assert ours == pytest.approx(reference.pvalue, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_long_distributions_and_discordant_pairs_are_scipys(monkeypatch: pytest.MonkeyPatch):
     from scipy.stats import binomtest
 
@@ -140,6 +141,7 @@ def test_what_can_be_detected_shrinks_with_problems_and_samples():
         minimum_detectable_difference(num_problems=0, samples_per_problem=1, confidence=0.95, power=0.8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_problems", "num_samples", "rate"), [(100, 1, 0.5), (400, 4, 0.5), (400, 2, 0.9)])
 def test_a_gain_of_the_detectable_size_is_found_as_often_as_stated(num_problems: int, num_samples: int, rate: float):
     """Chances of a problem as the formula assumes them: half of the variance between problems, half of that shared."""

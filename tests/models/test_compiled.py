@@ -16,6 +16,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "load_library", compiled.load_library.__wrapped__)
 
 
+@pytest.mark.slow
 def test_a_second_process_finds_what_the_first_compiled_and_other_flags_are_compiled_apart(tmp_path: Path) -> None:
     assert compiled.load_library("decode_step") is not None
     (first,) = tmp_path.iterdir()
@@ -26,6 +27,7 @@ def test_a_second_process_finds_what_the_first_compiled_and_other_flags_are_comp
     assert len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_several_that_compile_at_once_leave_one_whole_library(tmp_path: Path) -> None:
     found: list[object] = []
     threads = [threading.Thread(target=lambda: found.append(compiled.load_library("decode_step"))) for _ in range(3)]

@@ -9,8 +9,9 @@ from tasks.models import architecture
 from tasks.models.architecture import model_logp, own_logp
 from tests.contracts.families import FAMILIES, LENGTH, SMALL
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_log_probs_by_the_head_in_chunks_are_those_of_the_plain_forward(
     name: str, monkeypatch: pytest.MonkeyPatch

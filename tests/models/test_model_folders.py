@@ -142,6 +142,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_folder_that_is_not_the_model_it_says_is_refused_in_one_line(folder: Path, damage: str) -> None:
     change, told = DAMAGES[damage]
@@ -209,6 +210,7 @@ def test_an_adapter_is_loaded_from_its_safetensors_alone(adapter: Path) -> None:
         load_model(adapter, compute=on_cpu(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_missing", [True, False])
 def test_an_adapter_with_a_tensor_too_few_or_too_many_is_refused(adapter: Path, is_missing: bool) -> None:
     assert load_model(adapter, compute=on_cpu(1))

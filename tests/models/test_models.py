@@ -30,6 +30,7 @@ def test_a_hub_name_gets_the_command_that_fetches_it_and_the_setting_that_follow
     assert said.endswith("then set model.path: models/Qwen2.5-1.5B-Instruct")
 
 
+@pytest.mark.slow
 def test_the_command_has_the_form_that_todays_hub_client_takes() -> None:
     """Its own help names the arguments; nothing is fetched."""
     program, *arguments = shlex.split(refusal("Qwen/Qwen3-0.6B").split("`")[1])

@@ -56,6 +56,7 @@ def test_a_soft_cap_is_gemma_2s_and_sinks_are_gpt_osss(mask: str):
     torch.testing.assert_close(sunk(query, key, value, scale=SCALE, **options[mask]).transpose(1, 2), oss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("softcap", [None, SOFTCAP])
 @pytest.mark.parametrize("has_sinks", [False, True])
 @torch.no_grad()

@@ -73,6 +73,7 @@ def test_a_snapshot_has_the_dtype_asked_for_and_loads_as_it_was_rounded(
     assert narrow.dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_merging_by_shards_gives_the_files_of_the_base_with_scale_times_b_times_a_added(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
@@ -91,6 +92,7 @@ def test_merging_by_shards_gives_the_files_of_the_base_with_scale_times_b_times_
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_adapter_that_plays_is_the_merged_snapshot_to_the_bit(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
@@ -102,6 +104,7 @@ def test_the_adapter_that_plays_is_the_merged_snapshot_to_the_bit(
     assert load_tokenizer(merged).get_vocab() == load_tokenizer(snapshot).get_vocab()
 
 
+@pytest.mark.slow
 def test_an_adapter_of_an_adapter_is_merged_inside_out(whole: Path, tmp_path: Path) -> None:
     outer = train_adapter(train_adapter(whole, tmp_path / "inner"), tmp_path / "outer")
     merged = merged_snapshot(outer, tmp_path / "merged", compute=CPU)
@@ -120,6 +123,7 @@ def test_files_that_name_the_weights_otherwise_are_merged_through_the_model(
     assert folder_hash(merged_snapshot(snapshot, tmp_path / "loaded", compute=CPU)) == folder_hash(by_shards)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("odd", [{"use_dora": True}, {"bias": "all"}, {"modules_to_save": ["lm_head"]}])
 def test_an_adapter_that_is_more_than_a_product_is_refused(whole: Path, tmp_path: Path, odd: dict[str, Any]) -> None:
     from tests.models.test_model_folders import edit_json

@@ -101,6 +101,7 @@ def assert_close(found: list[Tensor], expected: list[Tensor]) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5 * max(1.0, float(other.abs().max())))
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("size", [8, 20, 32, 64])
 @pytest.mark.parametrize("group", [1, 2, 3, 4])

@@ -43,6 +43,7 @@ def dense(end: np.ndarray) -> BlockMask:
     return create_block_mask(is_visible, 1, None, len(end), len(end), device="cpu", BLOCK_SIZE=BLOCK)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(subtree_ends())
 def test_the_tables_are_those_that_torch_makes_from_the_dense_mask(end: np.ndarray) -> None:

@@ -167,6 +167,7 @@ def own_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[http.server.HTTPServ
         thread.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("statuses", [[200], [500, 500, 200]])
 def test_a_run_that_prefect_has_as_running_goes_on_also_where_its_server_falters(
     own_server, monkeypatch: pytest.MonkeyPatch, statuses: list[int]
@@ -176,6 +177,7 @@ def test_a_run_that_prefect_has_as_running_goes_on_also_where_its_server_falters
     assert statuses == [200]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["CRASHED", "CANCELLING", "CANCELLED"])
 def test_one_that_prefect_has_as_anything_else_stops_before_the_next_stage(own_server, monkeypatch, state: str):
     monkeypatch.setattr(Answering, "state", state)
@@ -183,6 +185,7 @@ def test_one_that_prefect_has_as_anything_else_stops_before_the_next_stage(own_s
         check_run_is_wanted("promote")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "reason"),
     [(401, "refuses the password"), (404, "does not know this run"), (500, r"does not answer \(status 500\)")],
@@ -204,12 +207,14 @@ def test_so_does_one_whose_server_died_which_is_not_asked_again(own_server, monk
         check_run_is_wanted("train")
 
 
+@pytest.mark.slow
 def test_a_flow_asks_before_each_stage_so_an_unwanted_one_begins_and_promotes_nothing(own_server, monkeypatch):
     monkeypatch.setattr(Answering, "state", "CRASHED")
     with pytest.raises(ValueError, match="this run as Crashed, not as running, so promote"):
         _run("promote", None, None, {}, force=False)  # type: ignore[arg-type] # which it has no need of
 
 
+@pytest.mark.slow
 def test_a_schedule_starts_beside_a_run_by_hand_and_in_no_folder_that_takes_no_results(
     own_server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):

@@ -50,6 +50,7 @@ with one_line_errors(debug=False):
 """
 
 
+@pytest.mark.slow
 def test_a_launcher_may_end_its_ranks_where_this_process_is_stopped(tmp_path: Path) -> None:
     """As srun does, which must cancel those of other machines."""
     srun = "trap 'sleep 0.3; echo cancelled > ended; exit 143' TERM; touch started; while :; do sleep 0.05; done"

@@ -112,6 +112,7 @@ def test_a_session_of_ray_has_a_short_folder(length: int, is_used: bool, monkeyp
         folder.rmdir()
 
 
+@pytest.mark.slow
 def test_a_port_of_something_else_is_one_line_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "CONNECT_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:

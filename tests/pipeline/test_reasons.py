@@ -106,6 +106,7 @@ def finished(workspace: Workspace) -> Workspace:
     return workspace
 
 
+@pytest.mark.slow
 def test_a_first_run_has_that_as_its_reason_and_mlflow_and_the_folder_know_it(workspace: Workspace):
     (text,) = workspace.texts()
     assert text.startswith(f"first: no finished run of {MODEL}")
@@ -116,6 +117,7 @@ def test_a_first_run_has_that_as_its_reason_and_mlflow_and_the_folder_know_it(wo
     assert tags["model"] == MODEL
 
 
+@pytest.mark.slow
 def test_nothing_changed_since_a_finished_run_names_it_and_its_outcome(finished: Workspace):
     found = finished.reasons()
     assert not found.is_needed
@@ -125,6 +127,7 @@ def test_nothing_changed_since_a_finished_run_names_it_and_its_outcome(finished:
     assert "promoted version 4" in found.sentence
 
 
+@pytest.mark.slow
 def test_a_waiting_decision_that_ended_unapproved_is_a_reason_to_decide_anew(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ):
@@ -137,6 +140,7 @@ def test_a_waiting_decision_that_ended_unapproved_is_a_reason_to_decide_anew(
     assert workspace.texts() == ["decision: the decision about version 4 expired"]
 
 
+@pytest.mark.slow
 def test_another_machine_learns_of_the_finished_run_from_mlflow_alone(finished: Workspace):
     kept = read_kept(finished.paths)
     (finished.paths.artifacts / FINISHED_FILE).unlink()
@@ -145,6 +149,7 @@ def test_another_machine_learns_of_the_finished_run_from_mlflow_alone(finished: 
     assert not found.is_needed
 
 
+@pytest.mark.slow
 def test_results_that_are_not_in_this_folder_are_no_reason(finished: Workspace):
     finished.status = {
         "curate": [{"changed outs": {"artifacts/curate": "deleted"}}],
@@ -153,6 +158,7 @@ def test_results_that_are_not_in_this_folder_are_no_reason(finished: Workspace):
     assert finished.texts() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "text"),
     [
@@ -173,17 +179,20 @@ def test_what_dvc_sees_changed_is_named(finished: Workspace, status: dict[str, A
     assert finished.texts() == [text]
 
 
+@pytest.mark.slow
 def test_a_changed_setting_of_a_stage_or_of_promote_is_told_with_both_values(finished: Workspace):
     finished.set("train", "group_size", 5)
     finished.set("promote", "minimum_success", 0.7)
     assert finished.texts() == ["recipe: the recipe changed: train.group_size 8 → 5, promote.minimum_success 0.6 → 0.7"]
 
 
+@pytest.mark.slow
 def test_a_setting_that_no_stage_and_no_decision_reads_is_no_reason(finished: Workspace):
     finished.set("tracking", "num_traces", 3)
     assert finished.texts() == []
 
 
+@pytest.mark.slow
 def test_what_dvc_ran_by_hand_or_in_a_run_that_died_is_a_reason_until_a_run_finishes(finished: Workspace):
     """dvc.lock has the new problems, and `dvc status` nothing to say; only no run finished with them."""
 
@@ -199,6 +208,7 @@ def test_what_dvc_ran_by_hand_or_in_a_run_that_died_is_a_reason_until_a_run_fini
     assert finished.texts() == []
 
 
+@pytest.mark.slow
 def test_drift_curates_anew_by_force_and_outlives_a_run_that_died(finished: Workspace):
     finished.drift = ["reply of get_flight: cost: type number → string"]
     found = finished.reasons()
@@ -216,6 +226,7 @@ def test_drift_curates_anew_by_force_and_outlives_a_run_that_died(finished: Work
     assert not (finished.paths.artifacts / REASONS_FILE).exists()
 
 
+@pytest.mark.slow
 def test_a_persons_reason_lets_dvc_decide_what_runs(finished: Workspace):
     found = finished.reasons(asked="a new  judge\nmodel")
     assert [reason.kind for reason in found.reasons] == ["person"]
@@ -225,6 +236,7 @@ def test_a_persons_reason_lets_dvc_decide_what_runs(finished: Workspace):
     assert read_params()["seed"] == 11
 
 
+@pytest.mark.slow
 def test_force_needs_a_reason_and_takes_the_next_seed_once(finished: Workspace):
     with pytest.raises(ValueError, match="--reason"):
         finished.reasons(force=True)
@@ -240,6 +252,7 @@ def test_force_needs_a_reason_and_takes_the_next_seed_once(finished: Workspace):
     assert read_params()["seed"] == 12
 
 
+@pytest.mark.slow
 def test_a_seed_that_cannot_be_raised_is_refused_with_nothing_written(finished: Workspace):
     params = Path("params.yaml").read_text(encoding="utf-8")
     anchored = params.replace("seed: 11 ", "seed: &seed 11 ", 1).replace("split_seed: 1 ", "split_seed: *seed ", 1)
@@ -272,6 +285,7 @@ def champion(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "Registry", Registry)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("champion")
 def test_a_fall_trains_anew_with_the_next_seed_against_a_champion_measured_anew_and_once(finished: Workspace):
     log_measurement(SETTINGS, CHAMPION_CHECK, "check", check(4, fell=True), model=MODEL)
@@ -287,6 +301,7 @@ def test_a_fall_trains_anew_with_the_next_seed_against_a_champion_measured_anew_
     assert finished.texts() == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("champion")
 @pytest.mark.parametrize("row", [check(4, fell=False), check(3, fell=True)])
 def test_a_champion_that_holds_its_level_or_was_replaced_is_no_reason(finished: Workspace, row: dict[str, Any]):
@@ -294,6 +309,7 @@ def test_a_champion_that_holds_its_level_or_was_replaced_is_no_reason(finished: 
     assert finished.texts() == []
 
 
+@pytest.mark.slow
 def test_a_damaged_note_of_this_folder_is_read_from_mlflow_and_a_deleted_one_there_makes_a_first_run(
     finished: Workspace,
 ):
@@ -306,6 +322,7 @@ def test_a_damaged_note_of_this_folder_is_read_from_mlflow_and_a_deleted_one_the
     assert finished.reasons().kinds == ["first"]
 
 
+@pytest.mark.slow
 def test_an_unchanged_folder_is_known_without_mlflow_until_its_database_or_anything_else_changes(finished: Workspace):
     def found() -> RunReasons | None:
         return find_unchanged(read_params(), finished.paths)
@@ -325,6 +342,7 @@ def test_an_unchanged_folder_is_known_without_mlflow_until_its_database_or_anyth
     assert found() is None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("champion")
 def test_a_drift_check_or_a_decision_that_waits_leaves_the_answer_to_mlflow(finished: Workspace):
     note_finish(SETTINGS, MODEL, finished.paths)
@@ -334,6 +352,7 @@ def test_a_drift_check_or_a_decision_that_waits_leaves_the_answer_to_mlflow(fini
     assert finished.reasons().kinds == ["champion_fell"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("champion")
 def test_a_fall_that_is_stored_while_mlflow_is_asked_is_not_missed(
     finished: Workspace, monkeypatch: pytest.MonkeyPatch
@@ -349,6 +368,7 @@ def test_a_fall_that_is_stored_while_mlflow_is_asked_is_not_missed(
     assert finished.reasons().kinds == ["champion_fell"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [ValueError("database is locked"), OSError("no space left on device")])
 def test_a_run_stays_finished_where_its_note_cannot_be_written(
     finished: Workspace, monkeypatch: pytest.MonkeyPatch, error: Exception

@@ -13,6 +13,8 @@ import pytest
 from tests.conftest import ROOT
 from tests.profiles import profile_params, profile_text
 
+pytestmark = pytest.mark.slow
+
 # As far as a flow gets before it starts its server: the lock was free again from here until the flow proper began.
 STARTING = """
 import sys
@@ -51,7 +53,6 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-@pytest.mark.slow
 def test_a_flow_that_starts_while_another_starts_is_refused_in_one_line(
     folder: Path, first: subprocess.Popen[str]
 ) -> None:

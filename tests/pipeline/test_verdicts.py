@@ -71,6 +71,7 @@ def test_an_alarm_comes_once_the_turn_is_free_for_the_run_that_it_starts(
     assert done == ["turn given back", *after]
 
 
+@pytest.mark.slow
 def test_a_stage_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Path):
     guardian, pid_file = Guardian(), tmp_path / "pid"
     script = "import subprocess, time; child = subprocess.Popen(['sleep', '600']); "

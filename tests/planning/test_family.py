@@ -29,6 +29,7 @@ def params(folder: Path, config: dict[str, Any], **changed: Any) -> dict[str, An
     return values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "changed", "reason", "remedy"),
     [
@@ -53,6 +54,7 @@ def test_a_config_says_what_cannot_be_trained_or_played(
     assert remedy in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_window_is_no_matter_where_rows_are_not_packed_and_vllm_plays(tmp_path: Path) -> None:
     values = params(tmp_path, WINDOWED, train__packing="none")
     values["engine"] = profile_params("bfcl_qwen2.5_7b")["engine"]

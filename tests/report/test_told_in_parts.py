@@ -16,6 +16,8 @@ from tasks.tracking.stage_results import read_results as tracked
 from tests.measurement.synthetic import write_artifacts
 from tests.report.test_beside import rate
 
+pytestmark = pytest.mark.slow
+
 POLICIES = {"base": 0.05, "warm_start": 0.2, "best": 0.5}
 DROP = {"difference": 0.4, "ci_low": 0.3, "ci_high": 0.5}
 SHARDED = {
@@ -39,7 +41,6 @@ def told_in_parts(line: str, name: str) -> bool:
     return line.startswith(f"{name} ") and "(+30.0" in line
 
 
-@pytest.mark.slow
 def test_each_policy_has_both_and_what_telling_in_parts_costs(tmp_path: Path) -> None:
     paths, stream = write_artifacts(tmp_path), io.StringIO()
     assert "sharded" not in build_summary(paths) and "told in parts" not in build_report(paths).read_text("utf-8")

@@ -134,6 +134,7 @@ def short_episodes(outcome: str) -> list[Trajectory]:
 FAILURES, SUCCESSES = short_episodes("failure"), short_episodes("success")
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=60, deadline=None)
 @given(
     weights=st.dictionaries(

@@ -293,6 +293,7 @@ def test_weights_that_are_swapped_while_a_split_is_played_are_noticed_at_its_end
     assert len(sampled(FinishedEpisodes(file))) == len(FinishedEpisodes(file)) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("products", "is_confirmed"), [("float32", False), ("float16", True)])
 def test_an_engine_that_repeats_its_log_probs_within_what_rounded_products_explain_is_confirmed(
     measured: Measured,

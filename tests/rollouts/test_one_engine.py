@@ -98,6 +98,7 @@ def test_sixteen_snapshots_open_one_model_and_read_each_file_once(snapshots: lis
     assert rounds[0][0] != rounds[0][15]
 
 
+@pytest.mark.slow
 def test_without_room_files_are_read_again_and_the_rows_are_the_same(
     snapshots: list[Path], counted: Counter[str]
 ) -> None:
@@ -129,6 +130,7 @@ def test_without_room_weights_go_from_their_file_into_the_model_and_no_tensor_is
     torch.testing.assert_close(model.state_dict(), load_model(snapshots[1], compute=on_cpu(1)).state_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [0, float("inf")])
 def test_a_tied_head_and_a_head_of_its_own_under_one_config_are_never_filled_into_one_another(
     snapshots: list[Path], tmp_path: Path, room: float
@@ -163,6 +165,7 @@ def test_a_snapshot_that_cannot_be_read_leaves_no_half_loaded_engine(snapshots: 
         assert rows(snapshots[0], engines) == first
 
 
+@pytest.mark.slow
 def test_another_architecture_gets_an_engine_of_its_own(
     snapshots: list[Path], counted: Counter[str], tmp_path: Path
 ) -> None:
@@ -173,6 +176,7 @@ def test_another_architecture_gets_an_engine_of_its_own(
     assert found == [rows(snapshots[0]), rows(other)]
 
 
+@pytest.mark.slow
 def test_the_likeliest_tokens_are_played_by_the_same_engine(snapshots: list[Path], counted: Counter[str]) -> None:
     play = play_settings()
     greedy = play.model_copy(update={"sampling": play.sampling.model_copy(update={"temperature": 0.0})})

@@ -41,6 +41,7 @@ def played(
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.id)
 def test_from_every_turn_of_a_reference_the_rest_of_it_solves_the_problem(chat: ChatFormat, problem: Problem) -> None:
     """The same tokens as where the policy writes all of it; only what it wrote itself is in the loss."""

@@ -25,6 +25,8 @@ from tasks.tools.settings import FaultSettings
 from tests import tiny
 from tests.worlds import cache_settings, environment_settings
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = 6
 PROBLEMS = tiny.problems(34, max_level=4)[:17]  # one of each category
 SAMPLING = tiny.SAMPLING.model_copy(update={"max_tokens_per_turn": 64, "max_tokens_per_episode": 256})
@@ -93,7 +95,6 @@ class SwitchedOff:
         raise AssertionError("the world was made")
 
 
-@pytest.mark.slow
 def test_a_strict_replay_writes_the_same_bytes_with_the_tools_switched_off(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -118,7 +119,6 @@ def test_a_strict_replay_writes_the_same_bytes_with_the_tools_switched_off(
     assert not (tmp_path / "store").exists()
 
 
-@pytest.mark.slow
 def test_faults_on_purpose_that_the_model_meets_are_replayed_as_well(model_folder: Path, tmp_path: Path):
     """They stand outside the cache, so its answers are whole and the same chance strikes them again."""
     faults = FaultSettings(

@@ -50,6 +50,7 @@ def write(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], None]:
     return write_next
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("template", "goes_on"),
     [
@@ -90,6 +91,7 @@ def test_a_model_that_thinks_is_asked_after_an_empty_thought(template: str, open
     assert prompt.partition("<|im_start|>assistant\n")[2] == f"{opened}\n</think>\n\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("written", "heard"),
     [

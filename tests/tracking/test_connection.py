@@ -38,6 +38,7 @@ def test_a_relative_artifact_location_becomes_absolute_and_a_bucket_stays(tmp_pa
     assert absolute_location("s3://bucket/mlflow") == "s3://bucket/mlflow"
 
 
+@pytest.mark.slow
 def test_the_experiment_is_made_once(project: Paths):
     client = connect(SETTINGS)
     assert experiment_id(client, SETTINGS) == experiment_id(client, SETTINGS)
@@ -89,6 +90,7 @@ def test_a_database_whose_maker_was_killed_on_the_way_is_made_anew(
     assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
 
 
+@pytest.mark.slow
 def test_a_project_that_was_copied_with_its_database_does_not_write_into_the_old_folder(project: Paths):
     client = connect(SETTINGS)
     experiment_id(client, SETTINGS)

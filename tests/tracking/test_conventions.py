@@ -60,6 +60,7 @@ def test_promotion_which_dvc_does_not_run_has_the_md5_that_dvc_would_give(projec
     assert found.digest == hashlib.md5(project.split("test").read_bytes()).hexdigest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["retrain", "train"])
 def test_every_run_names_the_commit_the_branch_and_whether_files_differ(project: Paths, name: str):
     runs = FlowRuns(SETTINGS, {}, project)
@@ -70,6 +71,7 @@ def test_every_run_names_the_commit_the_branch_and_whether_files_differ(project:
     assert (tags["mlflow.source.name"], tags["mlflow.user"]) == (name, operator())
 
 
+@pytest.mark.slow
 def test_a_registered_model_has_its_params_and_its_results_with_run_and_dataset(project: Paths):
     registry, runs = Registry(SETTINGS, MODEL), FlowRuns(SETTINGS, {}, project)
     runs.begin()

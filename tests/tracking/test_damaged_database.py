@@ -51,6 +51,7 @@ LOSSES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_registry_is_never_lost_without_a_word_and_the_command_starts_another(used: Path, loss: str) -> None:
     LOSSES[loss](used)

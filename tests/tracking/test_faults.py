@@ -67,6 +67,7 @@ def server(status: int, body: bytes, kind: str = "text/html", *headers: tuple[st
         thread.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_retries", [0, 1])
 @pytest.mark.parametrize(
     ("status", "body", "kind", "remedy"),

@@ -16,6 +16,8 @@ from tests.tiny import model_folder
 from tests.tracking.candidates import MODEL, promote
 from tests.tracking.project import SETTINGS
 
+pytestmark = pytest.mark.slow
+
 LOAD = f"""
 import mlflow
 agent = mlflow.transformers.load_model("models:/{MODEL}@champion")
@@ -23,7 +25,6 @@ print(agent.task, len(agent("look", max_new_tokens=3, return_full_text=True)[0][
 """
 
 
-@pytest.mark.slow
 def test_a_fresh_process_loads_the_champion_with_mlflow_and_generates(registry: Registry, tmp_path: Path):
     source = model_folder(tmp_path / "model")
     version = promote("a", folder=source)
@@ -36,7 +37,6 @@ def test_a_fresh_process_loads_the_champion_with_mlflow_and_generates(registry: 
     assert sorted(file.name for file in fetched.iterdir()) == sorted(file.name for file in source.iterdir())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("file", [MLMODEL, f"{TOKENIZER_FOLDER}/tokenizer.json", f"{TOKENIZER_FOLDER}/more.json"])
 def test_a_version_whose_flavour_was_altered_is_refused(registry: Registry, tmp_path: Path, file: str):
     version = promote("a", folder=model_folder(tmp_path / "model"))

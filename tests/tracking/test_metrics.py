@@ -61,6 +61,7 @@ def test_rows_reach_the_run_while_training_goes_on(project: Paths):
     assert [(item.step, item.value) for item in history] == [(1, 0.1), (2, 0.2), (3, 0.3)]
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_exist_never_ends_training(project: Paths, capsys):
     log = live_logger({RUN_ID_VARIABLE: "0" * 32, URI_VARIABLE: absolute_uri(SETTINGS.uri)})
     assert log is not None
@@ -74,6 +75,7 @@ def test_a_run_that_does_not_exist_never_ends_training(project: Paths, capsys):
     assert not log.thread.is_alive()  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_rows_that_mlflow_did_not_take_are_sent_once_with_a_later_batch(
     project: Paths, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:

@@ -61,6 +61,7 @@ def test_there_is_no_champion_before_the_first_promotion(registry: Registry):
     assert registry.champion() is None
 
 
+@pytest.mark.slow
 def test_a_champion_downloads_with_its_files_at_the_root(registry: Registry, snapshot: Path, tmp_path: Path):
     promote(registry, register(registry, snapshot))
     champion = registry.champion()
@@ -71,6 +72,7 @@ def test_a_champion_downloads_with_its_files_at_the_root(registry: Registry, sna
     assert (folder / "model.safetensors").read_bytes() == b"weights"
 
 
+@pytest.mark.slow
 def test_mlflows_own_client_finds_the_champion_by_its_alias(registry: Registry, snapshot: Path, tmp_path: Path):
     import mlflow
 
@@ -97,6 +99,7 @@ def test_transformers_loads_a_downloaded_champion_as_it_is(registry: Registry, t
     assert all(torch.equal(left, right) for left, right in zip(loaded.parameters(), original.parameters(), strict=True))
 
 
+@pytest.mark.slow
 def test_the_same_model_is_never_two_versions_and_another_configuration_is_another_model(
     registry: Registry, snapshot: Path
 ):
@@ -139,6 +142,7 @@ def test_a_store_that_keeps_other_bytes_than_it_was_given_registers_nothing(
     assert register(registry, snapshot).version == 1
 
 
+@pytest.mark.slow
 def test_other_weights_are_another_version_and_the_old_one_stays(registry: Registry, snapshot: Path):
     promote(registry, register(registry, snapshot, "old"))
     (snapshot / "model.safetensors").write_bytes(b"new")
@@ -149,6 +153,7 @@ def test_other_weights_are_another_version_and_the_old_one_stays(registry: Regis
     assert versions(registry) == [1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["log_model_artifacts", "finalize_logged_model", "create_model_version"])
 def test_a_registration_killed_in_any_step_is_finished_by_the_next(
     registry: Registry, snapshot: Path, monkeypatch: pytest.MonkeyPatch, step: str
@@ -180,6 +185,7 @@ def test_files_half_uploaded_by_a_killed_call_are_uploaded_again(
     assert (folder / "model.safetensors").read_bytes() == b"weights"
 
 
+@pytest.mark.slow
 def test_a_version_whose_alias_was_never_set_becomes_champion_without_a_second_version(
     registry: Registry, snapshot: Path
 ):

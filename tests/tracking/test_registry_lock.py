@@ -101,6 +101,7 @@ def num_locks(registry: Registry) -> int:
     return sum(key.startswith(LOCK) for key in registry.model_tags())
 
 
+@pytest.mark.slow
 def test_patience_is_for_a_line_that_does_not_move(clock: Clock):
     """Ten before it hold the registry 50 s each: longer than anybody waits for one, and everybody has a turn."""
     client = Tags()

@@ -51,6 +51,7 @@ def stage(runs: FlowRuns, name: str, *, cached: bool = False) -> Any:
     return runs.client.get_run(run_id)
 
 
+@pytest.mark.slow
 def test_the_parent_holds_all_params_the_headline_and_the_figures(finished: Paths):
     charts = {"progress.png", "progress.svg"}
     for name in charts:
@@ -90,6 +91,7 @@ def test_the_curve_of_snapshots_has_points_of_one_kind_only(finished: Paths):
     assert rows == {"iteration-0005": 3, "iteration-0010": 22, "iteration-0020": 22}
 
 
+@pytest.mark.slow
 def test_no_run_has_more_than_twenty_metrics_and_the_rest_is_in_tables(finished: Paths):
     rows = [{"iteration": 1, **dict.fromkeys((*CURVES, "mismatch_kl", "success_by_category"), 0.5)}]
     write_jsonl(finished.stage("train") / "metrics.jsonl", rows)
@@ -145,6 +147,7 @@ def test_a_stage_that_left_no_files_has_nothing_to_show(project: Paths):
     assert read_results("train", project) == read_results("evaluate", project) == StageResults()
 
 
+@pytest.mark.slow
 def test_a_cached_stage_names_the_run_that_did_the_work_and_repeats_no_number(finished: Paths):
     first = stage(flow(finished), "train")
     again = stage(flow(finished), "train", cached=True)
@@ -155,6 +158,7 @@ def test_a_cached_stage_names_the_run_that_did_the_work_and_repeats_no_number(fi
         assert set(child.data.metrics) == {"seconds"}
 
 
+@pytest.mark.slow
 def test_a_cached_stage_no_run_knows_holds_the_numbers_itself(finished: Paths):
     """`dvc repro` alone did the work and left no run; the next flow's child then serves as the source."""
     first = stage(flow(finished), "train", cached=True)
@@ -164,6 +168,7 @@ def test_a_cached_stage_no_run_knows_holds_the_numbers_itself(finished: Paths):
     assert stage(flow(finished), "train", cached=True).data.tags["source_run_id"] == first.info.run_id
 
 
+@pytest.mark.slow
 def test_a_stage_with_another_entry_in_dvc_lock_is_not_the_same_work(finished: Paths):
     stage(flow(finished), "train")
     Path("dvc.lock").write_text(
@@ -181,6 +186,7 @@ def test_points_that_were_logged_live_are_not_logged_twice(finished: Paths):
     assert sorted(item.step for item in history) == list(range(1, 21))
 
 
+@pytest.mark.slow
 def test_a_failed_flow_closes_its_runs_as_failed(finished: Paths):
     runs = flow(finished)
     done, failed = stage(runs, "train").info.run_id, runs.begin_stage("evaluate")
@@ -189,6 +195,7 @@ def test_a_failed_flow_closes_its_runs_as_failed(finished: Paths):
     assert statuses == ["FINISHED", "FAILED", "FAILED"]
 
 
+@pytest.mark.slow
 def test_runs_a_killed_flow_left_open_are_closed_by_the_next(finished: Paths):
     killed = flow(finished)
     child = killed.begin_stage("train")

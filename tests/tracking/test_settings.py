@@ -77,6 +77,7 @@ def test_the_names_in_every_profile_are_taken(registry: Registry):
         assert experiment_id(registry.client, SETTINGS.model_copy(update={"experiment": experiment}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_name_that_mlflow_would_lose_later_is_refused_with_the_params(name: str):
     with pytest.raises(ValueError, match=r"params.yaml: promote\.model_name: .*Choose one") as caught:

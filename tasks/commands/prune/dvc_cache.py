@@ -18,6 +18,7 @@ import yaml
 
 from tasks.commands.reproduction import ask_git
 from tasks.core.provenance import LOCK_FILE
+from tasks.core.yaml_text import PLAIN
 
 FOLDER_MARK = ".dir"  # ends the hash of a folder, whose object is a list of its files
 DATA_STAGE = "curate"
@@ -128,7 +129,7 @@ def _followed_files() -> Iterator[str]:
 def _mapping(value: Any) -> dict[str, Any]:
     """Of YAML text, or of what was one; empty for anything else."""
     try:
-        found = yaml.safe_load(value) if isinstance(value, str) else value
+        found = PLAIN.load(value) if isinstance(value, str) else value
     except yaml.YAMLError:
         found = None
     return found if isinstance(found, dict) else {}

@@ -16,13 +16,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import yaml
-
 from tasks.core.files import content_hash, file_hash, json_hash, read_json
 from tasks.core.params_text import set_number
 from tasks.core.settings import PARAMS_FILE, Paths
 from tasks.core.splits import read_split
 from tasks.core.terminal import tell
+from tasks.core.yaml_text import PLAIN
 from tasks.stages.evaluate.noted import read_evaluations
 from tasks.stages.promote.decision import Decision
 from tasks.stages.promote.error_budget import ErrorBudget, Spending, budget_warning, error_budget, times
@@ -192,7 +191,7 @@ def raise_test_rotation(file: Path, *, curated: int) -> int:
     """Ask in a params.yaml for the test set after the `curated` one; returns its number. The rest of the text stays,
     and a file that asks for a later set. ValueError where no further set is kept, or the text has no such value.
     """
-    options = (yaml.safe_load(file.read_bytes()) or {}).get(SECTION) or {}
+    options = (PLAIN.load(file.read_bytes()) or {}).get(SECTION) or {}
     if options.get(OPTION, 0) > curated:
         return int(options[OPTION])
     if curated + 1 >= options.get("num_test_sets", 1):

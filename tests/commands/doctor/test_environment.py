@@ -61,6 +61,7 @@ class Sharing(TravelDeskEpisode):
         self.bookings = self.shelf
 
 
+@pytest.mark.slow
 def test_a_tool_that_crashes_is_named_with_what_it_said(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = in_world(monkeypatch, Crashing)
     examined = look("tools answer", artifacts, environment__name=name)
@@ -72,6 +73,7 @@ def test_a_tool_that_crashes_is_named_with_what_it_said(artifacts: Path, monkeyp
     assert look("references score 1", artifacts, environment__name=name).result == "pass"  # of those that were played
 
 
+@pytest.mark.slow
 def test_in_a_world_without_a_working_tool_what_plays_is_skipped(
     artifacts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,6 +90,7 @@ def test_in_a_world_without_a_working_tool_what_plays_is_skipped(
     assert {item.finding for item in skipped} == {"not looked at, for the reason under `lost episodes`"}
 
 
+@pytest.mark.slow
 def test_a_tool_no_reference_uses_is_called_with_made_up_arguments(
     artifacts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +100,7 @@ def test_a_tool_no_reference_uses_is_called_with_made_up_arguments(
     found(dead, "fail", "rate: unavailable: no such server", "a server may be down")
 
 
+@pytest.mark.slow
 def test_a_world_that_cannot_be_reset_gets_no_made_up_call(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     examined = look("tools answer", artifacts, environment__name=in_world(monkeypatch, Dead, **LIVE))
     found(examined, "warn", "6 of 7 answer; not called, as in no reference: rate", "never reset")
@@ -107,6 +111,7 @@ def test_a_limit_that_loses_most_episodes_warns(artifacts: Path) -> None:
     found(examined, "warn", "up to 90% may be", "Set environment.tools.max_dropped_share")
 
 
+@pytest.mark.slow
 def test_an_episode_that_differs_the_second_time_fails(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = in_world(monkeypatch, Moody)
     found(
@@ -119,6 +124,7 @@ def test_an_episode_that_differs_the_second_time_fails(artifacts: Path, monkeypa
     assert look("separate episodes", artifacts, environment__name=name).result == "pass"
 
 
+@pytest.mark.slow
 def test_episodes_that_share_state_fail(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = in_world(monkeypatch, Sharing)
     assert look("same seed", artifacts, environment__name=name).result == "pass"
@@ -132,6 +138,7 @@ def test_faults_on_purpose_are_left_out_and_a_strict_cache_leaves_nothing_to_pla
     found(look("same seed", artifacts, environment__cache=strict), "warn", "tools are switched off", "replay or off")
 
 
+@pytest.mark.slow
 def test_an_agent_is_started_once_before_training_depends_on_it(artifacts: Path) -> None:
     """By default there is none; here one plays a cancellation, and one raises."""
     found(look("agent", artifacts), "pass", "our own loop", "")

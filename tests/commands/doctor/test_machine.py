@@ -29,6 +29,7 @@ DVC_CONFIG = """
 """
 
 
+@pytest.mark.slow
 def test_settings_beyond_the_machine_are_told_with_both_numbers(
     artifacts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ class Unfair(TravelDeskEpisode):
         return Verdict(self.world["kind"] != "quote", {"kind": self.world["kind"] != "quote"})
 
 
+@pytest.mark.slow
 def test_a_reference_that_does_not_score_1_is_named_with_its_failed_check(
     artifacts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -30,6 +31,7 @@ def test_a_reference_that_does_not_score_1_is_named_with_its_failed_check(
     assert "7 of 11 categories: book/declined; book/none; book/sold_out and 4 more" in idle.finding
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "says"), [(2.5, "rewards are outside 1 to 1"), (float("nan"), "not a finite number")]
 )
@@ -45,6 +47,7 @@ def test_a_failure_that_earns_as_much_as_a_success_fails(artifacts: Path, monkey
     found(look("doing nothing", artifacts), "fail", "a failure earns 1", "a success 1 or more")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decides", [False, True])
 def test_a_part_that_a_judge_scores_is_left_out_and_a_judge_that_decides_nothing_costs_nothing(
     artifacts: Path, tmp_path: Path, decides: bool

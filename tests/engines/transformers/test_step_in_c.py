@@ -102,6 +102,7 @@ def own_logp(model: PreTrainedModel, text: list[int], reply: TurnReply, *, tempe
     return rows.gather(-1, torch.tensor(reply.token_ids)[:, None])[:, 0].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sizes", SIZES)
 def test_log_probs_are_those_of_the_models_own_forward(kind: str, sizes: dict[str, int]) -> None:
@@ -241,6 +242,7 @@ def plays_by_own_forward(model: PreTrainedModel) -> bool:
         return not isinstance(engine.shards[0], ShardInC)
 
 
+@pytest.mark.slow
 def test_what_the_code_does_not_compute_is_left_to_the_models_own_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     model = a_model("llama", SIZES[0])
     assert fits(model)
@@ -256,6 +258,7 @@ def test_what_the_code_does_not_compute_is_left_to_the_models_own_forward(monkey
     load_library.cache_clear()
 
 
+@pytest.mark.slow
 def test_a_family_that_computes_otherwise_than_the_code_plays_by_its_own_forward(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -29,6 +29,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     ]
 
 
+@pytest.mark.slow
 def test_models_of_one_structure_share_their_traces_and_compute_with_their_own_weights(folders: list[Path]) -> None:
     one, another, wider = [load_model(folder, compute=on_cpu(1)) for folder in folders]
     with torch.no_grad():
@@ -44,6 +45,7 @@ def test_models_of_one_structure_share_their_traces_and_compute_with_their_own_w
         assert torch.equal(decoder.prefill(ids, places)[0], found)
 
 
+@pytest.mark.slow
 def test_a_model_that_changed_shares_its_later_traces_with_none_that_did_not(folders: list[Path]) -> None:
     one, another = [load_model(folders[0], compute=on_cpu(1)) for _ in range(2)]
     changed = Decoder(one, temperature=1.0, top_p=0.5)
@@ -53,6 +55,7 @@ def test_a_model_that_changed_shares_its_later_traces_with_none_that_did_not(fol
     assert not set(changed.traced.values()) & set(unchanged.traced.values())
 
 
+@pytest.mark.slow
 def test_a_model_is_freed_with_its_engine(folders: list[Path]) -> None:
     model = load_model(folders[2], compute=on_cpu(1))
     freed = weakref.ref(model)
@@ -70,6 +73,7 @@ def test_whatever_a_trace_would_freeze_is_in_the_structure(folders: list[Path]) 
     assert structure_of(model.to(torch.bfloat16)) != plain
 
 
+@pytest.mark.slow
 def test_the_scale_of_an_adapter_is_in_the_structure(folders: list[Path]) -> None:
     found = set()
     for alpha in (8, 16):

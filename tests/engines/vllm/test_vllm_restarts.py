@@ -198,6 +198,7 @@ def test_a_refresh_is_done_again_until_vllm_has_lived_through_it(folder: Path) -
     engine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("deaths", "versions", "num_retried"),
     [

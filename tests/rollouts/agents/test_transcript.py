@@ -146,6 +146,7 @@ ANSWERS = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(data=st.data())
 def test_whatever_a_client_does_to_our_messages_its_ids_are_those_that_were_sampled(chat: ChatFormat, data: Any):

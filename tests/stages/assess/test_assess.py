@@ -166,6 +166,7 @@ def test_the_embedded_model_says_that_it_has_seen_nothing(tmp_path: Path, monkey
     assert read_trained_on(tmp_path / "base_model") == TrainedOn()
 
 
+@pytest.mark.slow
 def test_the_base_itself_plays_the_user_while_it_is_assessed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

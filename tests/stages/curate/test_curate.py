@@ -310,6 +310,7 @@ def test_the_params_of_the_repository_are_valid_and_a_misspelt_one_names_the_nea
             load(CurateSections, {**params, "curate": {**params["curate"], "train_share": share}})
 
 
+@pytest.mark.slow
 def test_importing_the_stage_loads_nothing_heavy() -> None:
     code = "import sys, tasks.stages.curate.stage;"
     code += "print({'great_expectations', 'pandas', 'torch', 'jinja2'} & sys.modules.keys())"

@@ -21,10 +21,11 @@ from tests.conftest import ROOT
 from tests.sums import SumsWithExpert, curate_settings, many, options, rows_of, worlds, write_rows
 from tests.worlds import environment_settings
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["worlds"]
 
 
-@pytest.mark.slow
 def test_a_run_leaves_three_splits_demonstrations_a_card_and_a_page(tmp_path: Path) -> None:
     run(curate_settings(), Paths(tmp_path))
     out = tmp_path / "curate"
@@ -71,7 +72,6 @@ run(load(CurateSections, params), Paths(sys.argv[2]))
 """
 
 
-@pytest.mark.slow
 def test_the_same_params_give_the_same_bytes_in_another_folder_and_nothing_is_left_elsewhere(tmp_path: Path) -> None:
     for place in ("one", "two"):
         for name in ("home", "tmp", "cwd"):
@@ -94,7 +94,6 @@ def test_the_same_params_give_the_same_bytes_in_another_folder_and_nothing_is_le
     assert set(json.loads(one["card.json"])["by_category"]["test"].values()) == {3}
 
 
-@pytest.mark.slow
 def test_a_source_that_gives_fewer_problems_than_it_must_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +118,6 @@ def bfcl_settings(category: str, **changed: Any) -> CurateSections:
     return CurateSections(seed=7, environment=environment, curate=options(**{**source, **changed}))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("split", "num_shared"),
     [("groups", 0), ("published", 11)],
@@ -145,7 +143,6 @@ def test_bfcl_is_curated_whole_and_the_card_says_what_its_splits_share(
     assert 8_000 < characters["min"] < 15_000 < characters["median"] < 17_000 < characters["max"] < 21_000
 
 
-@pytest.mark.slow
 def test_what_bfcl_leaves_out_is_on_the_card_with_the_reason(tmp_path: Path) -> None:
     run(bfcl_settings("multi_turn_miss_func", num_generated=60, max_level=3), Paths(tmp_path))
     card = json.loads((tmp_path / "curate" / "card.json").read_text())
@@ -155,7 +152,6 @@ def test_what_bfcl_leaves_out_is_on_the_card_with_the_reason(tmp_path: Path) -> 
     assert sum(left_out.values()) + sum(card["num_problems"].values()) == 200
 
 
-@pytest.mark.slow
 def test_the_default_params_give_550_problems_a_split_50_of_each_category(tmp_path: Path) -> None:
     run(load(CurateSections, read_params(ROOT / "params.yaml")), Paths(tmp_path))
     card = json.loads((tmp_path / "curate" / "card.json").read_text())
@@ -164,7 +160,6 @@ def test_the_default_params_give_550_problems_a_split_50_of_each_category(tmp_pa
     assert 5500 < card["num_problems"]["train"] < 6700
 
 
-@pytest.mark.slow
 def test_two_hundred_rows_of_ones_own_work_though_one_category_has_a_single_group(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,7 +180,6 @@ def test_two_hundred_rows_of_ones_own_work_though_one_category_has_a_single_grou
     assert "copy of p0" not in kept
 
 
-@pytest.mark.slow
 def test_a_rotation_changes_nothing_that_training_reads_and_the_card_names_the_other_test_sets(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -218,7 +212,6 @@ def test_a_rotation_changes_nothing_that_training_reads_and_the_card_names_the_o
     assert "'a rotated test set is as large as asked for' failed: 'test' (10 problems: 2)" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_train_problems_nobody_can_demonstrate_are_told_and_no_demonstration_may_be_asked_for(tmp_path: Path) -> None:
     rows = [{**row, "category": "hard"} for row in many()]
     source = write_rows(tmp_path / "mine.jsonl", rows)

@@ -93,6 +93,7 @@ def test_another_seed_splits_otherwise_and_a_larger_train_share_takes_from_the_o
 Rows = list[tuple[int, str]]  # number of the split group, category
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(
     old=st.lists(st.tuples(st.integers(0, 40), st.sampled_from("abc")), min_size=1, max_size=60),
@@ -126,6 +127,7 @@ def ids(rows: Iterable[Row]) -> set[str]:
     return {item.problem.id for item in rows}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_new", "least_kept"), [(1, 0.95), (32, 0.85), (321, 0.7)])
 def test_of_the_demos_groups_new_ones_bring_nothing_of_yesterdays_train_into_test(
     num_new: int, least_kept: float

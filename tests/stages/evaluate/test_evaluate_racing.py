@@ -62,6 +62,7 @@ def evaluated(said: list[str], tmp_path: Path) -> Paths:
     return Paths(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_dropped_snapshots_result_is_on_the_problems_it_met_and_only_the_winner_meets_test(evaluated: Paths):
     evaluation = read_json(evaluated.stage("evaluate") / "evaluation.json")
     # 80 problems: rounds end at 20, 40 and 80. Step 10 is out after the first, or the second if it was lucky.
@@ -83,6 +84,7 @@ def test_a_dropped_snapshots_result_is_on_the_problems_it_met_and_only_the_winne
     assert len(stored["test_best"]) == 40  # two samples each
 
 
+@pytest.mark.slow
 def test_seconds_are_kept_beside_the_results_and_not_in_them(evaluated: Paths):
     timings = read_json(evaluated.artifacts / "timings" / "evaluate.json")
     assert {policy: row["episodes"] for policy, row in timings["test"].items()} == {

@@ -126,6 +126,7 @@ def test_a_problem_only_environment_errors_are_known_of_is_left_out_of_the_compa
     assert race(["a", "b"], PROBLEMS, play, RULES, seed=0).winner == "a"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alike", [0.0, 0.7])
 @pytest.mark.parametrize("best", [0.5, 0.9])
 def test_evidence_drops_the_truly_best_one_at_most_at_the_stated_rate(best: float, alike: float):
@@ -160,6 +161,7 @@ def test_what_the_rule_of_places_costs_follows_from_the_lead_and_the_luck():
     )
 
 
+@pytest.mark.slow
 def test_a_snapshot_that_is_best_by_five_points_wins_though_places_are_few():
     """Of 8, one succeeds at 75% and 7 at 70%: with places for 2 it wins about as often as without any racing."""
     rng, num_trials = np.random.default_rng(0), 40

@@ -32,6 +32,7 @@ def text_of(page: str) -> str:
     return " ".join(html.unescape(body).split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "told"),
     [
@@ -49,6 +50,7 @@ def test_page_and_terminal_open_with_what_became_of_the_challenger(name: str, to
     assert printed(name).rstrip().endswith("Every number and reason: artifacts/promote/decision.html")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_every_reason_is_on_the_page_and_at_the_terminal(name: str):
     page, terminal = text_of(page_of(name)), " ".join(printed(name).split())
@@ -77,6 +79,7 @@ def test_of_two_ways_the_one_that_was_not_needed_is_no_failure():
     assert printed("hold").count("✗") == 3  # neither way, and a category that may never fall is not shown to hold
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_the_page_is_one_file_without_script_or_network(name: str):
     page = page_of(name)

@@ -104,6 +104,7 @@ def refused() -> str:
     return told
 
 
+@pytest.mark.slow
 def test_results_of_todays_settings_have_an_origin_with_params_as_they_were_written(project: None):
     origin = read_origin(PATHS)
     assert origin.params_text == PARAMS  # comments too

@@ -144,6 +144,7 @@ def test_success_below_the_minimum_rejects_however_much_better_and_not_surely_ab
     assert decided(policy(minimum_success=0.49), of(59), of(10))[0] == "promote"
 
 
+@pytest.mark.slow
 def test_as_good_and_a_third_cheaper_promotes_where_the_policy_allows_it():
     ours, theirs = of(900, 1000, tokens=20), of(900, 1000, tokens=30)
     assert decided(policy(), ours, theirs)[0] == "hold"
@@ -157,6 +158,7 @@ def test_as_good_and_a_third_cheaper_promotes_where_the_policy_allows_it():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tokens", "num_lost"), [(28, 0), (20, 60)])
 def test_neither_a_small_saving_nor_one_that_costs_too_much_success_is_enough(tokens: int, num_lost: int):
     """28 of 30 tokens is 6.7% saved, of more than 10% asked; 60 of 1000 lost is 6 points, of at most 5."""
@@ -176,6 +178,7 @@ def test_worse_but_cheaper_and_perhaps_within_the_margin_is_held_and_not_rejecte
     assert decision == "hold"
 
 
+@pytest.mark.slow
 def test_cheaper_is_measured_against_the_anchor_too():
     """3 of 1000 below the champion are within 2 points; 25 below the anchor are not, however cheap."""
     options = policy(or_cheaper={**CHEAPER, "max_success_loss": 0.02})
@@ -218,6 +221,7 @@ def test_a_better_champion_that_costs_too_much_is_held():
     assert decided(options, of(59, tokens=16), theirs)[0] == "promote"
 
 
+@pytest.mark.slow
 def test_a_category_that_may_never_fall_shows_it_by_evidence():
     """Of 20 problems nothing shows a loss below five points, though not one was lost; of 400 it does."""
     options = policy(categories={"max_loss": 0.05, "false_alarm": 0.2, "never_fall": ["cancel"]})
@@ -442,6 +446,7 @@ def test_no_check_starts_to_speak_against_a_challenger_that_got_better(
     assert against_after <= against_before
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(comparisons())
 def test_a_policy_judged_against_itself_is_never_promoted_for_being_better(

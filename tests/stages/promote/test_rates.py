@@ -52,6 +52,7 @@ def test_a_rate_of_before_would_be_refused(claim: str, once: float) -> None:
         assert not measure(bad, share=SHARE).holds, rate.claim
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", all_rates(), ids=lambda rate: rate.name)
 def test_a_rate_at_its_bound_is_accepted_and_some_rate_is_not(rate: Rate) -> None:
     for num_trials in (num_trials_of(rate, SHARE), rate.num_trials):

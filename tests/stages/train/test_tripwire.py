@@ -70,6 +70,7 @@ def test_the_exploit_is_refused():
         check_dominance(shaped(format=WEIGHT), LIMITS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_when_it_is_insisted_upon_the_tripwire_fires_before_success_falls(seed: int):
     alarm = first_alarm(hacked_run(seed))
@@ -77,6 +78,7 @@ def test_when_it_is_insisted_upon_the_tripwire_fires_before_success_falls(seed: 
     assert ONSET < alarm.iteration < FALL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_reward_that_rises_with_success_is_no_alarm(seed: int):
     assert first_alarm(honest_run(seed)) is None

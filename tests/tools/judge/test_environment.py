@@ -161,6 +161,7 @@ def test_an_episode_that_ended_on_a_limit_gets_zeros_and_nobody_is_asked(endpoin
     assert not endpoint.asked
 
 
+@pytest.mark.slow
 def test_a_judge_that_is_away_ends_the_episode_with_a_fault_and_no_verdict(endpoint: Endpoint, tmp_path: Path) -> None:
     """The runner starts such an episode again, then drops it: it asserts that a fault is never scored."""
     endpoint.failures = [500] * 2

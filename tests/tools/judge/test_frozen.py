@@ -37,6 +37,7 @@ def settings(base: Path, folder: Path, **changed: Any) -> JudgeSettings:
     return JudgeSettings.model_validate({**row, "url": None, "api_key_variable": None, **changed})
 
 
+@pytest.mark.slow
 def test_a_model_that_can_only_babble_gives_a_verdict_of_the_schema_each_time(base: Path, tmp_path: Path) -> None:
     judge = Judge(settings(base, tmp_path, num_votes=9, temperature=1.0))
     (found,) = ask(judge)
@@ -45,6 +46,7 @@ def test_a_model_that_can_only_babble_gives_a_verdict_of_the_schema_each_time(ba
     assert all(vote.score in {tenths / 10 for tenths in range(11)} for vote in found.votes)
 
 
+@pytest.mark.slow
 def test_the_same_weights_seed_and_episode_give_the_same_verdict(base: Path, tmp_path: Path) -> None:
     def judged(name: str, **changed: Any) -> Judgement:
         return ask(Judge(settings(base, tmp_path / name, temperature=1.0, **changed)))[0]
@@ -99,6 +101,7 @@ def test_a_key_that_nobody_reads_and_a_folder_that_a_stage_makes_are_refused(
         settings(base, tmp_path, **changed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", [None, templates.GEMMA])
 def test_an_episode_that_the_model_cannot_read_is_dropped_and_rules_that_leave_it_no_room_end_the_run(
     base: Path, tmp_path: Path, template: str | None

@@ -44,6 +44,7 @@ def test_the_set_has_more_than_fifty_different_injections() -> None:
     assert len(set(INJECTIONS)) == len(INJECTIONS) >= 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_no_injection_moves_the_verdict_from_any_place(place: str) -> None:
     moved = [text for text in INJECTIONS if verdict(asked_for(episode(text, place, booked=False)))]

@@ -71,6 +71,7 @@ def test_the_same_episode_is_asked_once_even_at_the_same_moment_and_after_a_rest
     assert (len(endpoint.asked), again.counts()["judge_stored_votes"]) == (2, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changed",
     [{"model": "another"}, {"show_reference": True}, {"seed": 8}, {"max_output_tokens": 301}, {"rubric": "mine"}],
@@ -125,6 +126,7 @@ WRONG = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", WRONG)
 def test_any_other_answer_is_a_fault_after_the_last_attempt_and_is_not_stored(
     endpoint: Endpoint, tmp_path: Path, said: str | None
@@ -144,6 +146,7 @@ def test_a_code_block_around_the_answer_is_the_one_thing_that_is_repaired() -> N
     assert len(read_opinion(opinion(reason="a" * 9000)).reason) == 2000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("failures", "fault", "num_asked"),
     [
@@ -185,11 +188,13 @@ def test_a_refused_key_or_model_ends_the_run_at_once(
     assert KEY not in str(told.value) and "\n" not in str(told.value) and len(endpoint.asked) == 1
 
 
+@pytest.mark.slow
 def test_nobody_listening_is_an_environment_fault(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault, match="judge: unavailable: the endpoint failed: Connection error"):
         ask(Judge(judge_settings(Endpoint(url="http://127.0.0.1:9/v1"), tmp_path)))
 
 
+@pytest.mark.slow
 def test_one_failure_within_the_retries_is_not_seen_and_retry_after_is_waited_for(
     endpoint: Endpoint, tmp_path: Path
 ) -> None:
@@ -262,6 +267,7 @@ def test_a_list_that_fits_is_whole_and_a_long_one_keeps_its_ends() -> None:
     assert rooms(500, 2000) == [*[1] * 100, "[cut: 300 items]", *[1] * 100]
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=30, deadline=None)
 @given(
     arguments=st.dictionaries(st.text(), st.recursive(st.text() | st.integers(), st.lists, max_leaves=50)),

@@ -105,6 +105,7 @@ def test_a_user_says_no_more_than_it_may(chat: ChatFormat, served: tuple[ChatEnd
     assert told(played(chat, served[1], ["For whom?"], max_messages=1)) == SAID[:1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "answer",
     [
@@ -204,6 +205,7 @@ def test_without_instructions_the_environments_own_guidelines_are_needed(chat: C
             check_prompts(chat, {}, world, [WHOLE], tiny.SAMPLING)
 
 
+@pytest.mark.slow
 def test_in_a_mixture_every_member_needs_the_users_instructions_before_an_episode_starts() -> None:
     """A customer of retail has the package's guidelines; who books in travel_desk has none."""
     members = {"members": [member("travel_desk"), member("tau2", {"domain": "retail", "problems": "base"})]}
@@ -252,6 +254,7 @@ def test_other_weights_in_the_same_folder_are_another_user(tmp_path: Path) -> No
     assert described[0] != described[1]
 
 
+@pytest.mark.slow
 def test_other_weights_of_the_user_are_other_test_episodes(tmp_path: Path) -> None:
     paths, keys = Paths(tmp_path), []
     write_jsonl(paths.split("test"), [])

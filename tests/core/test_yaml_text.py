@@ -1,0 +1,83 @@
+"""YAML is read by libyaml for its speed; what it gives and refuses is what PyYAML's own parser does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.core.params_text import OF_DVC
+from tasks.core.settings import PARAMS, parse_params
+from tasks.core.yaml_text import PLAIN, Dialect
+from tests.conftest import ROOT
+
+DIALECTS = [PLAIN, PARAMS, OF_DVC]
+FILES = [ROOT / "params.yaml", ROOT / "dvc.yaml", ROOT / "dvc.lock", *sorted((ROOT / "infra/profiles").glob("*.yaml"))]
+LINES = (ROOT / "params.yaml").read_text(encoding="utf-8").splitlines()
+PIECES = [": ", "- ", "[", "]", "{", "}", ",", "&a ", "*a", "!!int ", "!x ", "|", "> ", "#", " #", "'", '"', "%", "@"]
+PIECES += ["1e-5", "0x1", "1_0", "12:30", "yes", "~", "---", "...", "<<: ", "\\", "=", "a: b", "`", "\n", "\n  "]
+PIECES += ["\t", "\ufeff", "\u2028", "\x85", "\x00", "é"]
+WRITTEN = st.lists(st.sampled_from(PIECES), max_size=10).map("".join)
+EDITED = st.builds(
+    lambda first, count, at, piece: piece.join(split_at("\n".join(LINES[first : first + count]), at)),
+    st.integers(0, len(LINES) - 1),
+    st.integers(1, 12),
+    st.integers(0, 400),
+    st.sampled_from(PIECES),
+)
+
+
+def split_at(text: str, at: int) -> tuple[str, str]:
+    return text[:at], text[at:]
+
+
+def by_pyyaml(dialect: Dialect, text: str) -> Any:
+    return yaml.load(text, Loader=dialect._slow)
+
+
+def test_libyaml_is_there():
+    assert yaml.__with_libyaml__
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+@pytest.mark.parametrize("dialect", DIALECTS, ids=["plain", "params", "dvc"])
+def test_our_files_have_the_values_that_pyyaml_finds(dialect: Dialect, file: Path):
+    text = file.read_text(encoding="utf-8")
+    assert dialect.load(text) == dialect.load(text.encode()) == by_pyyaml(dialect, text)
+
+
+@given(text=WRITTEN | EDITED, dialect=st.sampled_from(DIALECTS))
+def test_a_text_that_both_parsers_read_has_one_value(text: str, dialect: Dialect):
+    try:
+        expected = by_pyyaml(dialect, text)
+    except Exception:
+        return
+    assert repr(dialect.load(text)) == repr(expected)
+
+
+@pytest.mark.parametrize("text", ["seed: [1", "a: 1\na: 2", "a:\n  b: 1\n c: 2", "\x00", "a: b: c"])
+def test_a_mistake_is_told_in_pyyamls_words(text: str):
+    with pytest.raises(yaml.YAMLError) as expected:
+        by_pyyaml(PARAMS, text)
+    with pytest.raises(yaml.YAMLError) as told:
+        PARAMS.load(text)
+    assert str(told.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("text", ["seed: !!int ''", "seed: !!int", "seed: !!timestamp x"])
+def test_a_tag_before_something_else_is_invalid_yaml(text: str):
+    with pytest.raises(ValueError, match=r"^params.yaml: not valid YAML \(a tag such as !!int is before a value that"):
+        parse_params(text, Path("params.yaml"))
+
+
+@pytest.mark.parametrize("opened", ["'[' * 10**5", "'- ' * 10**5", "'{a: ' * 10**5", "'? ' * 10**5"])
+def test_lists_nested_deeper_than_libyaml_can_do_not_crash_the_process(opened: str):
+    code = f"from tasks.core.yaml_text import PLAIN\ntry: PLAIN.load({opened})\nexcept RecursionError: print('refused')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "refused\n")
