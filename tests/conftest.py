@@ -67,8 +67,9 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # What tests import and share lives to their end. To look through all of it for cycles took an eighth of their time, and
-# more the longer a worker lived: what there is after a file is looked through once and then left out.
-gc.set_threshold(10_000, 20, 20)
+# more the longer a worker lived: nothing is looked for while tests are read, and what there is after a file is looked
+# through once and then left out.
+gc.disable()
 
 configuration.set_hypothesis_home_dir(CACHE / "hypothesis")
 settings.register_profile("turnwise", derandomize=True, database=None, deadline=None)
@@ -128,6 +129,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
+    gc.enable()
 
 
 def _leave_out_what_stays() -> None:

@@ -49,6 +49,7 @@ def test_the_table_has_a_ratio_where_plan_knows_the_phase() -> None:
     assert rollout.split() == ["rollout", "3.00", "GB", "4.00", "GB", "0.75"]
 
 
+@pytest.mark.slow
 def test_a_process_is_ended_where_it_reaches_the_limit(tmp_path: Path) -> None:
     """300 MB that are written to, of which it may have 150."""
     hold = "import time; held = bytearray(b'x') * 300_000_000; time.sleep(60)"

@@ -78,6 +78,7 @@ def test_help_answers_in_a_blink():
     assert ours < 4 * typers, rounds
 
 
+@pytest.mark.slow
 def test_help_loads_no_heavy_library():
     result = tasks("--help", options=("-X", "importtime"))
     loaded = {line.rsplit("|", 1)[1].strip() for line in result.stderr.splitlines() if line.startswith("import time:")}
@@ -181,6 +182,7 @@ def test_what_needs_no_registry_is_refused_without_one(project: Path, arguments:
     assert not (project / "artifacts").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", ["tasks", "flows"])
 def test_a_python_without_the_packages_is_told_to_activate_the_environment(door: str):
     """-S leaves out site-packages, as the machine's own Python does; -E what PYTHONPATH may add."""

@@ -43,6 +43,7 @@ def check() -> dict[str, Any]:
     return {"environment": [], "champion": None, "fell": False, **module.check_champion(settings, Paths("artifacts"))}
 
 
+@pytest.mark.slow
 def test_a_champion_as_good_as_it_was_shows_no_fall_and_the_check_is_in_mlflow(champion: dict[str, Any]):
     row = check()
     assert (row["fell"], row["champion"], row["number"]) == (False, 4, 1)
@@ -53,6 +54,7 @@ def test_a_champion_as_good_as_it_was_shows_no_fall_and_the_check_is_in_mlflow(c
     assert "version 4 shows no fall: 90.0%" in module.describe(row)
 
 
+@pytest.mark.slow
 def test_a_fall_is_told_with_its_least_size_and_the_next_check_has_its_own_share(champion: dict[str, Any]):
     check()
     champion["today"] = 0.7

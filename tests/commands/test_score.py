@@ -76,11 +76,13 @@ def test_an_empty_turn_is_an_answer_and_a_missing_reply_another() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_conversations_of_every_category_are_found_by_id() -> None:
     rows = [problems(category, "all")[5] for category in ("multi_turn_miss_func", "multi_turn_long_context")]
     assert [item["valid"] for item in scores(map(line_of, rows))] == [True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -89,6 +89,7 @@ def test_a_damaged_file_stops_the_report_in_one_line_with_the_way_back(run: Path
     assert not (ARTIFACTS / "report").exists()
 
 
+@pytest.mark.slow
 def test_training_metrics_that_are_damaged_are_named_with_their_line(run: Paths) -> None:
     file = ARTIFACTS / "train" / "metrics.jsonl"
     first, second, *rest = file.read_bytes().splitlines(keepends=True)

@@ -201,6 +201,7 @@ def test_a_signal_that_the_asker_ignores_its_fork_ignores(bench: Bench):
     assert not bench.run("show")[1]["ignores_hangup"]
 
 
+@pytest.mark.slow
 def test_a_fork_ends_with_its_asker_and_with_its_server(bench: Bench):
     server = bench.serve()
     asker, told = bench.start("show", "wait")
@@ -288,6 +289,7 @@ def test_whom_no_fork_suits_starts_in_the_usual_way(bench: Bench):
     ]
 
 
+@pytest.mark.slow
 def test_a_server_with_a_thread_of_its_own_forks_nothing(bench: Bench):
     (bench.folder / "recipe.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n" + RECIPE
@@ -311,6 +313,7 @@ def test_noise_on_the_socket_ends_nothing(bench: Bench):
     assert bench.run("show")[1]["is_fork"]
 
 
+@pytest.mark.slow
 def test_an_asker_whose_folder_is_gone_is_refused_and_ends_nothing(bench: Bench):
     bench.serve()
     gone = str(bench.folder / "gone")
@@ -325,6 +328,7 @@ def test_an_asker_whose_folder_is_gone_is_refused_and_ends_nothing(bench: Bench)
     assert bench.told() == [f"show: refused: No such file or directory ({gone})", "show: process"]
 
 
+@pytest.mark.slow
 def test_a_fork_that_asks_does_not_fork_itself_again_and_what_it_starts_may_ask(bench: Bench):
     (bench.folder / "again.py").write_text(
         "import subprocess, sys\n"
@@ -337,6 +341,7 @@ def test_a_fork_that_asks_does_not_fork_itself_again_and_what_it_starts_may_ask(
     assert status == 4 and told["is_fork"]
 
 
+@pytest.mark.slow
 def test_what_a_library_does_at_an_exit_our_forks_do_too(bench: Bench):
     (bench.folder / "recipe.py").write_text(
         "import atexit\ndef load(command):\n    atexit.register(print, 'a library at its exit')\n    return True\n"

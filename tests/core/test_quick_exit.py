@@ -58,6 +58,7 @@ def test_an_error_or_a_message_ends_it_in_pythons_way():
     assert (done.returncode, done.stderr) == (1, "a message\n")
 
 
+@pytest.mark.slow
 def test_output_that_nobody_takes_is_the_status_that_python_has_for_it():
     program = PROGRAM.replace("{end}", "pass")
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

@@ -182,6 +182,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_a_write_the_kernel_stops_leaves_what_was_there(tmp_path: Path, kind: str) -> None:
     write_text(tmp_path / "rows.jsonl", '{"i": 0}\n')

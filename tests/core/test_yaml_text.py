@@ -76,6 +76,7 @@ def test_a_tag_before_something_else_is_invalid_yaml(text: str):
         parse_params(text, Path("params.yaml"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opened", ["'[' * 10**5", "'- ' * 10**5", "'{a: ' * 10**5", "'? ' * 10**5"])
 def test_lists_nested_deeper_than_libyaml_can_do_not_crash_the_process(opened: str):
     code = f"from tasks.core.yaml_text import PLAIN\ntry: PLAIN.load({opened})\nexcept RecursionError: print('refused')"

@@ -96,6 +96,7 @@ def test_a_gateway_that_closes_answers_those_who_wait_and_can_start_again_at_its
             Gateway(backend, port=again.port).start()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "words"),
     [

@@ -65,6 +65,7 @@ def test_a_turn_that_comes_back_is_the_turn_that_was_written(client, backend, ki
     assert [reply for reply in replies if reply["role"] == "tool"] == told
 
 
+@pytest.mark.slow
 def test_an_error_is_raised_by_the_client_as_its_kind_with_one_sentence(client, backend, sdk):
     backend.script = lambda request: ProtocolError(429, "The episode has no turns left.", code="max_turns")
     with pytest.raises(sdk.RateLimitError, match="The episode has no turns left"):
@@ -131,6 +132,7 @@ def test_what_a_protocol_has_and_cannot_be_had_here_is_said(clients, backend, na
     assert len(backend.requests) == num_requests
 
 
+@pytest.mark.slow
 def test_instructions_and_schemas_reach_the_backend_from_each_protocol(clients, backend):
     backend.script = lambda request: turn("{}")
     schema = {"type": "object"}

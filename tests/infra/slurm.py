@@ -6,7 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-SAYS = 'printf "%s " "$(basename "$0")"; printf "%q " "$@"; echo'
+# In one write: several programs of a job write to one pipe.
+SAYS = 'said=$(printf "%s " "$(basename "$0")"; printf "%q " "$@"); echo "$said"'
 # As many processes as --ntasks says, each with the numbers that Slurm gives it, and the worst of their statuses.
 SRUN = """
 while [[ $1 == --* ]]; do

@@ -45,6 +45,7 @@ def test_every_shell_script_is_clean(tmp_path: Path):
     assert "SC2086" in shellcheck(wrong).stdout
 
 
+@pytest.mark.slow
 def test_the_dockerfile_is_clean():
     assert hadolint(DOCKERFILE).stdout == ""
     assert re.search(r"^ARG PYTHON=python:3\.11\.\d+-\S+$", DOCKERFILE, re.MULTILINE)  # which hadolint does not read

@@ -226,6 +226,7 @@ def test_ranks_and_servers_on_several_nodes_are_valid_and_keep_every_rule(tmp_pa
     assert stage in LAUNCHED
 
 
+@pytest.mark.slow
 def test_the_worker_gives_a_jobs_login_by_the_secrets_name():
     """Prefect's worker otherwise writes the login into each Job's manifest."""
     worker = next(pod for name, _, pod in _pods(manifests("cpu")) if name == "worker")

@@ -173,6 +173,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(
     assert torch.rand(2).tolist() == expected
 
 
+@pytest.mark.slow
 def test_the_next_checkpoint_waits_for_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, checkpoints = SlowWriter(monkeypatch), Checkpoints(tmp_path)
     checkpoints.save(5, {}, {})

@@ -64,6 +64,7 @@ def test_what_is_replayed_is_within_the_depth_and_leaves_a_turn(depth: float, nu
         assert len(start) <= min(num_turns - 1, max(1, int(depth * num_turns)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("share", "num_groups", "counts", "mean"),
     [

@@ -63,6 +63,7 @@ def test_a_surer_interval_is_wider():
     assert wide[0] < narrow[0] < narrow[1] < wide[1]
 
 
+@pytest.mark.slow
 def test_95_percent_intervals_of_one_sample_a_problem_cover_93_to_97_times_in_100_at_every_rate():
     from scipy.stats import binom
 

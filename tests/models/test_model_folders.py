@@ -202,6 +202,7 @@ def test_a_damaged_file_beside_the_weights_names_the_folder(folder: Path, name: 
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_an_adapter_is_loaded_from_its_safetensors_alone(adapter: Path) -> None:
     """PEFT falls back on adapter_model.bin, a pickle, whatever else lies there."""
     torch.save(load_file(adapter / "adapter_model.safetensors"), adapter / "adapter_model.bin")
@@ -281,6 +282,7 @@ def test_vllm_is_told_to_read_safetensors_and_nothing_about_code(tmp_path: Path)
 # ---- what the chat template is called with
 
 
+@pytest.mark.slow
 def test_what_a_pointer_states_of_the_template_reaches_every_copy_of_the_model(tmp_path: Path) -> None:
     """A pointer to it, a snapshot saved from it and a merged copy call the template alike, and hash otherwise."""
     model, silent = (

@@ -114,6 +114,7 @@ def test_an_adapter_of_an_adapter_is_merged_inside_out(whole: Path, tmp_path: Pa
     assert not torch.equal(weights_of(whole)[name], weights_of(merged)[name])
 
 
+@pytest.mark.slow
 def test_files_that_name_the_weights_otherwise_are_merged_through_the_model(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

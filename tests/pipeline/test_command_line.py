@@ -57,6 +57,7 @@ def test_ctrl_c_ends_with_130(capsys: pytest.CaptureFixture[str]):
     assert message.startswith("error: interrupted")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_removes_what_is_half_written_and_ends_with_its_status(tmp_path: Path, number: int, status: int):
     program = (

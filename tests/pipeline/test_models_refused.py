@@ -45,6 +45,7 @@ def test_a_model_too_large_for_the_gpu_stops_each_stage_before_it_loads_one(
         order.run_stage(stage)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", order.LOADS_A_MODEL)
 def test_an_attention_that_turnwise_does_not_compute_stops_each_stage_with_the_engine_in_process_too(
     stage: str, params: dict[str, Any], tmp_path: Path

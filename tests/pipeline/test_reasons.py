@@ -433,6 +433,7 @@ def test_dvc_that_cannot_say_is_one_line_with_what_to_do(toy: Project, monkeypat
         (toy.folder / "dvc.yaml").write_text(graph, encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_record_of_a_finished_run_is_plain_json_without_results_of_other_stages(finished: Workspace):
     row = read_json(finished.paths.artifacts / FINISHED_FILE)
     assert json.loads(json.dumps(row)) == row

@@ -57,6 +57,7 @@ def paths(tmp_path: Path) -> Paths:
     return made
 
 
+@pytest.mark.slow
 def test_the_summary_has_a_row_per_environment_and_both_budgets_of_reflexion(paths: Paths):
     summary, stream = build_summary(paths), io.StringIO()
     assert summary["also"]["bfcl"]["gain"] == GAIN
@@ -90,6 +91,7 @@ def test_a_run_without_them_says_nothing_of_them(tmp_path: Path):
     assert not {"also", "reflexion"} & set(build_summary(paths))
 
 
+@pytest.mark.slow
 def test_mlflow_has_a_metric_per_environment(paths: Paths):
     found = tracked("evaluate", paths)
     metrics = {point.key: point.value for point in found.points}

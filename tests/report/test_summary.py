@@ -23,6 +23,7 @@ def printed(paths: Paths, *, width: int = 80) -> str:
     return stream.getvalue()
 
 
+@pytest.mark.slow
 def test_the_summary_has_exactly_the_agreed_shape(finished_run: Paths):
     summary = build_summary(finished_run)
     assert list(summary) == [
@@ -37,6 +38,7 @@ def test_the_summary_has_exactly_the_agreed_shape(finished_run: Paths):
     assert json.loads(json.dumps(summary)) == summary
 
 
+@pytest.mark.slow
 def test_base_warm_start_and_best_are_compared_on_the_same_problems(finished_run: Paths):
     summary = build_summary(finished_run)
     evaluation = read_json(finished_run.stage("evaluate") / "evaluation.json")
@@ -48,6 +50,7 @@ def test_base_warm_start_and_best_are_compared_on_the_same_problems(finished_run
     assert summary["select"]["success_rate"] == evaluation["select"][snapshot]["success_rate"]
 
 
+@pytest.mark.slow
 def test_a_category_or_model_of_any_letters_is_shown_and_does_nothing(tmp_path: Path):
     paths, category = write_artifacts(tmp_path), next(iter(RATES))
     for file, old, new in (
@@ -62,6 +65,7 @@ def test_a_category_or_model_of_any_letters_is_shown_and_does_nothing(tmp_path: 
     assert "[red]agent[/x] version 1 is the champion" in lines  # rich drops the bell by itself
 
 
+@pytest.mark.slow
 def test_a_frontier_model_has_a_row_and_what_an_episode_of_it_took(tmp_path: Path):
     paths = write_artifacts(tmp_path)
     add_frontier(paths, model="lab/big-[bold]model-of-2026-11-21")
@@ -121,6 +125,7 @@ def test_the_table_fits_80_columns_with_every_type_on_one_line(finished_run: Pat
         assert [float(word) for word in line.split()[1:4]] == [round(100 * rate, 1) for rate in rates]
 
 
+@pytest.mark.slow
 def test_the_table_names_results_intervals_seconds_and_the_verdict(finished_run: Paths):
     text = printed(finished_run)
     test = build_summary(finished_run)["test"]
@@ -132,6 +137,7 @@ def test_the_table_names_results_intervals_seconds_and_the_verdict(finished_run:
     assert "travel-desk-agent version 1 is the champion (promote)" in text
 
 
+@pytest.mark.slow
 def test_the_table_ends_with_the_places_that_exist_each_on_a_line_to_copy(finished_run: Paths):
     (finished_run.artifacts / "progress.png").touch()
     (finished_run.artifacts / "mlflow").mkdir()
@@ -143,6 +149,7 @@ def test_the_table_ends_with_the_places_that_exist_each_on_a_line_to_copy(finish
     assert lines[-1].endswith("mlflow ui --host 127.0.0.1 --backend-store-uri sqlite:///artifacts/mlflow/mlflow.db")
 
 
+@pytest.mark.slow
 def test_a_cached_stage_is_marked_beside_its_seconds(finished_run: Paths):
     write_json(
         finished_run.artifacts / "run.json", {"seconds": {"train": 0.4, "total": 3.0}, "cached": {"train": True}}
@@ -152,6 +159,7 @@ def test_a_cached_stage_is_marked_beside_its_seconds(finished_run: Paths):
     assert "–" in text  # curate's seconds are unknown, and not 0
 
 
+@pytest.mark.slow
 def test_a_held_snapshot_is_said_to_be_and_why_is_left_to_the_decision_that_is_named(tmp_path: Path):
     """Promote has printed the reasons a moment ago."""
     text = printed(write_artifacts(tmp_path, promoted=False))
@@ -160,6 +168,7 @@ def test_a_held_snapshot_is_said_to_be_and_why_is_left_to_the_decision_that_is_n
     assert "promote/decision.json" in text
 
 
+@pytest.mark.slow
 def test_an_artifacts_folder_named_like_markup_is_printed_as_it_is(tmp_path: Path):
     paths = write_artifacts(tmp_path / "[bold]runs")
     assert "[bold]runs/promote/decision.json" in printed(paths)

@@ -109,6 +109,7 @@ def test_without_room_files_are_read_again_and_the_rows_are_the_same(
     assert found[:2] == found[2:]
 
 
+@pytest.mark.slow
 def test_without_room_weights_go_from_their_file_into_the_model_and_no_tensor_is_copied_beside_it(
     snapshots: list[Path],
 ) -> None:
@@ -152,6 +153,7 @@ def test_a_tied_head_and_a_head_of_its_own_under_one_config_are_never_filled_int
     assert found[0] != found[1]
 
 
+@pytest.mark.slow
 def test_a_snapshot_that_cannot_be_read_leaves_no_half_loaded_engine(snapshots: list[Path], tmp_path: Path) -> None:
     damaged = Path(shutil.copytree(snapshots[1], tmp_path / "damaged"))
     content = (damaged / WEIGHTS).read_bytes()

@@ -50,6 +50,7 @@ def test_a_stream_is_the_same_on_every_machine() -> None:
     assert uniforms(1, 3).tolist() == pytest.approx([0.5118216247002567, 0.9504636963259353, 0.14415961271963373])
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers() | st.text(), min_size=1), st.lists(st.integers()))
 def test_seeds_of_keys_that_begin_alike_are_those_of_the_whole_keys(start: list[int | str], rest: list[int]):
     begun = SeedStream(*start)

@@ -131,6 +131,7 @@ def test_what_befalls_a_call_follows_from_seed_problem_stream_and_number_alone(
     assert len({chance.new_name for chance in drawn.values()}) == 4
 
 
+@pytest.mark.slow
 @given(order=st.lists(st.integers(0, 2), min_size=30, max_size=30))
 def test_episodes_played_in_any_order_meet_the_faults_they_meet_alone(order: list[int]):
     environment = failing(error_rate=0.2, timeout_rate=0.2, rate_limit_rate=0.2)

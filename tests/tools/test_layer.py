@@ -169,6 +169,7 @@ def test_a_long_reply_is_cut_and_says_so(episode: BenchEpisode):
     assert ask(episode, "text", length=3234).text == "é" * 2000 + "\n[cut here: 1,234 more characters]"
 
 
+@pytest.mark.slow
 def test_an_asynchronous_tool_waits_on_the_loop_and_is_bounded_in_time():
     assert ask(Bench(QUICK).start(PROBLEM), "slowly", seconds=0).text == "waited on tools"
     hasty = Bench(QUICK.model_copy(update={"timeout_seconds": 0.3})).start(PROBLEM)
@@ -191,6 +192,7 @@ def test_blocking_tools_share_a_bounded_number_of_workers():
     assert [block_until(answer).text for answer in answers] == ["tool"] * 3
 
 
+@pytest.mark.slow
 def test_calls_that_never_return_lose_their_workers_and_that_is_said(monkeypatch: pytest.MonkeyPatch):
     world = Bench(QUICK.model_copy(update={"max_workers": 1, "timeout_seconds": 0.3}))
     first, late = held(world), held(world)

@@ -37,6 +37,7 @@ def lock(paths: Paths, **stages: list[str]) -> None:
     Path("dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": recorded}), encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_stage_shows_the_splits_it_read_under_dvcs_hash_and_what_for(project: Paths):
     write_json(project.stage("curate") / "card.json", {**CARD, "num_problems": {"train": 9, "select": 4, "test": 5}})
     lock(project, evaluate=["select", "test"], train=["train"])
@@ -102,6 +103,7 @@ def test_a_registered_model_has_its_params_and_its_results_with_run_and_dataset(
     assert len(history) == 1
 
 
+@pytest.mark.slow
 def test_an_outcome_is_an_assessment_and_episodes_of_a_problem_are_a_session(project: Paths):
     won, lost = trajectory("p0", True), trajectory("p0", False)
     lost.checks = {"booked": False, "polite": True}

@@ -205,6 +205,7 @@ def test_a_champion_whose_files_are_gone_is_a_clear_error(registry: Registry, sn
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_version_names_the_flow_that_made_it_as_its_run(registry: Registry, snapshot: Path):
     parent = registry.client.create_run(registry.experiment_id).info.run_id
     child = registry.client.create_run(registry.experiment_id, tags={"mlflow.parentRunId": parent}).info.run_id

@@ -122,6 +122,7 @@ def test_patience_is_for_a_line_that_does_not_move(clock: Clock):
     assert client.tags == {}
 
 
+@pytest.mark.slow
 def test_a_line_that_does_not_move_is_told_with_who_is_first_and_how_many_wait(clock: Clock):
     client = Tags()
 

@@ -16,6 +16,7 @@ from tests.tracking.project import SETTINGS
 NO_FILES = {("workspaces", "trace_archival_location")}  # of MLflow's own workspaces, which turnwise does not use
 
 
+@pytest.mark.slow
 def test_a_registry_of_a_moved_folder_finds_its_files_after_one_command(
     project: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -68,6 +68,7 @@ def test_the_parent_holds_all_params_the_headline_and_the_figures(finished: Path
     assert charts | {"decision.json"} <= {file.path for file in runs.client.list_artifacts(runs.parent_id)}
 
 
+@pytest.mark.slow
 def test_a_stage_is_a_child_with_the_params_dvc_recorded_and_one_point_an_iteration(finished: Paths):
     runs = flow(finished)
     child = stage(runs, "train")
@@ -120,6 +121,7 @@ def table(name: str, children: dict[str, Any], runs: FlowRuns, file: str) -> dic
     return dict(read_json(Path(runs.client.download_artifacts(run.info.run_id, file))))
 
 
+@pytest.mark.slow
 def test_the_parent_is_found_by_what_the_promotion_came_to_and_who_ran_which_commit(finished: Paths):
     write_json(finished.stage("promote") / "outcome.json", OUTCOME)
     runs = flow(finished)
@@ -177,6 +179,7 @@ def test_a_stage_with_another_entry_in_dvc_lock_is_not_the_same_work(finished: P
     assert "source_run_id" not in stage(flow(finished), "train", cached=True).data.tags
 
 
+@pytest.mark.slow
 def test_points_that_were_logged_live_are_not_logged_twice(finished: Paths):
     runs = flow(finished)
     run_id = runs.begin_stage("train")

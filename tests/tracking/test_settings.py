@@ -85,6 +85,7 @@ def test_a_name_that_mlflow_would_lose_later_is_refused_with_the_params(name: st
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["", " a", "a\nb", "\ud800", "x" * 257])
 def test_an_experiment_that_no_database_could_keep_is_refused_with_the_params(name: str):
     with pytest.raises(ValueError, match=r"params.yaml: tracking\.experiment: .*Choose one"):

@@ -65,6 +65,7 @@ def test_without_a_template_the_checks_that_need_one_fail_and_the_reason_is_told
     assert examined["threads"].result == examined["disk"].result == "pass"
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_gives_back_other_text_fails(artifacts: Path) -> None:
     from tokenizers.normalizers import Lowercase
 
@@ -124,6 +125,7 @@ def test_the_doctor_says_before_training_whether_test_can_be_told_in_parts(
     assert silent.result == "fail" and "evaluate.sharded to null" in silent.finding + silent.remedy
 
 
+@pytest.mark.slow
 def test_a_problem_of_several_requests_is_played_and_its_mask_checked(artifacts: Path) -> None:
     def ask_twice(rows: list[dict[str, Any]]) -> None:
         rows[0]["requests"].append("And then?")

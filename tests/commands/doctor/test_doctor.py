@@ -43,6 +43,7 @@ def test_a_sound_project_passes_every_check_without_torch_and_without_weights(cu
     assert done.stdout == "[] True\nset()\n", done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_before_assess_the_tokenizer_is_built_as_it_will_be(artifacts: Path) -> None:
     shutil.rmtree(artifacts / "assess")
     examined = look("chat template", artifacts)

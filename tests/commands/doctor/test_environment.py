@@ -106,6 +106,7 @@ def test_a_world_that_cannot_be_reset_gets_no_made_up_call(artifacts: Path, monk
     found(examined, "warn", "6 of 7 answer; not called, as in no reference: rate", "never reset")
 
 
+@pytest.mark.slow
 def test_a_limit_that_loses_most_episodes_warns(artifacts: Path) -> None:
     examined = look("lost episodes", artifacts, environment__tools__max_dropped_share=0.9)
     found(examined, "warn", "up to 90% may be", "Set environment.tools.max_dropped_share")

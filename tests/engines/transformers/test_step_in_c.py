@@ -123,6 +123,7 @@ def test_biases_of_every_product_and_scaled_angles_are_seen() -> None:
             assert reply.sampler_logp == pytest.approx(own_logp(model, text, reply), abs=2e-5)
 
 
+@pytest.mark.slow
 def test_the_likeliest_token_has_log_prob_0_and_a_nucleus_is_torchs() -> None:
     model = a_model("qwen3", SIZES[0])
     with closing(an_engine(model, temperature=0.0)) as engine:
@@ -215,6 +216,7 @@ def test_an_id_without_an_embedding_is_an_error_and_nothing_is_read_beyond() -> 
             engine.poll()
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_dropped_or_closed_amid_steps_lets_them_end_first() -> None:
     """Else the thread of C would write into memory that is somebody else's by then."""
     for is_closed in (True, False) * 5:

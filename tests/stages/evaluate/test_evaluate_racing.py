@@ -94,6 +94,7 @@ def test_seconds_are_kept_beside_the_results_and_not_in_them(evaluated: Paths):
     assert '"seconds"' not in (evaluated.stage("evaluate") / "evaluation.json").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_what_can_be_seen_is_said_before_and_the_race_is_shown_after(said: list[str]):
     assert said[0] == "select: 3 snapshots on 20 → 40 → 80 problems × 1"
     assert re.fullmatch(r"      racing drops the best as worse in at most \d+%, for want of a", said[1])

@@ -112,6 +112,7 @@ def test_results_of_todays_settings_have_an_origin_with_params_as_they_were_writ
     assert (origin.lock, origin.lock_hash) == (None, "none")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "old", "new", "named"),
     [

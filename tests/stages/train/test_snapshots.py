@@ -16,6 +16,7 @@ from tests import tiny
 from tests.contracts.families import FAMILIES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "is_converted"), [("qwen3_moe", True), ("granite", False)])
 def test_a_snapshots_weights_return_to_the_model_they_came_from(
     tmp_path: Path, family: str, is_converted: bool

@@ -79,6 +79,7 @@ def test_a_judge_that_does_not_decide_leaves_its_opinion_in_the_details_alone(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("says_success", [True, False])
 def test_a_judge_that_decides_is_one_more_check_and_saves_no_failure(
     endpoint: Endpoint, tmp_path: Path, says_success: bool
@@ -186,6 +187,7 @@ def test_a_judge_that_is_away_ends_the_episode_with_a_fault_and_no_verdict(endpo
         assert run.outcome == "environment_error" and run.fault is not None and run.fault.type == "rate_limited"
 
 
+@pytest.mark.slow
 def test_references_are_played_without_a_judge_that_decides_nothing(endpoint: Endpoint, tmp_path: Path) -> None:
     for decides in (False, True):
         settings = settings_with(endpoint, tmp_path, decides=decides)

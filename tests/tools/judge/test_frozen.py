@@ -55,6 +55,7 @@ def test_the_same_weights_seed_and_episode_give_the_same_verdict(base: Path, tmp
     assert judged("a").votes != judged("c", seed=8).votes
 
 
+@pytest.mark.slow
 def test_what_is_chosen_is_what_the_model_finds_likeliest_of_the_values(base: Path, tmp_path: Path) -> None:
     """At temperature 0, against one plain forward over the whole text."""
     judge = FrozenJudge(settings(base, tmp_path, max_output_tokens=1))

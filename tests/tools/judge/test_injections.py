@@ -75,6 +75,7 @@ def test_whatever_is_written_stays_one_text_on_one_line(text: str) -> None:
     assert not [letter for letter in written if unicodedata.category(letter) in UNSEEN]
 
 
+@pytest.mark.slow
 def test_a_real_client_and_server_carry_the_data_unchanged(tmp_path: Path) -> None:
     texts = INJECTIONS[::4]
     with serve(Endpoint(says=obedient)) as endpoint:

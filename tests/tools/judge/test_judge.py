@@ -175,6 +175,7 @@ def test_an_endpoint_that_fails_is_an_environment_fault_and_never_a_verdict(
     assert ask(Judge(judge_settings(endpoint, tmp_path)))[0].success  # once it is back
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [401, 402, 403, 404])
 def test_a_refused_key_or_model_ends_the_run_at_once(
     endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
