@@ -29,7 +29,6 @@ def test_a_server_that_answers_in_a_way_of_its_own_is_down_like_one_that_does_no
         run(client.check_logprobs_mode()).result()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("token", [9, -1, 2**63, True, 1.0])
 def test_an_id_that_is_no_token_of_the_model_is_a_fault_of_the_server(token: Any) -> None:
     """Trained on, it would read another embedding, or end the process on a GPU."""

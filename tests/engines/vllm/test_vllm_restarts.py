@@ -148,7 +148,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("deaths", "num_retried"),
     [
@@ -199,7 +198,6 @@ def test_a_refresh_is_done_again_until_vllm_has_lived_through_it(folder: Path) -
     engine.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("deaths", "versions", "num_retried"),
     [

@@ -151,7 +151,6 @@ def test_an_untied_model_is_served_from_where_it_lies(folder: Path, weights: Wei
     assert weights.open_model(copied) == copied
 
 
-@pytest.mark.slow
 def test_a_tied_model_and_an_adapter_are_opened_from_their_files_and_never_loaded(
     folder: Path, weights: WeightsFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
