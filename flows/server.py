@@ -34,6 +34,7 @@ from tasks.core.databases import copy_empty, fault_of_database
 from tasks.core.secrets import USER_INFO
 from tasks.core.terminal import warn
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
+from tasks.pipeline.order import NEW_OBJECTS
 
 STARTUP_SECONDS = 120  # 16 s were measured on a busy machine; Prefect's own limit of 20 s was too tight
 STOP_SECONDS = 3.0  # between asking the server to end and ending it
@@ -47,7 +48,9 @@ PASSWORD_FILE = "password"  # in PREFECT_HOME
 # Set for a user's own server, these would open ours to others, or move its database out of artifacts/.
 OF_ANOTHER_SERVER = ("PREFECT_API_", "PREFECT_SERVER_", "PREFECT_UI_", "PREFECT_RESULTS_", "PREFECT_LOCAL_STORAGE_")
 PROGRAM = """
-import sys, uvicorn
+import gc, sys
+gc.set_threshold(int(sys.argv[3]), *gc.get_threshold()[1:])
+import uvicorn
 from prefect.server.api.server import create_app
 app = create_app(ephemeral=sys.argv[2] == "ephemeral")
 no_frames = [("X-Frame-Options", "DENY"), ("Content-Security-Policy", "frame-ancestors 'none'")]
@@ -254,5 +257,6 @@ def _write_for_owner(file: Path, text: str) -> None:
 
 def _start_process(listener: socket.socket, log_file: Path, with_scheduler: bool) -> ChildProcess:
     """In its own session: Ctrl-C must not end it, since the flow still reports to it."""
-    command = [sys.executable, "-c", PROGRAM, str(listener.fileno()), "full" if with_scheduler else "ephemeral"]
+    kind = "full" if with_scheduler else "ephemeral"
+    command = [sys.executable, "-c", PROGRAM, str(listener.fileno()), kind, str(NEW_OBJECTS)]
     return ChildProcess(command, log=log_file, pass_fds=[listener.fileno()], grace_seconds=STOP_SECONDS)

@@ -115,8 +115,8 @@ class Server:
     def serve(self) -> Request:
         """Until the end of this process; gives what to run in each fork of it."""
         while True:
-            is_ending = any(fork.status is not None for fork in self.forks)
-            is_asked = self._attend(0 if self.expected else LOOK_SECONDS if is_ending else None)
+            has_ended_one = any(fork.status is not None for fork in self.forks)
+            is_asked = self._attend(0 if self.expected else LOOK_SECONDS if has_ended_one else None)
             if is_asked and (asked := self._answer()) is not None:
                 return asked
             if self.expected and not is_asked:

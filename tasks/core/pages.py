@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tasks.core.text import HALF_A_PAIR, encodable
+
+if TYPE_CHECKING:
+    import jinja2
 
 TEMPLATES = Path(__file__).parent / "templates"
 STYLE = TEMPLATES / "style.css"
@@ -25,6 +29,12 @@ def render(
     folder: Path, name: str, /, *, filters: Mapping[str, Callable[..., Any]] | None = None, **values: Any
 ) -> str:
     """The page from template `name` in `folder`; a missing value is an error."""
+    return _environment(folder, tuple((filters or {}).items())).get_template(name).render(values) + "\n"
+
+
+@cache
+def _environment(folder: Path, filters: tuple[tuple[str, Callable[..., Any]], ...]) -> jinja2.Environment:
+    """Its templates are compiled once."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -36,8 +46,8 @@ def render(
         # Runs on every value before escaping, so no template can forget it.
         finalize=lambda value: page_text(value) if type(value) is str else value,
     )
-    environment.filters.update({"percent": percent, "count": count, "breakable": breakable, **(filters or {})})
-    return environment.get_template(name).render(values) + "\n"
+    environment.filters.update({"percent": percent, "count": count, "breakable": breakable, **dict(filters)})
+    return environment
 
 
 def page_text(text: str) -> str:

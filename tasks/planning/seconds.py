@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tasks.learning.grpo.exploration import iterations_by_samples
+from tasks.learning.shared.prefix_trees import MIN_SHARED
 from tasks.learning.shared.settings import OptimizerSettings
 from tasks.planning.memory import (
     cached_tokens,
@@ -37,13 +38,14 @@ PCIE_BYTES, NCCL_BYTES, DISK_BYTES = 20e9, 20e9, 1e9  # per second
 @dataclass(frozen=True, slots=True)
 class Lengths:
     """Tokens of an episode: the prompt, what the policy samples and what tools reply; means, and the longest that
-    follows a prompt.
+    follows a prompt. All prompts begin with the same `shared` ones; 0 where that is not known.
     """
 
     prompt: float
     sampled: float
     replies: float
     longest: float
+    shared: float = 0.0
 
     @property
     def rest(self) -> float:
@@ -207,14 +209,21 @@ def fed_token_seconds(setup: Setup, lengths: Lengths) -> float:
 
 
 def _forward_seconds(setup: Setup, lengths: Lengths) -> float:
-    """Of the batch that carries loss: each group's prompt once where trees are packed."""
-    train = setup.settings.train
-    prompts = train.problems_per_iteration * (1 if train.packing == "tree" else train.group_size)
-    tokens = prompts * lengths.prompt + setup.episodes * lengths.rest
-    pairs = prompts * lengths.prompt**2 / 2 + setup.episodes * lengths.rest * (lengths.prompt + lengths.rest / 2)
+    """Of the batch that carries loss: where trees are packed, each group's prompt once, and in each forward the tokens
+    with which all prompts begin.
+    """
+    train, is_tree = setup.settings.train, setup.settings.train.packing == "tree"
+    prompts = train.problems_per_iteration * (1 if is_tree else train.group_size)
+    shared = lengths.shared if is_tree and lengths.shared >= MIN_SHARED else 0.0
+    rest_of_prompt = lengths.prompt - shared
+    own = prompts * rest_of_prompt + setup.episodes * lengths.rest
+    room = train.micro_batch_tokens
+    forwards = max(math.ceil(own / room), min(prompts, math.ceil(own / max(1.0, room - shared))))
+    tokens = own + forwards * shared
+    pairs = forwards * shared**2 / 2 + prompts * rest_of_prompt * (shared + rest_of_prompt / 2)
+    pairs += setup.episodes * lengths.rest * (lengths.prompt + lengths.rest / 2)
     head = 2 * setup.shape.head_parameters * setup.episodes * lengths.sampled
     operations = 2 * setup.shape.matrix_parameters * tokens + head + _pair_operations(setup) * pairs
-    forwards = math.ceil(tokens / train.micro_batch_tokens)
     return operations / _rate(setup) + forwards * _step_overhead(setup)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import takewhile
 
 from tasks.commands.doctor.context import DoctorContext
 from tasks.commands.doctor.findings import NotCheckable, Skipped
@@ -118,12 +119,21 @@ def num_snapshots(train: GRPOSettings) -> int:
 def _lengths(context: DoctorContext) -> Lengths:
     """Of the references; a whole budget where none could be played."""
     try:
-        masks = [reference.trajectory.sequences[0].sampled_mask for reference in context.references]
+        sequences = [reference.trajectory.sequences[0] for reference in context.references]
     except Skipped:
         budget = context.settings.sampling.max_tokens_per_episode
         return Lengths(0, budget, 0, budget)
+    masks = [sequence.sampled_mask for sequence in sequences]
     prompts = [mask.index(True) for mask in masks]
     sampled = [sum(mask) for mask in masks]
     rests = [len(mask) - prompt for mask, prompt in zip(masks, prompts, strict=True)]
     mean_sampled = sum(sampled) / len(masks)
-    return Lengths(sum(prompts) / len(masks), mean_sampled, sum(rests) / len(masks) - mean_sampled, max(rests))
+    starts = [sequence.token_ids[:prompt] for sequence, prompt in zip(sequences, prompts, strict=True)]
+    num_shared = sum(1 for _ in takewhile(lambda tokens: len(set(tokens)) == 1, zip(*starts, strict=False)))
+    return Lengths(
+        sum(prompts) / len(masks),
+        mean_sampled,
+        sum(rests) / len(masks) - mean_sampled,
+        max(rests),
+        shared=num_shared,
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,18 +41,31 @@ def trees_of(groups: Sequence[Sequence[Row]], max_tokens: int, *, num_ranks: int
     """Each group as one tree, or as several where it is larger than `max_tokens`; groups that begin alike share one, as
     far as every lane of every rank has a part of them.
     """
-    joined = _joined(groups, max_tokens, num_ranks=num_ranks, num_lanes=num_lanes)
-    return [tree for group in joined for tree in _trees_that_fit(group, max_tokens)]
+    alone = [Alone(group, tree_of(group)) for group in groups]
+    trees: list[Tree] = []
+    for joined in _joined(alone, max_tokens, num_ranks=num_ranks, num_lanes=num_lanes):
+        rows = [row for member in joined for row in member.group]
+        trees += _trees_that_fit(rows, joined[0].tree if len(joined) == 1 else tree_of(rows), max_tokens)
+    return trees
 
 
-def _joined(groups: Sequence[Sequence[Row]], max_tokens: int, *, num_ranks: int, num_lanes: int) -> list[Sequence[Row]]:
-    alike: dict[Hashable, list[Sequence[Row]]] = {}
+class Alone(NamedTuple):
+    """A group, and its tree without any other's."""
+
+    group: Sequence[Row]
+    tree: Tree
+
+    @property
+    def start(self) -> list[int]:
+        return self.group[0].token_ids
+
+
+def _joined(groups: list[Alone], max_tokens: int, *, num_ranks: int, num_lanes: int) -> list[list[Alone]]:
+    alike: dict[Hashable, list[Alone]] = {}
     for number, group in enumerate(groups):
-        start = tuple(group[0].token_ids[:MIN_SHARED])
+        start = tuple(group.start[:MIN_SHARED])
         alike.setdefault(start if len(start) == MIN_SHARED else number, []).append(group)
-    if len(alike) == len(groups):
-        return list(groups)
-    if 2 * num_lanes * max(tree_of(group).size for group in groups) > max_tokens:
+    if 2 * num_lanes * max((group.tree.size for group in groups), default=0) > max_tokens:
         num_lanes = 1  # a tree of a lane would have room for hardly more than one group
     num_parts = num_ranks * num_lanes
     return [
@@ -61,32 +75,32 @@ def _joined(groups: Sequence[Sequence[Row]], max_tokens: int, *, num_ranks: int,
     ]
 
 
-def _join(groups: list[Sequence[Row]], max_tokens: int, *, most: int) -> list[Sequence[Row]]:
+def _join(groups: list[Alone], max_tokens: int, *, most: int) -> list[list[Alone]]:
     """Neighbours in sorted order, which have most in common, as long as their tree fits, and no more than `most`."""
-    joined: list[Sequence[Row]] = []
-    size = num_joined = 0
+    joined: list[list[Alone]] = []
+    size = 0
     previous = np.empty(0, dtype=np.int64)
-    for group in sorted(groups, key=lambda group: group[0].token_ids):
-        start, own = np.asarray(group[0].token_ids, dtype=np.int64), tree_of(group).size
+    for group in sorted(groups, key=lambda group: group.start):
+        start, own = np.asarray(group.start, dtype=np.int64), group.tree.size
         added = own - min(own, _common_prefix(previous, start))
-        if joined and size + added <= max_tokens and num_joined < most:
-            joined[-1] = [*joined[-1], *group]
-            size, num_joined = size + added, num_joined + 1
+        if joined and size + added <= max_tokens and len(joined[-1]) < most:
+            joined[-1].append(group)
+            size += added
         else:
-            joined.append(group)
-            size, num_joined = own, 1
+            joined.append([group])
+            size = own
         previous = start
     return joined
 
 
-def _trees_that_fit(group: Sequence[Row], max_tokens: int) -> list[Tree]:
-    """The group as one tree, or as several that fit; neighbours in sorted order stay together."""
-    tree = tree_of(group)
+def _trees_that_fit(group: Sequence[Row], tree: Tree, max_tokens: int) -> list[Tree]:
+    """The group, whose one tree is `tree`, or several that fit; neighbours in sorted order stay together."""
     if tree.size <= max_tokens or len(group) == 1:
         return [tree]
     ordered = sorted(group, key=_inputs)
     middle = len(ordered) // 2
-    return [*_trees_that_fit(ordered[:middle], max_tokens), *_trees_that_fit(ordered[middle:], max_tokens)]
+    halves = ordered[:middle], ordered[middle:]
+    return [tree for half in halves for tree in _trees_that_fit(half, tree_of(half), max_tokens)]
 
 
 def tree_of(rows: Sequence[Row]) -> Tree:

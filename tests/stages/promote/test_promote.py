@@ -94,6 +94,7 @@ PARAMS: dict[str, Any] = {
 
 def play(share: float, problems: list[Problem] = PROBLEMS, *, fingerprint: str | None = None) -> list[Trajectory]:
     """Each problem once; a larger `share` solves what a smaller one does, and more."""
+    fingerprint = fingerprint or TravelDesk().fingerprint()
     return [
         Trajectory(
             problem_id=problem.id,
@@ -102,7 +103,7 @@ def play(share: float, problems: list[Problem] = PROBLEMS, *, fingerprint: str |
             draw=0,
             sample_index=0,
             policy_version=0,
-            environment_fingerprint=fingerprint or TravelDesk().fingerprint(),
+            environment_fingerprint=fingerprint,
             sequences=[TokenSequence([1, 2], [False, True], [0.0, -0.5])],
             turns=[Turn("Done.")],
             outcome="success" if RANK[problem.id] < share * len(PROBLEMS) else "failure",
