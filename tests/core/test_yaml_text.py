@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +44,11 @@ def by_pyyaml(dialect: Dialect, text: str) -> Any:
     return yaml.load(text, Loader=dialect._slow)
 
 
-def test_libyaml_is_there():
+def test_libyaml_is_there_and_one_file_reads_yaml():
     assert yaml.__with_libyaml__
+    files = [file for folder in ("tasks", "flows") for file in (ROOT / folder).rglob("*.py")]
+    reading = [file.name for file in files if re.search(r"\byaml\.(safe_)?(load|compose)", file.read_text("utf-8"))]
+    assert reading == ["yaml_text.py"]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
@@ -50,6 +56,22 @@ def test_libyaml_is_there():
 def test_our_files_have_the_values_that_pyyaml_finds(dialect: Dialect, file: Path):
     text = file.read_text(encoding="utf-8")
     assert dialect.load(text) == dialect.load(text.encode()) == by_pyyaml(dialect, text)
+
+
+def places(node: yaml.Node) -> Iterator[tuple[int, int, int, int]]:
+    """Of every key and value: line and column, and in characters where a scalar begins and ends."""
+    mark, end = node.start_mark, node.end_mark
+    yield mark.line, mark.column, mark.index, end.index if isinstance(node, yaml.ScalarNode) else -1
+    children = node.value if isinstance(node, yaml.CollectionNode) else []
+    for child in chain.from_iterable(item if isinstance(item, tuple) else (item,) for item in children):
+        yield from places(child)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_values_have_the_places_that_pyyaml_finds_also_after_letters_of_several_bytes(file: Path):
+    text = f"τé😀: [1, {{a: b}}]\n{file.read_text(encoding='utf-8')}"
+    expected: Any = yaml.compose(text, Loader=yaml.SafeLoader)
+    assert [*places(PLAIN.compose(text))] == [*places(expected)]
 
 
 @given(text=WRITTEN | EDITED, dialect=st.sampled_from(DIALECTS))
