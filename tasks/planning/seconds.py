@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tasks.learning.grpo.exploration import iterations_by_samples
-from tasks.learning.shared.prefix_trees import MIN_SHARED
 from tasks.learning.shared.settings import OptimizerSettings
 from tasks.planning.memory import (
     cached_tokens,
@@ -214,7 +213,7 @@ def _forward_seconds(setup: Setup, lengths: Lengths) -> float:
     """
     train, is_tree = setup.settings.train, setup.settings.train.packing == "tree"
     prompts = train.problems_per_iteration * (1 if is_tree else train.group_size)
-    shared = lengths.shared if is_tree and lengths.shared >= MIN_SHARED else 0.0
+    shared = lengths.shared if is_tree else 0.0  # fewer than 64 are not, which is no matter here
     rest_of_prompt = lengths.prompt - shared
     own = prompts * rest_of_prompt + setup.episodes * lengths.rest
     room = train.micro_batch_tokens

@@ -53,6 +53,8 @@ ON_A_BARE_GPU_MACHINE = {
 # What a flow imports that finds nothing changed (`flows/__main__.py`).
 UNCHANGED_RUN = ("flows/__main__.py", "flows/dead_locks.py", "tasks/pipeline/reasons.py", "tasks/report/summary.py")
 FILES = python_files("flows", "tasks")
+# Commands that answer from files; `doctor`, `serve` and the like load a model.
+COMMANDS = [file for file in FILES if file.parent in (Path("tasks/commands"), Path("tasks/commands/plan"))]
 
 
 def room_of(module: str) -> str:
@@ -170,11 +172,12 @@ def test_the_gateways_interface_is_there_without_a_server():
 
 
 def test_what_every_command_loads_imports_heavy_libraries_inside_functions_only():
-    """Stage files and all that checks params.yaml stay light, so that a typo is told in a blink."""
+    """Stage files, all that checks params.yaml and these commands stay light: a typo is told, a run planned, in a blink."""
     start = [
         Path("tasks/__main__.py"),
         Path("tasks/pipeline/order.py"),
         *map(Path, UNCHANGED_RUN),
+        *COMMANDS,
         *(Path(f"tasks/stages/{stage}/stage.py") for stage in STAGES),
     ]
     files, waiting = set(), start
