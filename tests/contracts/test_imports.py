@@ -172,7 +172,7 @@ def test_the_gateways_interface_is_there_without_a_server():
 
 
 def test_what_every_command_loads_imports_heavy_libraries_inside_functions_only():
-    """Stage files, all that checks params.yaml and these commands stay light: a typo is told, a run planned, in a blink."""
+    """Stages, all that checks params.yaml and these commands stay light: a typo is told, a run planned, in a blink."""
     start = [
         Path("tasks/__main__.py"),
         Path("tasks/pipeline/order.py"),
