@@ -1,24 +1,27 @@
 """What the flow's fork server (`tasks/core/fork_server.py`) loads for a command, at the first that needs it: the
-libraries. Turnwise's own modules come along, and a fork imports them anew.
+libraries, each after those that it imports itself, so that no step takes long. Turnwise's own modules come along, and a
+fork imports them anew.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 from tasks.core.files import read_json
 
 DVC = ("dvc.cli.parser", "dvc.repo", "dvc.commands.repro")
 COMMANDS = ("tasks.__main__", "tasks.pipeline.order")
+VALIDATION = ("pandas", "sqlalchemy.orm", "scipy.stats", "altair", "great_expectations")
 MODEL = (
-    *("transformers.modeling_utils", "transformers.models.auto.modeling_auto"),
-    *("transformers.models.auto.tokenization_auto", "tasks.learning.grpo.trainer", "tasks.rollouts.load"),
+    *("torch", "torch._dynamo", "torch.distributed.tensor", "transformers.utils", "transformers.modeling_utils"),
+    *("transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto"),
+    *("tasks.learning.grpo.trainer", "tasks.rollouts.load"),
 )
 REGISTRY = ("tasks.tracking.registry", "mlflow.store.tracking.sqlalchemy_store")
 NEEDED = {
-    "curate": ("tasks.stages.curate.stage", "great_expectations"),
+    "curate": ("tasks.stages.curate.stage", *VALIDATION),
     "assess": MODEL,
     "warm_start": MODEL,
     "doctor": ("tasks.commands.doctor.doctor",),
@@ -30,20 +33,20 @@ NEEDED = {
 _LOADED_FOR: list[int] = []  # none, or the number of threads that libraries were told when they were loaded
 
 
-def load(command: Sequence[str]) -> bool:
-    """Whether a fork of this process suits the command: it gains by that, and what is loaded has as many threads as it
-    may use.
+def load(command: Sequence[str]) -> Generator[None, None, bool]:
+    """Gives whether a fork of this process suits the command: it gains by that, and what is loaded has as many threads
+    as it may use.
     """
     match command:
         case ["dvc", *_]:
-            _import(DVC)
+            yield from _import(DVC)
             return True
         case ["tasks", name, *_] if name in NEEDED:
-            return _load_for(name)
+            return (yield from _load_for(name))
     return False
 
 
-def _load_for(name: str) -> bool:
+def _load_for(name: str) -> Generator[None, None, bool]:
     from tasks.core.settings import read_params
     from tasks.models.torch_setup import leave_out_sklearn
     from tasks.pipeline.order import prepare_process
@@ -55,10 +58,10 @@ def _load_for(name: str) -> bool:
         _LOADED_FOR.append(num_threads)
     if num_threads not in _LOADED_FOR:
         return False
-    _import(COMMANDS)
+    yield from _import(COMMANDS)
     if needs_model := set(MODEL) <= set(NEEDED[name]):
         leave_out_sklearn()
-    _import(NEEDED[name])
+    yield from _import(NEEDED[name])
     if needs_model:
         _load_family(params["model"]["path"])
     return True
@@ -75,6 +78,7 @@ def _load_family(model: str) -> None:
         MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[family], None)
 
 
-def _import(names: Sequence[str]) -> None:
+def _import(names: Sequence[str]) -> Iterator[None]:
     for name in names:
         importlib.import_module(name)
+        yield

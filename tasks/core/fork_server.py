@@ -3,9 +3,9 @@ DVC take seconds to import, and a flow starts a dozen processes. Linux alone.
 
     python -m tasks.core.fork_server LISTENER MODULE [COMMAND …]
 
-LISTENER is the file descriptor of a Unix socket that listens; `MODULE.load(command)` imports what a command needs and
-says whether what is loaded suits it. Each COMMAND, such as `tasks assess`, is expected: while nobody asks, what it
-needs is loaded ahead.
+LISTENER is the file descriptor of a Unix socket that listens; `MODULE.load(command)` imports what a command needs, a
+library at a step, and says at its end whether what is loaded suits it. Each COMMAND, such as `tasks assess`, is
+expected: while nobody asks, what it needs is loaded ahead, and who asks waits for one library at most.
 
 A fork begins as a new process would: with the asker's environment, folder, standard streams and ignored signals, a
 session of its own, and no module of turnwise loaded, so that it runs the source as it is now. An asker whose
@@ -33,8 +33,8 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -48,7 +48,7 @@ PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # prctl(2)
 
 
 class Recipe(Protocol):
-    def load(self, command: Sequence[str]) -> bool: ...
+    def load(self, command: Sequence[str]) -> Generator[None, None, bool]: ...
 
 
 class Fork:
@@ -103,6 +103,8 @@ class Server:
     def __init__(self, listener: socket.socket, recipe: Recipe, expected: Sequence[Sequence[str]]):
         self.listener, self.recipe, self.expected, self.forks = listener, recipe, list(expected), list[Fork]()
         self.environment, self.folder = dict(os.environ), os.getcwd()
+        self.ahead: Generator[None, None, bool] | None = None  # of the first expected command, under way
+        self.num_frozen = 0  # modules
         self.wakes, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.is_ending = self.is_loading = False
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -120,7 +122,7 @@ class Server:
             if is_asked and (asked := self._answer()) is not None:
                 return asked
             if self.expected and not is_asked:
-                self._load(self.expected.pop(0))
+                self._load_ahead()
 
     def _attend(self, seconds: float | None) -> bool:
         """Wait so long for an asker, or for news of a fork, and see to the forks; whether somebody asks."""
@@ -206,21 +208,48 @@ class Server:
             os.chdir(self.folder)
         return "a library has started a thread" if has_other_threads() else ""
 
-    def _load(self, command: Sequence[str]) -> bool:
-        count = len(sys.modules)
-        self.is_loading = True
-        signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS)  # the forks do not wait for a library
+    def _load_ahead(self) -> None:
+        """One step of what the next expected command needs."""
+        if self.ahead is None:
+            self.ahead = self.recipe.load(self.expected[0])
         try:
-            suits = self.recipe.load(command)
-        except Exception:  # the command itself meets it again, and tells it
-            return False
+            with self._looking_after_forks():
+                next(self.ahead)
+        except Exception:  # its end; of an error it is told by the command itself, which meets it again
+            self.ahead = None
+            self.expected.pop(0)
+            self._freeze()
+
+    def _load(self, command: Sequence[str]) -> bool:
+        steps = self.recipe.load(command)
+        try:
+            with self._looking_after_forks():
+                while True:
+                    next(steps)
+        except StopIteration as end:
+            suits = bool(end.value)
+        except Exception:
+            suits = False
+        self._freeze()
+        return suits
+
+    @contextmanager
+    def _looking_after_forks(self) -> Iterator[None]:
+        """They do not wait for a library."""
+        self.is_loading = True
+        signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS)
+        try:
+            yield
         finally:
             self.is_loading = False
             signal.setitimer(signal.ITIMER_REAL, 0)
-        if len(sys.modules) > count:
+
+    def _freeze(self) -> None:
+        """Or the first search for cycles in each fork writes to every page."""
+        if len(sys.modules) > self.num_frozen:
             gc.collect()
-            gc.freeze()  # or the first search for cycles in each fork writes to every page
-        return suits
+            gc.freeze()
+            self.num_frozen = len(sys.modules)
 
     def _leave(self) -> None:
         """Close, in a fork, what is the server's."""

@@ -21,7 +21,7 @@ from tasks.core.fork_request import HEADER_BYTES, IS_FORK, REFUSED, STREAMS, dif
 from tasks.core.forked import VARIABLE
 from tests.conftest import ROOT
 
-RECIPE = "def load(command):\n    import decimal, tasks.core.text\n    return command[0] != 'unsuited'\n"
+RECIPE = "def load(command):\n    import decimal, tasks.core.text\n    yield\n    return command[0] != 'unsuited'\n"
 # Tells what it is, then does what its argument says.
 SHOW = """
 import json, os, signal, subprocess, sys, time
@@ -68,6 +68,7 @@ class Recipe:
         while time.monotonic() < end:
             sys.modules.pop("colorsys", None)
             importlib.import_module("colorsys")
+        yield
         return True
 told["suits"] = Busy(socket.socket(), Recipe(), [])._load(["show"])
 print(json.dumps({**told, "is_held": _imp.lock_held()}))
@@ -242,6 +243,7 @@ def test_what_an_asker_is_told_its_fork_does_at_once_though_the_server_loads_a_l
         "    if command == ['show', 'slow']:\n"
         "        pathlib.Path('is_loading').touch()\n"
         "        time.sleep(60)\n"
+        "    yield\n"
         "    return True\n"
     )
     server = bench.serve()
@@ -260,6 +262,24 @@ def test_what_an_asker_is_told_its_fork_does_at_once_though_the_server_loads_a_l
     assert left[0].wait(timeout=20) == 7
     assert server.wait(timeout=20) == 0
     assert slow.wait(timeout=20) == 0  # in the usual way
+
+
+@pytest.mark.slow
+def test_who_asks_waits_for_one_library_of_those_that_are_loaded_ahead(bench: Bench):
+    (bench.folder / "recipe.py").write_text(
+        "import pathlib, time\n"
+        "def load(command):\n"
+        "    for number in range(100 if command == ['show', 'soon'] else 0):\n"
+        "        pathlib.Path(f'library-{number}').touch()\n"
+        "        time.sleep(0.3)\n"
+        "        yield\n"
+        "    return True\n"
+    )
+    bench.serve()
+    wait_for((bench.folder / "library-1").exists)
+    assert bench.run("show")[1]["is_fork"]
+    assert not (bench.folder / "library-99").exists()
+    wait_for((bench.folder / f"library-{len(list(bench.folder.glob('library-*')))}").exists)  # it goes on
 
 
 @pytest.mark.slow
@@ -344,7 +364,8 @@ def test_a_fork_that_asks_does_not_fork_itself_again_and_what_it_starts_may_ask(
 @pytest.mark.slow
 def test_what_a_library_does_at_an_exit_our_forks_do_too(bench: Bench):
     (bench.folder / "recipe.py").write_text(
-        "import atexit\ndef load(command):\n    atexit.register(print, 'a library at its exit')\n    return True\n"
+        "import atexit\n"
+        "def load(command):\n    atexit.register(print, 'a library at its exit')\n    yield\n    return True\n"
     )
     bench.serve()
     output, errors = bench.ask("tasks", "--help").communicate(timeout=60)
@@ -355,7 +376,7 @@ def test_what_a_library_does_at_an_exit_our_forks_do_too(bench: Bench):
 @pytest.mark.slow
 def test_our_command_line_asks_a_server_and_imports_nothing_for_it_where_there_is_none(bench: Bench):
     (bench.folder / "recipe.py").write_text(
-        "import atexit\ndef load(command):\n    atexit.register(print, 'forked')\n    return True\n"
+        "import atexit\ndef load(command):\n    atexit.register(print, 'forked')\n    yield\n    return True\n"
     )
     bench.serve()
     command = [sys.executable, "-X", "importtime", "-m", "tasks", "--help"]

@@ -18,14 +18,21 @@ PROGRAM = """
 import json, sys
 from flows.loaded_early import NEEDED, load
 from tasks.core.fork_server import has_other_threads
-suited = {name: load(["tasks", name]) for name in NEEDED}
-suited["dvc"] = load(["dvc", "repro"])
-told = {"suited": suited, "lineage": load(["tasks", "lineage"]), "threads": has_other_threads()}
+def suits(*command):
+    steps = load(command)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+suited = {name: suits("tasks", name) for name in NEEDED}
+suited["dvc"] = suits("dvc", "repro")
+told = {"suited": suited, "lineage": suits("tasks", "lineage"), "threads": has_other_threads()}
 told["missing"] = [name for name in ("torch", "mlflow", "great_expectations", "dvc") if name not in sys.modules]
 told["family"] = "transformers.models.qwen3.modeling_qwen3" in sys.modules
 text = open("params.yaml").read().replace("num_threads: 1", "num_threads: 7")
 open("params.yaml", "w").write(text)
-told["other threads"] = load(["tasks", "train"])
+told["other threads"] = suits("tasks", "train")
 print(json.dumps(told))
 """
 
