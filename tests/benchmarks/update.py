@@ -1,4 +1,4 @@
-"""An update of the demo's model with attention in C against torch's kernel, in turns, in one process.
+"""An update of the demo's model by torch, with attention in C, and with whole layers in C, in turns, in one process.
 
 Groups are shaped as the demo's: a prompt of 24 tokens, then 60 to 220 of each trajectory's own. An update is what
 `GRPOTrainer.update` does with groups that are there: trees, the reference's forward, two steps. Seconds are the
@@ -16,6 +16,7 @@ from unittest import mock
 
 from tasks.core.records import Group
 from tasks.learning.grpo.trainer import GRPOTrainer
+from tasks.learning.shared import policy
 from tasks.models import attention
 from tasks.models.settings import EmbeddedModelSettings, on_cpu
 from tasks.models.torch_setup import prepare_torch
@@ -24,7 +25,8 @@ from tests.benchmarks.made_up import random_ids, random_model, scored_group
 from tests.learning.options import grpo
 
 PROMPT, LENGTHS, GROUP_SIZE, NUM_GROUPS, VOCABULARY = 24, (60, 220), 8, 8, 400
-IS_NATIVE = {"torch's kernel": False, "C": True}
+# Whether attention is in C, and what is between the products of a layer.
+WAYS = {"by torch": (False, False), "attention in C": (True, False), "layers in C": (True, True)}
 
 
 def demo_groups(seed: int = 0) -> list[Group]:
@@ -44,24 +46,28 @@ def trainer_on(num_threads: int) -> GRPOTrainer:
     return GRPOTrainer(model, options, compute=on_cpu(num_threads), temperature=1.0, max_tokens=PROMPT + LENGTHS[1])
 
 
-def seconds_of(trainer: GRPOTrainer, groups: Sequence[Group], *, is_native: bool) -> float:
-    real = attention.is_native
-    with mock.patch.object(attention, "is_native", lambda *tensors: is_native and real(*tensors)):
+def seconds_of(trainer: GRPOTrainer, groups: Sequence[Group], way: str) -> float:
+    has_attention, has_layers = WAYS[way]
+    attends, computes = attention.is_native, policy.fits
+    with (
+        mock.patch.object(attention, "is_native", lambda *tensors: has_attention and attends(*tensors)),
+        mock.patch.object(policy, "fits", lambda model: has_layers and computes(model)),
+    ):
         start = time.process_time()
         trainer.update(1, groups)
         return time.process_time() - start
 
 
 def measure(num_threads: int, *, rounds: int) -> dict[str, Any]:
-    """Quartiles of the processor seconds of each way, and of their ratio within a round ("ratio")."""
+    """Quartiles of each way's processor seconds, and of the first's over the others' within a round ("… gains")."""
     prepare_torch(on_cpu(num_threads))
     trainer, groups = trainer_on(num_threads), demo_groups()
-    found: dict[str, list[float]] = {name: [] for name in IS_NATIVE}
+    found: dict[str, list[float]] = {way: [] for way in WAYS}
     for number in range(rounds + 1):
-        for name, is_native in IS_NATIVE.items():
-            seconds = seconds_of(trainer, groups, is_native=is_native)
+        for way in WAYS:
+            seconds = seconds_of(trainer, groups, way)
             if number:  # the first compiles, and takes memory
-                found[name].append(seconds)
-    pairs = list(zip(*found.values(), strict=True))
-    found["ratio"] = [torch_seconds / native_seconds for torch_seconds, native_seconds in pairs]
-    return {name: statistics.quantiles(values, n=4) for name, values in found.items()}
+                found[way].append(seconds)
+    first, *others = WAYS
+    gains = {f"{way} gains": [a / b for a, b in zip(found[first], found[way], strict=True)] for way in others}
+    return {name: statistics.quantiles(values, n=4) for name, values in {**found, **gains}.items()}

@@ -27,15 +27,11 @@ from transformers import PreTrainedModel
 from tasks.engines.transformers.decode_step import TRACED_ROTARY
 from tasks.engines.transformers.ragged_cache import RaggedCache
 from tasks.engines.transformers.written_turn import WrittenTurn, start_of
+from tasks.models.known_modules import has_known_modules
 from tasks.models.native.compiled import load_library
 from tasks.models.torch_setup import is_small
 from tasks.rollouts.seeds import uniforms
 
-FAMILIES = {
-    "LlamaForCausalLM": ("LlamaModel", "LlamaDecoderLayer", "LlamaAttention", "LlamaMLP", "LlamaRMSNorm"),
-    "Qwen2ForCausalLM": ("Qwen2Model", "Qwen2DecoderLayer", "Qwen2Attention", "Qwen2MLP", "Qwen2RMSNorm"),
-    "Qwen3ForCausalLM": ("Qwen3Model", "Qwen3DecoderLayer", "Qwen3Attention", "Qwen3MLP", "Qwen3RMSNorm"),
-}
 NORMS = ("input_layernorm", "self_attn.q_norm", "self_attn.k_norm", "post_attention_layernorm")
 PRODUCTS = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj",
@@ -87,18 +83,10 @@ class Pass:
 
 def fits(model: PreTrainedModel) -> bool:
     """Whether its modules are those that the C code computes, on a CPU in float32, and small."""
-    config, tensors = model.config, [*model.parameters()]
-    names = FAMILIES.get(type(model).__name__)
-    if names is None or any(item.dtype != torch.float32 for item in tensors):
-        return False
-    known = {type(model).__name__, *names, f"{names[0].removesuffix('Model')}RotaryEmbedding"}
-    known |= {"Linear", "Embedding", "ModuleList", "SiLUActivation"}
     return (
-        {type(module).__name__ for module in model.modules()} <= known
-        and all(item.is_contiguous() for item in tensors)
+        has_known_modules(model)
         and is_small(model, MAX_BYTES)
-        and (getattr(config, "rope_parameters", None) or {}).get("rope_type") in TRACED_ROTARY
-        and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
+        and (getattr(model.config, "rope_parameters", None) or {}).get("rope_type") in TRACED_ROTARY
         and _library() is not None
     )
 

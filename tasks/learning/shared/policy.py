@@ -16,9 +16,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from tasks.learning.shared.batching import MicroBatch
 from tasks.learning.shared.chunked_head import Chunks, chunk_size, chunked_logp
+from tasks.models.fused_forward import fits, hidden_states
 from tasks.models.head import with_replaced, without_layers
 from tasks.models.nucleus import outside_nucleus
 
@@ -77,12 +79,20 @@ def token_entropy(
 def _of_sampled(
     model: PreTrainedModel, batch: MicroBatch, read: Read, distribution: Distribution, autocast: Autocast
 ) -> Tensor:
-    layers = model.get_decoder()
     with _autocast(model, autocast):
-        output = layers(input_ids=batch.ids_BT, use_cache=False, **attention_inputs(batch))
+        output = _output_of_layers(model, batch, autocast)
         hidden_UD = output.last_hidden_state.flatten(0, 1)[batch.predictor_U]
-        head = without_layers(model, layers, type(output))
+        head = without_layers(model, model.get_decoder(), type(output))
         return _chunked(model, head, hidden_UD, batch, read, distribution, autocast)
+
+
+def _output_of_layers(model: PreTrainedModel, batch: MicroBatch, autocast: Autocast) -> Any:
+    """By C of our own where that computes what the model's own layers do."""
+    tree = batch.tree
+    if tree is not None and tree.plan is not None and autocast == "none" and fits(model):
+        hidden_PD = hidden_states(model, batch.ids_BT, tree.position_BT, tree.plan)
+        return BaseModelOutputWithPast(last_hidden_state=hidden_PD[None])
+    return model.get_decoder()(input_ids=batch.ids_BT, use_cache=False, **attention_inputs(batch))
 
 
 def attention_inputs(batch: MicroBatch) -> dict[str, Any]:

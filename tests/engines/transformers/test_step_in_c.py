@@ -21,25 +21,13 @@ from tasks.engines.transformers.ragged_cache import RaggedCache
 from tasks.engines.transformers.shard_in_c import ShardInC
 from tasks.engines.transformers.step_in_c import Pass, StepInC, Worker, drawn, fits
 from tasks.engines.transformers.written_turn import WrittenTurn
-from tasks.models.attention import ATTENTION, register_attention
 from tasks.models.native.compiled import load_library
 from tasks.rollouts.engine import TurnReply, TurnRequest
 from tasks.rollouts.seeds import uniforms
 from tests.engine_benches import plain_logp
+from tests.small_models import KINDS, SIZES, a_model
 
 CONTEXT = 80
-KINDS = {
-    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
-    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
-}
-# Sizes that are and are not whole vectors, panels or pairs of queries; heads that are wider than the model.
-SIZES = [
-    {"hidden_size": 64, "intermediate_size": 96, "heads": 4, "key_heads": 2, "head_dim": 16, "vocab_size": 160},
-    {"hidden_size": 36, "intermediate_size": 50, "heads": 3, "key_heads": 1, "head_dim": 12, "vocab_size": 101},
-    {"hidden_size": 40, "intermediate_size": 17, "heads": 5, "key_heads": 5, "head_dim": 6, "vocab_size": 67},
-    {"hidden_size": 24, "intermediate_size": 130, "heads": 4, "key_heads": 1, "head_dim": 64, "vocab_size": 40},
-]
 
 
 @pytest.fixture(autouse=True)
@@ -50,24 +38,6 @@ def _anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     step_in_c._library.cache_clear()
     yield
     step_in_c._library.cache_clear()
-
-
-def a_model(kind: str, sizes: dict[str, int], *, seed: int = 0, **more: Any) -> PreTrainedModel:
-    """Random weights, those of norms and biases too."""
-    register_attention()
-    given = dict(sizes)
-    config_class, model_class = KINDS[kind]
-    config = config_class(
-        num_hidden_layers=2, num_attention_heads=given.pop("heads"), num_key_value_heads=given.pop("key_heads"),
-        max_position_embeddings=256, pad_token_id=0, bos_token_id=None, eos_token_id=None, **given, **more,
-    )  # fmt: skip
-    config._attn_implementation = ATTENTION
-    torch.manual_seed(seed)
-    model = model_class(config).float().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.3).add_(1.0 if parameter.dim() == 1 else 0.0)
-    return model
 
 
 def an_engine(
