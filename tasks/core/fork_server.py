@@ -21,7 +21,6 @@ fork; killed, it takes them with it.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import json
@@ -31,72 +30,21 @@ import select
 import signal
 import socket
 import sys
-import tempfile
-import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, Protocol, cast
 
-from tasks.core.fork_request import IS_FORK, REFUSED, STREAMS, Request, differs, receive
+from tasks.core.fork_request import REFUSED, Request, differs, receive
+from tasks.core.forks import Fork, become, has_other_threads
 from tasks.core.quick_exit import prepare_quick_exit, quick_exit
 from tasks.core.terminal import tell
 
-LOOK_SECONDS, GRACE_SECONDS = 0.02, 2.0
-OF_JEMALLOC = "jemalloc_bg_thd"
-PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # prctl(2)
+LOOK_SECONDS = 0.02
+TOLD_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Recipe(Protocol):
     def load(self, command: Sequence[str]) -> Generator[None, None, bool]: ...
-
-
-class Fork:
-    """A command at work for the asker on the other side of `connection`."""
-
-    def __init__(self, pid: int, connection: socket.socket):
-        self.pid, self.connection = pid, connection
-        self.status: int | None = None
-        self.is_told = False  # to end, by its asker
-        self.deadline = 0.0
-
-    def signal(self, number: int) -> bool:
-        """Whether there is one left in its group."""
-        try:
-            os.killpg(self.pid, number)
-        except ProcessLookupError:
-            return False
-        return True
-
-    def obey(self) -> None:
-        """Pass on what the asker says; without an asker there is no fork."""
-        try:
-            told = self.connection.recv(64)
-        except OSError:
-            told = b""
-        for number in told:
-            self.is_told = True
-            self.signal(number)
-        if not told:
-            self.signal(signal.SIGKILL)
-
-    def note_end(self, status: int) -> None:
-        self.status, self.deadline = status, time.monotonic() + GRACE_SECONDS
-        if not self.is_told:
-            self.signal(signal.SIGTERM)
-
-    def has_ended(self) -> bool:
-        """It and all that it left in its group, which has a moment to go."""
-        if self.status is None:
-            return False
-        if time.monotonic() > self.deadline:
-            self.signal(signal.SIGKILL)
-        return not self.signal(0)
-
-    def report(self) -> None:
-        with suppress(OSError):
-            self.connection.sendall(json.dumps(self.status).encode() + b"\n")
-        self.connection.close()
 
 
 class Server:
@@ -176,14 +124,13 @@ class Server:
         pid, refusal = REFUSED, ""
         try:
             refusal = self._refusal(asked)
-            pid = REFUSED if refusal else os.fork()
+            pid = REFUSED if refusal else self._fork(asked, streams, connection)
         except OSError as error:
             refusal = f"{error.strerror} ({error.filename or 'fork'})"
         if not pid:
-            self._leave()
-            become(asked, streams, connection)
             return asked
-        tell(f"{' '.join(asked.command)}: {f'refused: {refusal}' if refusal else f'process {pid}'}")
+        with suppress(OSError):  # a full disk ends no fork that is at work
+            tell(f"{' '.join(asked.command)}: {f'refused: {refusal}' if refusal else f'process {pid}'}")
         for number in streams:
             os.close(number)
         with suppress(OSError):
@@ -193,6 +140,22 @@ class Server:
         else:
             self.forks.append(Fork(pid, connection))
         return None
+
+    def _fork(self, asked: Request, streams: Sequence[int], connection: socket.socket) -> int:
+        """The fork's process id, once it obeys signals as the command would; 0 in the fork."""
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        with os.fdopen(reader, "rb") as has_become:
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, TOLD_TO_END)
+            try:
+                if not (pid := os.fork()):
+                    self._leave()
+                    become(asked, streams, connection)
+            finally:
+                os.close(writer)
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            if pid:
+                has_become.read()  # nothing, but only once the fork has closed its end
+        return pid
 
     def _refusal(self, asked: Request) -> str:
         """Why no fork of this process would be what a new process is; "" if one would."""
@@ -259,46 +222,6 @@ class Server:
         self.listener.close()
         for fork in self.forks:
             fork.connection.close()
-
-
-def has_other_threads() -> bool:
-    """Whether a fork would lose a thread that somebody waits for. OpenBLAS ends its own before a fork, and jemalloc,
-    which pyarrow has, does without it after one.
-    """
-    from threadpoolctl import threadpool_info
-
-    names = [Path(f"/proc/self/task/{name}/comm").read_text().strip() for name in os.listdir("/proc/self/task")]
-    of_blas = sum(pool["num_threads"] - 1 for pool in threadpool_info() if pool["internal_api"] == "openblas")
-    return len(names) - names.count(OF_JEMALLOC) > 1 + of_blas
-
-
-def become(asked: Request, streams: Sequence[int], connection: socket.socket) -> None:
-    """Make this fork what `python -m` would have started."""
-    connection.close()
-    os.setsid()
-    libc = ctypes.CDLL(None)
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    libc.prctl(PR_SET_NAME, " ".join(asked.command[:2]).encode()[:15])
-    for number, stream in zip(STREAMS, streams, strict=True):
-        os.dup2(stream, number)
-        os.close(stream)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD, signal.SIGALRM):
-        usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-        signal.signal(number, signal.SIG_IGN if number in asked.ignored else usual)
-    os.environ.clear()
-    os.environ.update(asked.environment, PYTHONHASHSEED="0")
-    os.environ[IS_FORK] = str(os.getpid())
-    os.chdir(asked.folder)
-    os.umask(asked.umask)
-    is_unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
-    sys.stdout.reconfigure(line_buffering=os.isatty(1), write_through=is_unbuffered)  # type: ignore[union-attr]
-    sys.stderr.reconfigure(line_buffering=True, write_through=is_unbuffered)  # type: ignore[union-attr]
-    tempfile.tempdir = None
-    sys.path[0] = asked.folder
-    sys.argv[:] = asked.command
-    sys.orig_argv[:] = [sys.executable, "-m", *asked.command]
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("tasks", "flows")]:
-        del sys.modules[name]
 
 
 def main() -> None:

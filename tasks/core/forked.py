@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from tasks.core.fork_request import HEADER_BYTES, IS_FORK, REFUSED, STREAMS
@@ -55,13 +56,22 @@ def _ask(connection: socket.socket, command: Sequence[str]) -> None:
 
 
 def _wait(connection: socket.socket, answers: Any) -> int:
-    """The status at the end, or minus the signal; what this process is told meanwhile, the fork is told."""
+    """The status at the end, or minus the signal; what this process is told meanwhile, the fork is told. A fork has
+    begun, so nothing that fails here may start the command again.
+    """
+
+    def pass_on(told: int, _: object) -> None:
+        with suppress(OSError):  # it has ended
+            connection.send(bytes([told]))
+
     for number in PASSED_ON:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda told, _: connection.send(bytes([told])))
+            signal.signal(number, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
-    line = answers.readline()
-    return int(line) if line.strip() else -signal.SIGKILL  # the server is gone, and every fork with it
+    try:
+        return int(answers.readline())
+    except (OSError, ValueError):
+        return -signal.SIGKILL  # the server is gone, and every fork with it
 
 
 def _end_as(status: int) -> NoReturn:

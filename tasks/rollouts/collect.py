@@ -249,7 +249,7 @@ def collect_missing(
     num_finished = len(keys) - len(missing)
     collector.faults.num_finished += num_finished
     shown = nullcontext(bar) if bar else progress_bar(label, total=len(keys), done=num_finished)
-    with shown as advancing:
+    with shown as advancing, nullcontext() if finished is None else closing(finished):
 
         def end(trajectory: Trajectory) -> None:
             trajectory.policy_version = 0

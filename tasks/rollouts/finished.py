@@ -63,7 +63,7 @@ class FinishedEpisodes:
 
     @cached_property
     def _stream(self) -> BinaryIO:
-        """Open from the first episode on: to open it for each took as long as to write it."""
+        """Open from the first episode to `close`: to open it for each took as long as to write it."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         return self.file.open("ab")
 
@@ -73,10 +73,14 @@ class FinishedEpisodes:
         self._size += len(line)
         return line
 
-    def forget(self) -> None:
+    def close(self) -> None:
+        """What is added later opens the file again. A stage has one for each snapshot, and a process few open files."""
         if "_stream" in vars(self):
             self._stream.close()
             del self._stream
+
+    def forget(self) -> None:
+        self.close()
         self.file.unlink(missing_ok=True)
         self._places, self._size = {}, 0
 

@@ -73,6 +73,7 @@ class Recipe:
 told["suits"] = Busy(socket.socket(), Recipe(), [])._load(["show"])
 print(json.dumps({**told, "is_held": _imp.lock_held()}))
 """
+PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
 class Bench:
@@ -88,15 +89,15 @@ class Bench:
         self.askers: list[subprocess.Popen[str]] = []
         self.server: subprocess.Popen[str] | None = None
 
-    def serve(self) -> subprocess.Popen[str]:
-        log = (self.folder / "log").open("w")
-        with log, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+    def serve(self, log: int | None = None) -> subprocess.Popen[str]:
+        written = (self.folder / "log").open("w")
+        with written, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(self.environment[VARIABLE])
             listener.listen()
             self.server = subprocess.Popen(
                 [sys.executable, "-m", "tasks.core.fork_server", str(listener.fileno()), "recipe", "show soon"],
                 pass_fds=[listener.fileno()], cwd=self.folder, env={**self.environment, "PYTHONHASHSEED": "0"},
-                stdout=log, text=True,
+                stdout=written if log is None else log, text=True,
             )  # fmt: skip
         return self.server
 
@@ -280,6 +281,112 @@ def test_who_asks_waits_for_one_library_of_those_that_are_loaded_ahead(bench: Be
     assert bench.run("show")[1]["is_fork"]
     assert not (bench.folder / "library-99").exists()
     wait_for((bench.folder / f"library-{len(list(bench.folder.glob('library-*')))}").exists)  # it goes on
+
+
+@pytest.mark.slow
+def test_an_asker_that_is_told_to_end_while_it_waits_for_a_library_ends_by_it(bench: Bench):
+    """The fork begins at that moment: before it obeys as its command would, nobody is told that there is one."""
+    (bench.folder / "recipe.py").write_text(
+        "import pathlib, time\n"
+        "memory = bytearray(100 << 20)\n"  # so that a fork takes some milliseconds
+        "for place in range(0, len(memory), 4096): memory[place] = 1\n"
+        "def load(command):\n"
+        "    pathlib.Path('is_loading').touch()\n"
+        "    time.sleep(0.05)\n"
+        "    yield\n"
+        "    return True\n"
+    )
+    (bench.folder / "plain.py").write_text("import sys, time\ntime.sleep(0.3)\nsys.exit(3)\n")
+    bench.serve()
+    for number in range(15):
+        asker = bench.ask("plain")
+        wait_for((bench.folder / "is_loading").exists)
+        time.sleep(0.004 * number)
+        asker.terminate()
+        assert asker.wait(timeout=20) == -signal.SIGTERM
+        (bench.folder / "is_loading").unlink()
+
+
+@pytest.mark.slow
+def test_a_command_that_a_fork_ran_is_not_started_again_whatever_the_asker_is_told_late(bench: Bench):
+    (bench.folder / "plain.py").write_text(
+        "import sys, time\nopen('runs', 'a').write('x')\nprint('at work', flush=True)\ntime.sleep(0.5)\nsys.exit(3)\n"
+    )
+    bench.serve()
+    asker = bench.ask("plain")
+    assert asker.stdout is not None
+    asker.stdout.readline()
+    asker.send_signal(signal.SIGSTOP)  # as where the machine has no time for it
+    time.sleep(1.5)
+    asker.terminate()
+    asker.send_signal(signal.SIGCONT)
+    assert asker.wait(timeout=20) == 3
+    killed = bench.ask("plain")
+    assert killed.stdout is not None
+    killed.stdout.readline()
+    assert bench.server is not None
+    killed.send_signal(signal.SIGSTOP)
+    bench.server.kill()
+    killed.terminate()
+    killed.send_signal(signal.SIGCONT)
+    assert killed.wait(timeout=20) == -signal.SIGKILL
+    assert (bench.folder / "runs").read_text() == "xx"
+
+
+@pytest.mark.slow
+def test_a_zombie_that_nobody_waits_for_keeps_no_asker(bench: Bench):
+    """As in a container whose first process waits for none; here the one that has the server as its child."""
+    (bench.folder / "leaves.py").write_text("import subprocess\nsubprocess.Popen(['sleep', '0.2'])\n")
+    adopting = (
+        "import ctypes, subprocess, sys, time\n"
+        f"ctypes.CDLL(None).prctl({PR_SET_CHILD_SUBREAPER}, 1, 0, 0, 0)\n"
+        "server = subprocess.Popen(sys.argv[2:], pass_fds=[int(sys.argv[1])])\n"
+        "time.sleep(60)\n"
+    )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(bench.environment[VARIABLE])
+        listener.listen()
+        number = str(listener.fileno())
+        command = [sys.executable, "-m", "tasks.core.fork_server", number, "recipe"]
+        bench.server = subprocess.Popen(
+            [sys.executable, "-c", adopting, number, *command],
+            pass_fds=[listener.fileno()], cwd=bench.folder, env={**bench.environment, "PYTHONHASHSEED": "0"}, text=True,
+        )  # fmt: skip
+    assert bench.ask("leaves").wait(timeout=20) == 0
+    (left,) = (process for process in psutil.Process(bench.server.pid).children() if process.status() == "zombie")
+    assert left.name() == "sleep"
+    for process in psutil.Process(bench.server.pid).children():
+        process.kill()
+
+
+@pytest.mark.slow
+def test_a_log_that_takes_no_line_ends_no_fork(bench: Bench):
+    reader, writer = os.pipe()
+    bench.serve(log=writer)
+    os.close(writer)
+    at_work, _ = bench.start("show", "wait")
+    os.close(reader)
+    assert bench.run("show")[1]["is_fork"]
+    assert at_work.poll() is None
+    at_work.terminate()
+    assert at_work.wait(timeout=20) == 7
+
+
+@pytest.mark.slow
+def test_a_thread_of_a_library_is_seen_after_the_first_fork_too(bench: Bench):
+    """OpenBLAS ends its own threads before a fork, and starts them again only where they are used."""
+    (bench.folder / "recipe.py").write_text(
+        "import threading\n"
+        "def load(command):\n"
+        "    import numpy, scipy.linalg\n"
+        "    if command[1:] == ['late']:\n"
+        "        threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "    yield\n"
+        "    return True\n"
+    )
+    bench.environment["OPENBLAS_NUM_THREADS"] = "2"
+    bench.serve()
+    assert [bench.run("show", *late)[1]["is_fork"] for late in ([], [], ["late"], [])] == [True, True, False, False]
 
 
 @pytest.mark.slow

@@ -23,9 +23,31 @@ from tests.conftest import ROOT
 DIALECTS = [PLAIN, PARAMS, OF_DVC]
 FILES = [ROOT / "params.yaml", ROOT / "dvc.yaml", ROOT / "dvc.lock", *sorted((ROOT / "infra/profiles").glob("*.yaml"))]
 LINES = (ROOT / "params.yaml").read_text(encoding="utf-8").splitlines()
-PIECES = [": ", "- ", "[", "]", "{", "}", ",", "&a ", "*a", "!!int ", "!x ", "|", "> ", "#", " #", "'", '"', "%", "@"]
+PIECES = [
+    ": ",
+    "- ",
+    "[",
+    "]",
+    "{",
+    "}",
+    ",",
+    "&a ",
+    "*a",
+    "!!int ",
+    "!x ",
+    "! ",
+    "2024-13-45",
+    "|",
+    "> ",
+    "#",
+    " #",
+    "'",
+    '"',
+    "%",
+    "@",
+]
 PIECES += ["1e-5", "0x1", "1_0", "12:30", "yes", "~", "---", "...", "<<: ", "\\", "=", "a: b", "`", "\n", "\n  "]
-PIECES += ["\t", "\ufeff", "\u2028", "\x85", "\x00", "é"]
+PIECES += ["! ", "2024-13-45", "\t", "\ufeff", "\u2028", "\x85", "\x00", "é"]
 WRITTEN = st.lists(st.sampled_from(PIECES), max_size=10).map("".join)
 EDITED = st.builds(
     lambda first, count, at, piece: piece.join(split_at("\n".join(LINES[first : first + count]), at)),
@@ -92,9 +114,9 @@ def test_a_mistake_is_told_in_pyyamls_words(text: str):
     assert str(told.value) == str(expected.value)
 
 
-@pytest.mark.parametrize("text", ["seed: !!int ''", "seed: !!int", "seed: !!timestamp x"])
+@pytest.mark.parametrize("text", ["seed: !!int ''", "seed: !!int", "seed: !!int abc", "seed: !!timestamp x"])
 def test_a_tag_before_something_else_is_invalid_yaml(text: str):
-    with pytest.raises(ValueError, match=r"^params.yaml: not valid YAML \(a tag such as !!int is before a value that"):
+    with pytest.raises(ValueError, match=r"^params.yaml: not valid YAML \(a value is not what its tag says"):
         parse_params(text, Path("params.yaml"))
 
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 PROGRAM = """
 import json, sys
 from flows.loaded_early import NEEDED, load
-from tasks.core.fork_server import has_other_threads
+from tasks.core.forks import has_other_threads
 def suits(*command):
     steps = load(command)
     while True:

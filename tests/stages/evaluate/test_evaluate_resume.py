@@ -7,16 +7,20 @@ import os
 import signal
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from tasks.core.files import read_json, read_jsonl, write_jsonl
 from tasks.core.records import Trajectory
 from tasks.core.settings import Paths
+from tasks.rollouts.collect import collect_missing, measured_keys
+from tasks.rollouts.conversation import EpisodeKey
 from tasks.rollouts.finished import FinishedEpisodes
 from tests import tiny
 from tests.conftest import ROOT
@@ -62,6 +66,27 @@ def test_a_line_cut_short_is_no_episode_and_our_own_faults_are_tried_again(tmp_p
     again.add(trajectory("c"))
     assert [item.problem_id for item in FinishedEpisodes(file).read([("c", 0), ("b", 1), ("a", 0)])] == ["c", "b", "a"]
     assert FinishedEpisodes(file).read([("a", 0)]) == [trajectory("a")]
+
+
+def test_no_file_stays_open_once_its_episodes_are_played(tmp_path: Path) -> None:
+    """A race of a thousand snapshots has a file for each, and a process may have 256 open on macOS."""
+    problems = tiny.problems(2)
+
+    def collect(keys: list[EpisodeKey], on_end: Callable[[Trajectory], None]) -> list[Trajectory]:
+        played = [trajectory(key.problem.id) for key in keys]
+        for item in played:
+            on_end(item)
+        return played
+
+    faults = SimpleNamespace(num_finished=0)
+    collector: Any = SimpleNamespace(faults=faults, counts=lambda: defaultdict(float), collect=collect)
+    kept = [FinishedEpisodes(tmp_path / f"select_{number}.jsonl") for number in range(3)]
+    for finished in kept:
+        collect_missing(collector, measured_keys(problems, 1), finished, label="select")
+    assert not [file for file in psutil.Process().open_files() if Path(file.path).is_relative_to(tmp_path)]
+    kept[0].add(trajectory("c"))
+    assert len(FinishedEpisodes(kept[0].file)) == 3
+    kept[0].close()
 
 
 def flip_an_outcome(data: bytes) -> bytes:
