@@ -1,10 +1,11 @@
-"""What to do where `model.path` names no folder: no stage downloads a model."""
+"""What to do where `model.path` names no model: no stage downloads one."""
 
 from __future__ import annotations
 
 import re
 
 from tasks.core.urls import local_path
+from tasks.models.embedded import is_embedded
 
 MODELS_FOLDER = "models"  # for downloaded models; git ignores it
 # `Qwen/Qwen2.5-1.5B-Instruct`, or the address of its page.
@@ -14,10 +15,15 @@ HUB_NAME = re.compile(
 
 
 def check_model_path(path: str) -> None:
-    """ValueError with the way to get the model where `model.path` does not exist: no stage downloads."""
+    """ValueError with the way to get the model where `model.path` does not exist, or is none: no stage downloads."""
     place = local_path(path)
-    if place.exists():
+    if is_embedded(path) or (place / "config.json").exists():
         return
+    if place.exists():
+        raise ValueError(
+            f"model.path = {path!r} is not a folder with a config.json, so nothing can be trained. "
+            f"Point it to a Hugging Face model folder, or to tasks/models/embedded.py for the tiny one."
+        )
     if place.expanduser().exists():
         raise ValueError(
             f"model.path = {path!r} does not exist: `~` is not expanded there. Set model.path: {place.expanduser()}"

@@ -242,7 +242,7 @@ def _verdict(summary: dict[str, Any], results: StoredResults) -> Text:
         )
     verdict = results.decision["decision"]
     if champion["promoted"]:
-        told, tone = f"{champion['model']} version {champion['version']} is the champion", "bold green"
+        told, tone = f"{champion['model']} version {champion['version']} became the champion", "bold green"
     else:
         told, tone = f"{results.best_snapshot} was not promoted", "bold yellow"
     return Text.assemble((told, tone), f" ({verdict})")

@@ -118,6 +118,9 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if HOW == "dies at start":
         sys.exit("no database at /nowhere")
+    if HOW == "dies as Node does":
+        stack = "".join(f"    at Function.load (node:internal/{number})\n" for number in range(9))
+        sys.exit(f"node:internal:1210\n  throw err;\n\nError: Cannot find module 'x'\n{stack}}}\n\nNode.js v20.20.2")
     for line in sys.stdin:
         message = json.loads(line)
         method, request = message.get("method"), message.get("id")

@@ -144,6 +144,10 @@ def test_a_stray_print_is_forgiven_and_a_refusal_of_arguments_is_the_calls_fault
     ("changed", "line"),
     [
         (raw("dies at start"), r"the server ended with status 1; it last logged: no database at /nowhere\. Without it"),
+        (
+            raw("dies as Node does"),
+            r"it last logged: Error: Cannot find module 'x' … at .* \| \} \| Node\.js v20\.20\.2",
+        ),
         (raw("silent", start_timeout_seconds=0.3), r"the server did not answer within 0\.3 s of its start"),
         (raw("twins"), r"the server lists two tools called 'act'"),
         (raw("doubling"), r"tool 'act': .*its references lead to more than a billion parts.*or leave the tool out"),

@@ -50,5 +50,13 @@ def test_any_other_path_that_is_not_there_is_told_as_a_path(path: str) -> None:
 def test_a_home_folders_sign_is_not_expanded_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
     assert refusal("~/model").endswith(f"Set model.path: {tmp_path / 'model'}")
     check_model_path(str(tmp_path / "model"))
+
+
+def test_a_folder_or_a_file_that_is_no_model_is_refused_before_any_stage(tmp_path: Path) -> None:
+    (tmp_path / "weights.bin").touch()
+    for path in (tmp_path, tmp_path / "weights.bin"):
+        assert f"model.path = {str(path)!r} is not a folder with a config.json" in refusal(str(path))
+    check_model_path("tasks/models/embedded.py")

@@ -112,7 +112,7 @@ def test_the_first_run_ends_with_a_champion_and_says_so(finished: tuple[Project,
     project, output = finished
     record = read_json(project.artifacts / "run.json")
     assert record["champion"] == {"model": "travel-desk-agent", "version": 1, "alias": "champion", "promoted": True}
-    assert "travel-desk-agent version 1 is the champion" in output
+    assert "travel-desk-agent version 1 became the champion" in output
     assert output.count("Against the warm start (") == 1
     assert set(record["cached"].values()) == {False}
     assert (project.artifacts / "report" / "index.html").exists()

@@ -61,7 +61,7 @@ def test_the_page_shows_the_measured_numbers(finished_run: Paths):
     for result in evaluation["test"].values():
         assert f"{100 * result['success_rate']:.1f}%" in page.text
         assert f"{100 * result['ci_low']:.1f}–{100 * result['ci_high']:.1f}" in page.text
-    assert "travel-desk-agent version 1 is the champion" in page.words
+    assert "travel-desk-agent version 1 became the champion" in page.words
     assert "Against the warm start (45.0%) that is +48.5%" in page.words
     assert "the gate answered: warm start" in page.words
 
@@ -160,7 +160,7 @@ def test_a_lora_adapter_that_was_registered_merged_is_the_champion_the_report_te
     file = finished_run.stage("promote") / "decision.json"
     challenger = {"snapshot": "iteration-0110", "weights": "cc", "evaluated": "c2"}
     write_json(file, {**read_json(file), "challenger": challenger, "champion_after": {"version": 1, "weights": "cc"}})
-    assert "travel-desk-agent version 1 is the champion" in page_of(finished_run).words
+    assert "travel-desk-agent version 1 became the champion" in page_of(finished_run).words
 
 
 @pytest.mark.usefixtures("pictures")

@@ -62,7 +62,7 @@ def test_a_category_or_model_of_any_letters_is_shown_and_does_nothing(tmp_path: 
         file.write_text(text.replace(json.dumps(old)[1:-1], json.dumps(new)[1:-1]), encoding="utf-8")
     lines = printed(paths, width=120)
     assert r"[/b]ook\x1b[2J\x0a  " in lines
-    assert "[red]agent[/x] version 1 is the champion" in lines  # rich drops the bell by itself
+    assert "[red]agent[/x] version 1 became the champion" in lines  # rich drops the bell by itself
 
 
 @pytest.mark.slow
@@ -134,7 +134,7 @@ def test_the_table_names_results_intervals_seconds_and_the_verdict(finished_run:
     assert any({best, ends} <= set(line.split()) for line in text.splitlines() if " on test" in line)
     assert "95% interval" in text
     assert "178.4" in text
-    assert "travel-desk-agent version 1 is the champion (promote)" in text
+    assert "travel-desk-agent version 1 became the champion (promote)" in text
 
 
 @pytest.mark.slow

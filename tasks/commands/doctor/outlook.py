@@ -13,7 +13,9 @@ from tasks.commands.doctor.context import DoctorContext, DoctorSections
 from tasks.commands.doctor.findings import of_error
 from tasks.core.files import read_json
 from tasks.core.settings import Paths, load, load_paths, read_params
+from tasks.core.splits import read_split
 from tasks.core.terminal import warn
+from tasks.stages.evaluate.sharded import choose_problems
 
 COARSE = 0.25  # hardly any run gains that much success
 
@@ -27,7 +29,8 @@ def print_outlook() -> None:
 def warnings(params: dict[str, Any], paths: Paths) -> list[str]:
     settings = load(DoctorSections, params)
     sizes = read_json(paths.stage("curate") / "card.json")["num_problems"]
-    return [*_small_splits(settings, sizes), *_budgets(settings, paths)]
+    with closing(DoctorContext(settings, paths, is_fresh=True)) as context:
+        return [*_small_splits(settings, sizes), *_parts(context, paths), *_budgets(context, paths)]
 
 
 def _small_splits(settings: DoctorSections, sizes: dict[str, int]) -> Iterator[str]:
@@ -64,15 +67,22 @@ def smallest_difference(settings: DoctorSections, *, num_problems: int, samples_
     )
 
 
-def _budgets(settings: DoctorSections, paths: Paths) -> Iterator[str]:
+def _parts(context: DoctorContext, paths: Paths) -> Iterator[str]:
+    """What the doctor would refuse after assess and the warm start: problems to be told in parts that have none."""
+    try:
+        choose_problems(context.environment, read_split(paths, "test"), context.settings.evaluate.sharded)
+    except ValueError as error:
+        yield str(error)
+
+
+def _budgets(context: DoctorContext, paths: Paths) -> Iterator[str]:
     """References that do not fit the token budgets; a note where the model cannot be read."""
     from tasks.rollouts.budgets import fit, sampled_sizes
 
-    with closing(DoctorContext(settings, paths, is_fresh=True)) as context:
-        try:
-            found = fit(sampled_sizes(context.chat, context.environment, paths), settings.sampling)
-            if found.cut:
-                yield f"{found.sentence}. {found.remedy(context.model.config)}"
-        except Exception as error:  # curation must not fail because a model is missing
-            finding = of_error(error)
-            yield f"the token budgets could not be checked: {finding.text}. {finding.remedy}"
+    try:
+        found = fit(sampled_sizes(context.chat, context.environment, paths), context.settings.sampling)
+        if found.cut:
+            yield f"{found.sentence}. {found.remedy(context.model.config)}"
+    except Exception as error:  # curation must not fail because a model is missing
+        finding = of_error(error)
+        yield f"the token budgets could not be checked: {finding.text}. {finding.remedy}"

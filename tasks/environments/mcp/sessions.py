@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.secrets import Secrets
@@ -28,6 +29,7 @@ ACCOUNT_SECONDS = 3.0  # to learn why a server died, for the message
 MAX_PAGES = 100  # of a list of tools
 MAX_SAID = 300  # characters of a server's log in a fault
 MAX_LOG_LINES = 3
+ERROR = re.compile(r"[\w.]{0,60}(?:Error|Exception)\b")
 FAULT_OF_STATUS: dict[int, FaultType] = {408: "timeout", 429: "rate_limited", 504: "timeout"}
 NOT_FOUND = 404  # the server no longer knows the session
 
@@ -204,7 +206,7 @@ class Session:
 
     def _fault(self, tool: str, message: str, type: FaultType = "unavailable") -> EnvironmentFault:
         log = [line.strip() for line in self.secrets.hide(self.connector.last_words()).splitlines() if line.strip()]
-        said = f"; it last logged: {_end_of(' | '.join(log[-MAX_LOG_LINES:]))}" if log else ""
+        said = f"; it last logged: {_in_short(log)}" if log else ""
         line = f"the server {one_line(self.secrets.hide(message))}{printable(said)}"
         return EnvironmentFault(line, tool=tool, type=type)
 
@@ -249,5 +251,9 @@ def _quieten() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _end_of(text: str) -> str:
-    return text if len(text) <= MAX_SAID else f"…{text[-MAX_SAID:]}"
+def _in_short(log: Sequence[str]) -> str:
+    """Its last lines; before them the first that names an error, after which Node writes more than they are."""
+    end = " | ".join(log[-MAX_LOG_LINES:])
+    error = next((line for line in log[:-MAX_LOG_LINES] if ERROR.match(line)), None)
+    end = end if len(end) <= MAX_SAID else f"…{end[-MAX_SAID:]}"
+    return end if error is None else f"{error[:MAX_SAID]} … {end}"

@@ -1,5 +1,5 @@
-"""The policy as the trainer sees it: log-probs of sampled tokens from the Hugging Face model's own forward, or of C that
-computes the same (`fused_forward.py`).
+"""The policy as the trainer sees it: log-probs of sampled tokens from the Hugging Face model's own forward, or from C
+that computes the same (`fused_forward.py`).
 
 Logits are computed in chunks (`chunked_head.py`), only where the next token was sampled: a vocabulary of 150,000 would
 fill memory. Models treat hidden states differently (Granite divides logits, Cohere multiplies, Gemma caps), so each

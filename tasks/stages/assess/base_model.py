@@ -10,7 +10,6 @@ from tasks.core.records import Demonstration
 from tasks.core.settings import Paths
 from tasks.core.splits import read_split
 from tasks.core.terminal import warn
-from tasks.core.urls import local_path
 from tasks.models.settings import EmbeddedModelSettings
 from tasks.stages.assess.settings import AssessSections
 from tasks.tools.base import Environment
@@ -20,9 +19,9 @@ def prepare_base_model(folder: Path, settings: AssessSections, paths: Paths, env
     from tasks.chat.format import load_chat
     from tasks.models.embedded import build_embedded_model, is_embedded
     from tasks.models.folders import write_pointer
+    from tasks.models.missing import check_model_path
     from tasks.models.trained_on import TrainedOn, write_trained_on
 
-    path = local_path(settings.model.path)
     if is_embedded(settings.model.path):
         build_embedded_model(
             folder,
@@ -35,11 +34,7 @@ def prepare_base_model(folder: Path, settings: AssessSections, paths: Paths, env
         )
         write_trained_on(folder, TrainedOn())  # trained on nothing; of a user's model that is unknown
         return
-    if not (path / "config.json").exists():
-        raise ValueError(
-            f"model.path = {settings.model.path!r} is not a folder with a config.json, so nothing can be trained. "
-            f"Point it to a Hugging Face model folder, or to tasks/models/embedded.py for the tiny one."
-        )
+    check_model_path(settings.model.path)
     write_pointer(folder, settings.model.path, template=settings.model.template)
     load_chat(folder)
 

@@ -13,6 +13,7 @@ from tasks.core.files import write_json, write_jsonl
 from tasks.core.settings import Paths, load
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.stages.curate.references import Replays, Row, replay_references, sample_of_references
+from tasks.stages.evaluate import sharded
 from tests import tiny
 from tests.commands.doctor.project import params
 
@@ -64,3 +65,15 @@ def test_a_model_that_is_not_there_is_told_with_the_command_that_fetches_it(cura
     (warning,) = told(curated, model__path="Qwen/Qwen2.5-1.5B-Instruct")
     assert warning.startswith("the token budgets could not be checked: model.path = 'Qwen/Qwen2.5-1.5B-Instruct'")
     assert "hf download Qwen/Qwen2.5-1.5B-Instruct --local-dir models/Qwen2.5-1.5B-Instruct" in warning
+
+
+def test_problems_without_parts_that_are_to_be_told_in_parts_are_warned_of_before_assess(
+    curated: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The doctor refuses them, but only after the warm start."""
+    asked = {"reveal": "sharded", "num_problems": 8, "samples_per_problem": 1, "num_replays": 1}
+    assert told(curated, evaluate__sharded=asked) == []
+    monkeypatch.setattr(sharded, "shards_of", lambda environment, problem: problem.requests[:1])
+    (warning,) = told(curated, evaluate__sharded=asked)
+    assert warning.startswith("evaluate.sharded: no problem of test has parts")
+    assert warning.endswith("or set evaluate.sharded to null.")
