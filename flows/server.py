@@ -42,6 +42,7 @@ UNWIND_SECONDS = 5.0  # for a flow without a server to end its stage and close i
 OWN_SERVER_VARIABLE = (
     "TURNWISE_OWN_SERVER"  # its process id, where the server is our own; for the flow and the schedule
 )
+TOLD_TO_END: dict[object, str] = {128 + number: number.name for number in (signal.SIGTERM, signal.SIGHUP)}  # by status
 # What an automation sees a silent death by (infra/automations/crash.yaml); 30 s is the least that Prefect takes.
 HEARTBEAT_VARIABLE, HEARTBEAT_SECONDS = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "30"
 PASSWORD_FILE = "password"  # in PREFECT_HOME
@@ -146,14 +147,21 @@ class Server:
 
     @contextmanager
     def end_this_process_with_it(self) -> Iterator[None]:
-        """When our own server dies, end the block at once with status 1: Prefect would go on for hours."""
+        """When our own server dies, end the block at once with status 1: Prefect would go on for hours. A signal that
+        ends it is told: a log that just stops, as of a unit of systemd, says nothing.
+        """
         if self.process is not None:
             threading.Thread(target=self._watch, name="prefect-server", daemon=True).start()
         try:
             yield
-        except SystemExit:
+        except SystemExit as end:
             if self.is_gone():
                 raise SystemExit(1) from None  # our own SIGTERM ended the block
+            if name := TOLD_TO_END.get(end.code):
+                warn(
+                    f"error: the run was told to end ({name}); nothing is left half-written. Run again: finished "
+                    f"stages are not repeated, and training goes on from its checkpoint."
+                )
             raise
 
     def _watch(self) -> None:

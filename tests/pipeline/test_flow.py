@@ -310,6 +310,11 @@ def expect_closed_books(
     _, errors = flow.communicate(timeout=WAIT_SECONDS)
     assert flow.returncode == status
     assert "Traceback" not in errors
+    assert (
+        "interrupted" in errors
+        if number == signal.SIGINT
+        else f"error: the run was told to end ({number.name})" in errors
+    )
     assert not psutil.pid_exists(child)
     assert project.processes() == []
     assert parent(project).info.status == "KILLED"
