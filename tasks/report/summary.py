@@ -159,11 +159,11 @@ def _results_table(summary: dict[str, Any], results: StoredResults) -> Table:
 
 
 def _more_tries(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The warm start with as many tries as cost the tokens of one episode of the best snapshot."""
+    """The warm start with as many tries as cost the tokens of one episode of the best snapshot, where that is not one."""
     found = summary.get("warm_start_best_of_k")
-    if found is None:
+    tries = found and f"{found['k']:.2g}"
+    if not found or tries == "1":
         return {}
-    tries = f"{found['k']:.2g}"
     return {f"warm start, best of {tries}": {**found, "samples_per_problem": tries}}
 
 
