@@ -159,7 +159,7 @@ def _results_table(summary: dict[str, Any], results: StoredResults) -> Table:
 
 
 def _more_tries(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The warm start with as many tries as cost the tokens of one episode of the best snapshot, where that is not one."""
+    """The warm start with as many tries, if more than one, as cost the tokens of one episode of the best snapshot."""
     found = summary.get("warm_start_best_of_k")
     tries = found and f"{found['k']:.2g}"
     if not found or tries == "1":
