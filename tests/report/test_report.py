@@ -62,7 +62,7 @@ def test_the_page_shows_the_measured_numbers(finished_run: Paths):
         assert f"{100 * result['success_rate']:.1f}%" in page.text
         assert f"{100 * result['ci_low']:.1f}–{100 * result['ci_high']:.1f}" in page.text
     assert "travel-desk-agent version 1 is the champion" in page.words
-    assert "Against the warm start (45.0%) that is +48.5%" in page.words
+    assert "Against the warm start (45.0%) that is +48.5 points" in page.words
     assert "the gate answered: warm start" in page.words
 
 
