@@ -87,6 +87,11 @@ def test_differences_of_success_are_in_points_and_only_relative_changes_in_perce
     assert "difference in points" in page and "more than 5.0 points" in page and "less than 2.0 points" in page
 
 
+def test_the_names_of_categories_have_room_on_a_wide_screen_and_give_way_on_a_narrow_one():
+    """At 1280 px 13rem, two lines for the longest name of travel_desk; up to 860 px 4.5rem, as in every table."""
+    assert '<th scope="col" style="min-width: clamp(4.5rem, 40vw - 17rem, 13rem)">category</th>' in page_of("reject")
+
+
 def test_of_two_ways_the_one_that_was_not_needed_is_no_failure():
     assert "(not needed)" in text_of(page_of("promote"))
     assert "✗" not in printed("promote")
