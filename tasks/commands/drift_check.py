@@ -132,7 +132,7 @@ def describe(row: dict[str, Any]) -> str:
     )
     if champion is None:
         return f"{environment}; there is no champion to measure"
-    verdict = f"fell by at least {-row['most_change']:.1%}" if row["fell"] else "shows no fall"
+    verdict = f"fell by at least {-100 * row['most_change']:.1f} points" if row["fell"] else "shows no fall"
     return (
         f"{environment}; version {champion} {verdict}: {_range(row)} on {row['num_problems']} problems of select, "
         f"promoted with {_range(row['promoted'])}"

@@ -195,10 +195,11 @@ def _write_promotion(paths: Paths, promoted: bool, snapshot: str) -> None:
     """decision.json as promote writes it, less what nothing here reads; without promotion version 3 stays champion."""
     reasons = [f"{snapshot} succeeds on 93.5% of test, at least promote.minimum_success (60.0%)."]
     if promoted:
-        reasons += ["Against the warm start (45.0%) that is +48.5%, 95% interval +45.0% to +51.9%: better."]
+        reasons += ["Against the warm start (45.0%) that is +48.5 points, 95% interval +45.0 to +51.9: better."]
     else:
         reasons += [
-            "Against the champion, version 3 (93.2%) that is +0.3%, 95% interval -1.1% to +1.7%: no clear difference.",
+            "Against the champion, version 3 (93.2%) that is +0.3 points, 95% interval -1.1 to +1.7: "
+            "no clear difference.",
             "The champion, version 3 stays.",
         ]
     write_json(

@@ -62,7 +62,7 @@ def test_the_page_shows_the_measured_numbers(finished_run: Paths):
         assert f"{100 * result['success_rate']:.1f}%" in page.text
         assert f"{100 * result['ci_low']:.1f}–{100 * result['ci_high']:.1f}" in page.text
     assert "travel-desk-agent version 1 became the champion" in page.words
-    assert "Against the warm start (45.0%) that is +48.5%" in page.words
+    assert "Against the warm start (45.0%) that is +48.5 points" in page.words
     assert "the gate answered: warm start" in page.words
 
 
@@ -230,7 +230,8 @@ def test_seconds_of_an_episode_and_idle_shares_are_shown_where_they_are_of_this_
     idle = {"iteration_seconds": 10.0, "trainer_idle_seconds": 2.5, "engine_idle_seconds": 8.0}
     metrics = content_hash(finished_run.stage("train") / "metrics.jsonl")
     write_json(finished_run.artifacts / "timings" / "idle.json", {**idle, "metrics": metrics})
-    words = page_of(finished_run).text
+    words = page_of(finished_run).words
+    assert re.search(r"training \d+ s of it\. In the process that ended training,", words)
     assert "the trainer waited for episodes 25.0% of the time" in words and "wrote nothing 80.0%" in words
     write_json(finished_run.artifacts / "timings" / "idle.json", {**dict.fromkeys(idle, 0.0), "metrics": metrics})
     assert read_results(finished_run).idle == {}

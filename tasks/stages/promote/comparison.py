@@ -15,13 +15,14 @@ from tasks.stages.evaluate.measurement_key import list_parts
 from tasks.stages.promote.allowance import allowance_warnings
 from tasks.stages.promote.challenger import Challenger, measure_challenger, measurement_row
 from tasks.stages.promote.checks.categories import refuse_unknown_categories
+from tasks.stages.promote.checks.check import points_text
 from tasks.stages.promote.decision import Decision
 from tasks.stages.promote.opponent import (
     FoundAnchor,
     Opponent,
     find_anchor,
     find_opponent,
-    opponent_success,
+    recorded_success,
     unmeasured_anchor_row,
 )
 from tasks.stages.promote.policy import check_all, decision_of
@@ -72,7 +73,8 @@ class NotComparable(ValueError):
 def measure_both_sides(
     settings: PromoteSettings, challenger: Challenger, conditions: Conditions, *, alpha: float
 ) -> Comparison:
-    """Both sides and the anchor, played where no kept episodes have today's key. First prints what can be detected.
+    """Both sides and the anchor, played where no kept episodes have today's key. What can be detected is printed first,
+    for the opponent's recorded success, and again where the measured one differs, which is the one that counts.
     NotComparable where they cannot be measured, or a category in params has no test problems.
     """
     confidence, unseen, detectable = settings.confidence, None, None
@@ -82,21 +84,31 @@ def measure_both_sides(
         )
         unseen.refuse_too_few()
         refuse_unknown_categories(settings.categories, {item.category for item in challenger.trajectories})
-        on_unseen, success = challenger.on(unseen, confidence=confidence), opponent_success(challenger, conditions)
-        detectable = find_detectable_difference(settings, on_unseen, success, alpha=alpha)
+        recorded = recorded_success(challenger, conditions)
+        on_unseen = challenger.on(unseen, confidence=confidence)
+        planned = find_detectable_difference(settings, on_unseen, recorded.rate, alpha=alpha)
+        tell(f"promote: {detectable_text(planned, recorded.origin)}")
+        detectable = planned if recorded.origin is None else None
+
         measured = measure_challenger(challenger, conditions)
         opponent = find_opponent(measured, conditions).on(unseen)
         anchor = find_anchor(opponent, unseen, conditions)
+
+        on_unseen = measured.on(unseen, confidence=confidence)
+        success = summarise(opponent.trajectories, confidence=confidence)["success_rate"]
+        detectable = find_detectable_difference(settings, on_unseen, success, alpha=alpha)
+        if detectable != planned:
+            tell(f"promote: {detectable_text(detectable, f'{opponent.name}, as measured')}")
     except ValueError as error:
         raise NotComparable(error, unseen, detectable) from error
-    return Comparison(measured, measured.on(unseen, confidence=confidence), opponent, anchor, unseen, detectable)
+    return Comparison(measured, on_unseen, opponent, anchor, unseen, detectable)
 
 
 def find_detectable_difference(
     settings: PolicySettings, challenger: Challenger, success_rate: float, *, alpha: float
 ) -> dict[str, Any]:
-    """The smallest gain over such an opponent that a one-sided test at `alpha` finds with promote.power, also printed;
-    None where even solving everything would not be found.
+    """The smallest gain over such an opponent that a one-sided test at `alpha` finds with promote.power; None where
+    even solving everything would not be found.
     """
     given = {
         "success_rate": success_rate,
@@ -105,14 +117,19 @@ def find_detectable_difference(
         "num_groups": len(set(groups_by_problem(challenger.trajectories).values())),
         "power": settings.power,
     }
-    gain = detectable_change("gain", level=alpha, **given)
-    found = f"a gain of {gain:.1%} is" if gain is not None else "not even the gain to 100% is"
-    tell(
-        f"promote: {given['num_problems']:,} test problems of {given['num_groups']:,} groups, "
-        f"{given['samples_per_problem']} episodes each: over {success_rate:.1%} {found} found with a chance of "
-        f"{settings.power:.0%}, a smaller one more rarely; one that is no better passes with at most {alpha:.3%}"
+    return {"difference": detectable_change("gain", level=alpha, **given), "alpha": alpha, **given}
+
+
+def detectable_text(found: Mapping[str, Any], origin: str | None) -> str:
+    """A detectable difference; `origin` says whose or which success it is of, where that is not plain."""
+    gain, samples = found["difference"], found["samples_per_problem"]
+    told = f"a gain of {points_text(gain)} is" if gain is not None else "not even the gain to 100% is"
+    return (
+        f"{found['num_problems']:,} test problems of {found['num_groups']:,} groups, {samples} "
+        f"episode{'' if samples == 1 else 's'} each: over {found['success_rate']:.1%}"
+        f"{f' ({origin})' if origin else ''} {told} found with a chance of {found['power']:.0%}, a smaller one more "
+        f"rarely; one that is no better passes with at most {found['alpha']:.3%}"
     )
-    return {"difference": gain, "alpha": alpha, **given}
 
 
 def compare(policy: PolicySettings, comparison: Comparison, *, alpha: float) -> Decision:

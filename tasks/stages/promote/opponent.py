@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tasks.core.files import read_json
 from tasks.core.records import Trajectory
 from tasks.core.settings import Paths
 from tasks.measurement.statistics import summarise
@@ -54,11 +55,27 @@ def find_opponent(challenger: Challenger, conditions: Conditions) -> Opponent:
     return Opponent(f"the champion, version {champion.version}", episodes, fields)
 
 
-def opponent_success(challenger: Challenger, conditions: Conditions) -> float:
-    """The recorded success of the opponent, for planning; HARDEST_SUCCESS where none is recorded."""
-    if conditions.champion is not None:
-        return float(conditions.champion.tags.get("test.success_rate", HARDEST_SUCCESS))
-    return float(challenger.evaluation["test"][_first_policy(conditions.paths)]["success_rate"])
+class RecordedSuccess(NamedTuple):
+    """Success known before the opponent is measured; `origin` says where it is from, None: from today's test set."""
+
+    rate: float
+    origin: str | None
+
+
+def recorded_success(challenger: Challenger, conditions: Conditions) -> RecordedSuccess:
+    """The opponent's, for planning; HARDEST_SUCCESS where none is recorded."""
+    if conditions.champion is None:
+        evaluation, policy = challenger.evaluation, _first_policy(conditions.paths)
+        rate = float(evaluation["test"][policy]["success_rate"])
+        is_of_today = evaluation["measurement"]["parts"]["test"] == conditions.parts["test"]
+    else:
+        tags = conditions.champion.tags
+        if "test.success_rate" not in tags:
+            return RecordedSuccess(HARDEST_SUCCESS, "assumed, since the champion's success is not recorded")
+        rate = float(tags["test.success_rate"])
+        card = read_json(conditions.paths.stage("curate") / "card.json")
+        is_of_today = tags.get("data_hash.test.jsonl") == card["hashes"]["test.jsonl"]
+    return RecordedSuccess(rate, None if is_of_today else "its success on another test set")
 
 
 def _first_opponent(challenger: Challenger, conditions: Conditions) -> Opponent:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tasks.core.pages import render
 from tasks.report.results import percent
-from tasks.stages.promote.checks.check import p_text
+from tasks.stages.promote.checks.check import interval_text, p_text, points, points_text
 from tasks.stages.promote.decision import marks_of, remarks_of
 from tasks.stages.promote.error_budget import budget_text, looks_text, percent_text
 from tasks.tracking.metrics import flatten
@@ -29,6 +29,8 @@ def render_decision(row: Mapping[str, Any], headline: str) -> str:
     filters: dict[str, Callable[..., str]] = {
         "percent": percent,
         "points": points,
+        "points_text": points_text,
+        "interval": interval_text,
         "p": p_text,
         "moment": moment,
         "share": percent_text,
@@ -68,10 +70,6 @@ def level_of(categories: Mapping[str, Any] | None) -> float:
 
 def _as_in_yaml(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def points(value: float) -> str:
-    return f"{value:+.1%}"
 
 
 def moment(time: str) -> str:

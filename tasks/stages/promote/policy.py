@@ -16,7 +16,7 @@ from tasks.core.records import Trajectory
 from tasks.measurement.significance import smallest_p_value
 from tasks.measurement.statistics import CategoryResult, Difference, summarise
 from tasks.stages.promote.checks.categories import check_categories
-from tasks.stages.promote.checks.check import Check, level_text, p_text
+from tasks.stages.promote.checks.check import Check, interval_text, level_text, p_text, points
 from tasks.stages.promote.checks.cost import Anchor, check_cheaper, check_cost
 from tasks.stages.promote.checks.lost_episodes import Sides, check_lost
 from tasks.stages.promote.settings import PolicySettings
@@ -116,13 +116,13 @@ def check_better(
     lost = ""
     if not sides.is_whole:
         lost = (
-            f"; {sum(sides.num_lost)} lost episodes counted against it, {worst['difference']:+.1%} "
-            f"({worst['ci_low']:+.1%} to {worst['ci_high']:+.1%}, {p_text(worst['p_value'])})"
+            f"; {sum(sides.num_lost)} lost episodes counted against it, {points(worst['difference'])} points "
+            f"({interval_text(worst)}, {p_text(worst['p_value'])})"
         )
     success = summarise(sides.other, confidence=policy.confidence)["success_rate"]
     sentence = (
-        f"Against {other_name} ({success:.1%}) that is {gain['difference']:+.1%}, {level_text(confidence)} interval "
-        f"{gain['ci_low']:+.1%} to {gain['ci_high']:+.1%}, {p_text(gain['p_value'])}{lost}: "
+        f"Against {other_name} ({success:.1%}) that is {points(gain['difference'])} points, "
+        f"{level_text(confidence)} interval {interval_text(gain)}, {p_text(gain['p_value'])}{lost}: "
         f"{'better' if is_better else 'worse' if is_worse else _why_not_better(worst, alpha)}."
     )
     if smallest_p_value(gain["num_groups"]) > alpha:

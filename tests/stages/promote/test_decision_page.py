@@ -63,14 +63,33 @@ def test_every_number_of_the_comparison_is_on_the_page():
     row, page = ROWS["reject"], text_of(page_of("reject"))
     comparison = row["comparison"]
     for number in (comparison["difference"], comparison["ci_low"], comparison["ci_high"]):
-        assert f"{number:+.1%}" in page
+        assert f"{100 * number:+.1f}" in page
     categories = next(check for check in row["checks"] if check["name"] == "categories")["numbers"]["by_category"]
     for item in categories.values():
-        assert f"{item['ci_low']:+.1%} to {item['ci_high']:+.1%}" in page
+        assert f"{100 * item['ci_low']:+.1f} to {100 * item['ci_high']:+.1f}" in page
     assert "its problems were looked at 3 times" in page
-    assert "Over 91.0%, a gain of 12.0% is found with a chance of 80% on these 97 groups" in page
+    assert "Over 91.0%, a gain of 12.0 points is found with a chance of 80% on these 97 groups" in page
     assert "promote.or_cheaper.max_success_loss 0.02" in page
     assert "Warning. This test set is worn." in page
+
+
+@pytest.mark.parametrize("name", ["promote", "hold", "reject"])
+def test_differences_of_success_are_in_points_and_only_relative_changes_in_percent(name: str):
+    """Only the two checks of cost have a `-10.0%`: in front of the losses of success, which are points."""
+    page, signed = text_of(page_of(name)), r"[+-][\d.]+%"
+    for check in ROWS[name]["checks"]:
+        sentence = " ".join(check["sentence"].split())
+        if re.search(signed, sentence):
+            assert check["name"] in ("cheaper", "cost")
+            assert not re.search(signed, sentence.partition(" of success ")[2])
+            page = page.replace(sentence, "")
+    assert not re.search(signed, page)
+    assert "difference in points" in page and "more than 5.0 points" in page and "less than 2.0 points" in page
+
+
+def test_the_names_of_categories_have_room_on_a_wide_screen_and_give_way_on_a_narrow_one():
+    """At 1280 px 13rem, two lines for the longest name of travel_desk; up to 860 px 4.5rem, as in every table."""
+    assert '<th scope="col" style="min-width: clamp(4.5rem, 40vw - 17rem, 13rem)">category</th>' in page_of("reject")
 
 
 def test_of_two_ways_the_one_that_was_not_needed_is_no_failure():

@@ -637,8 +637,36 @@ def test_what_the_test_set_can_tell_is_said_before_the_champion_is_measured(
     found = decision["detectable_difference"]
     groups = len({problem.split_group for problem in PROBLEMS})
     assert (found["num_problems"], found["num_groups"], found["power"]) == (200, groups, 0.8)
-    assert f"200 test problems of {groups} groups, 1 episodes each: over 70.0% a gain of" in measured["printed"]
-    assert f"{found['difference']:.1%} is found with a chance of 80%" in measured["printed"]
+    assert f"200 test problems of {groups} groups, 1 episode each: over 70.0% a gain of" in measured["printed"]
+    assert f"{100 * found['difference']:.1f} points is found with a chance of 80%" in measured["printed"]
+
+
+@pytest.mark.parametrize("test_set", ["aa", "bb"])
+def test_what_is_recorded_as_detectable_is_of_the_success_that_was_measured(
+    pipeline: Pipeline, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, test_set: str
+):
+    """The champion solved 70% as it was promoted and solves 60% when it is measured again."""
+    pipeline.evaluate(0.7)
+    pipeline.promote()
+    pipeline.params["seed"] = 8
+    card = pipeline.paths.stage("curate") / "card.json"
+    write_json(card, {**read_json(card), "hashes": {"test.jsonl": test_set}})
+    pipeline.evaluate(0.72)
+    capsys.readouterr()
+    before: list[str] = []
+
+    def sample_episodes(*_: Any, **__: Any) -> list[Trajectory]:
+        before.append(capsys.readouterr().out)
+        return play(0.6)
+
+    monkeypatch.setattr("tasks.rollouts.collect.sample_episodes", sample_episodes)
+    decision = pipeline.promote()
+    after, found = capsys.readouterr().out, decision["detectable_difference"]
+    assert (found["success_rate"], decision["comparison"]["other"]["success_rate"]) == (0.6, 0.6)
+    old = "over 70.0% (its success on another test set) a gain of" if test_set == "bb" else "over 70.0% a gain of"
+    assert old in before[0] and "over 60.0%" not in before[0]
+    gain = f"{100 * found['difference']:.1f} points"
+    assert f"over 60.0% (the champion, version 1, as measured) a gain of {gain} is found" in " ".join(after.split())
 
 
 def test_the_page_holds_every_reason_also_where_the_answer_is_no(pipeline: Pipeline):

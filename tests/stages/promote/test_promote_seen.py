@@ -169,6 +169,11 @@ def test_an_order_keeps_what_could_be_seen_where_the_champion_cannot_be_measured
     assert "its folder is missing" in decision["warnings"][0]
     assert decision["unseen"]["num_left"] == decision["detectable_difference"]["num_problems"] == 200
 
+    card = pipeline.paths.stage("curate") / "card.json"
+    write_json(card, {**read_json(card), "hashes": {"test.jsonl": "bb"}})
+    snapshot_of(pipeline, 0.95, trained=[])
+    assert pipeline.promote(FORCE)["detectable_difference"] is None  # its success is known on another test set only
+
 
 def test_a_fetched_version_has_what_it_learnt_from_and_an_altered_record_is_refused(pipeline: Pipeline) -> None:
     by_row(pipeline)

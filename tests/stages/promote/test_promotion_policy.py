@@ -83,7 +83,7 @@ def test_nine_problems_gained_and_none_lost_is_better_and_promotes():
     assert checks["better"].numbers["p_value"] == pytest.approx(2 / 2**9, abs=1e-6)  # McNemar: all nine fell our way
     assert checks["better"].numbers["ci_low"] > 0
     assert checks["better"].sentence == (
-        "Against the champion, version 3 (50.0%) that is +9.0%, 95% interval +4.2% to +16.4%, p = 0.004: better."
+        "Against the champion, version 3 (50.0%) that is +9.0 points, 95% interval +4.2 to +16.4, p = 0.004: better."
     )
 
 
@@ -153,8 +153,8 @@ def test_as_good_and_a_third_cheaper_promotes_where_the_policy_allows_it():
     assert checks["cheaper"].numbers["saving"] == pytest.approx(1 / 3, abs=1e-6)
     assert checks["cheaper"].sentence == (
         "20.0 sampled tokens per episode instead of 30.0 is -33.3%, 95% interval -33.3% to -33.3%: evidence of saving "
-        "more than 10.0%, evidence of losing less than 5.0% of success against the champion, version 3 (+0.0%, "
-        "p < 0.001)."
+        "more than 10.0%, evidence of losing less than 5.0 points of success against the champion, version 3 "
+        "(+0.0 points, p < 0.001)."
     )
 
 
@@ -186,7 +186,7 @@ def test_cheaper_is_measured_against_the_anchor_too():
     assert decided(options, ours, champion, Anchor("version 2", of(903, 1000)))[0] == "promote"
     decision, checks = decided(options, ours, champion, Anchor("version 1", of(925, 1000)))
     assert decision == "hold"
-    assert " and version 1 (-2.5%, p = " in checks["cheaper"].sentence
+    assert " and version 1 (-2.5 points, p = " in checks["cheaper"].sentence
     losses = checks["cheaper"].numbers["losses"]
     assert losses["the champion, version 3"]["is_as_good"] and not losses["version 1"]["is_as_good"]
 
@@ -282,8 +282,8 @@ def test_one_category_of_ten_that_falls_is_no_evidence_of_a_fall_and_reason_to_h
         0.020695,
     )
     assert checks["categories"].sentence == (
-        "1 category seems to lose more than 5.0%: quote 100.0% → 86.0%, p = 0.008 (at most 20% of equal challengers "
-        "are held for any)."
+        "1 category seems to lose more than 5.0 points: quote 100.0% → 86.0%, p = 0.008 (at most 20% of equal "
+        "challengers are held for any)."
     )
     assert checks["categories"].numbers["confidence"] == 0.995  # Bonferroni's 1 − 0.05/10 for the intervals shown
 
@@ -339,7 +339,7 @@ def test_lost_episodes_count_against_the_challenger():
     assert (better.numbers["difference"], better.numbers["num_lost"]) == (0.09, [4, 0])
     assert better.numbers["worst_case"]["difference"] == pytest.approx(5 / 104, abs=1e-6)
     assert better.numbers["worst_case"]["p_value"] == pytest.approx(0.267, abs=1e-3)
-    assert "; 4 lost episodes counted against it, +4.8%" in better.sentence
+    assert "; 4 lost episodes counted against it, +4.8 points (" in better.sentence
     assert decided(policy(), ours[:100], theirs[:100])[0] == "promote"
 
 
@@ -372,6 +372,7 @@ def test_losing_more_episodes_than_the_other_holds_with_evidence_alone():
         check = decided(policy(max_extra_lost_share=0.01), ours, of(10))[1]["lost_episodes"]
         assert (check.passed, check.speaks_against) == (passed, False)
         assert check.numbers["p_greater"] == 0.5**num_lost
+        assert ("is +6.0 points" in check.sentence and "(1.0 points)" in check.sentence) is not passed
     assert decided(policy(max_extra_lost_share=0.06), ours, of(10))[1]["lost_episodes"].passed
 
 

@@ -27,7 +27,7 @@ from tasks.measurement.statistics import (
     summarise,
     sums_by_group,
 )
-from tasks.stages.promote.checks.check import Check, level_text, p_text
+from tasks.stages.promote.checks.check import Check, level_text, p_text, points_text
 from tasks.stages.promote.checks.lost_episodes import Sides
 from tasks.stages.promote.settings import CategorySettings
 
@@ -96,11 +96,11 @@ def check_together(
         what = "category seems" if len(losing) == 1 else "categories seem"
         told = "; ".join(f"{_change(name, rows[name])}, {p_text(rows[name]['p_of_loss'])}" for name in losing)
         sentence = (
-            f"{len(losing)} {what} to lose more than {options.max_loss:.1%}: {told} (at most "
+            f"{len(losing)} {what} to lose more than {points_text(options.max_loss)}: {told} (at most "
             f"{level_text(options.false_alarm)} of equal challengers are held for any)."
         )
     else:
-        sentence = f"No category is seen to lose more than {options.max_loss:.1%}; {_reach_text(rows, power)}."
+        sentence = f"No category is seen to lose more than {points_text(options.max_loss)}; {_reach_text(rows, power)}."
     numbers = {
         "confidence": round(1 - (1 - confidence) / len(rows), 6),
         "power": power,
@@ -121,11 +121,9 @@ def check_never_fall(options: CategorySettings, rows: Mapping[str, Mapping[str, 
         for name in options.never_fall
     )
     missing = [name for name in options.never_fall if name not in rows or not rows[name]["is_shown"]]
-    evidence = (
-        f"evidence of losing less than {options.max_loss:.1%}"
-        if not missing
-        else f"no evidence of losing less than {options.max_loss:.1%} in {listed([shown_name(n) for n in missing])}"
-    )
+    evidence = f"evidence of losing less than {points_text(options.max_loss)}"
+    if missing:
+        evidence = f"no {evidence} in {listed([shown_name(name) for name in missing])}"
     sentence = f"Of what may never fall ({told}): {evidence}."
     return Check("never_fall", not missing, False, sentence, {"max_loss": options.max_loss, "missing": missing})
 

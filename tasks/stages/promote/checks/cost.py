@@ -15,7 +15,7 @@ from tasks.core.records import Trajectory
 from tasks.measurement.power import chance_to_show
 from tasks.measurement.savings import COSTS, Measure, saving
 from tasks.measurement.statistics import Difference, non_inferiority_p_value, success_by_problem
-from tasks.stages.promote.checks.check import Check, level_text, p_text
+from tasks.stages.promote.checks.check import Check, level_text, p_text, points, points_text
 from tasks.stages.promote.checks.lost_episodes import Sides
 from tasks.stages.promote.settings import CheaperSettings, CostBound
 
@@ -54,7 +54,7 @@ def check_cheaper(
     sentence = (
         f"{_cost_text(options.measure, saved, confidence)}: {'' if is_cheaper else 'no '}evidence of saving more than "
         f"{options.min_saving:.1%}, {'evidence' if is_as_good else 'none'} of losing less than "
-        f"{margin:.1%} of success {_losses_text(losses)}."
+        f"{points_text(margin)} of success {_losses_text(losses)}."
     )
     return Check("cheaper", is_cheaper and is_as_good, False, sentence, numbers)
 
@@ -92,7 +92,7 @@ def _losses_text(losses: Mapping[str, Mapping[str, Any]]) -> str:
     told = []
     for name, loss in losses.items():
         chance = "" if loss["is_as_good"] else f"; one as good would show it {loss['chance_if_equal']:.0%} of the time"
-        told.append(f"{name} ({loss['difference']:+.1%}, {p_text(loss['p_value'])}{chance})")
+        told.append(f"{name} ({points(loss['difference'])} points, {p_text(loss['p_value'])}{chance})")
     return f"against {' and '.join(told)}"
 
 

@@ -19,7 +19,7 @@ from tasks.measurement.statistics import (
     is_measured,
     paired_difference,
 )
-from tasks.stages.promote.checks.check import Check, p_text
+from tasks.stages.promote.checks.check import Check, p_text, points, points_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,9 @@ def check_lost(sides: Sides, *, most: float, confidence: float) -> Check:
         sentence += ": no evidence of losing over promote.max_extra_lost_share more, and they count against it above."
     else:
         sentence += (
-            f", which is {found['difference']:+.1%} ({p_text(found['p_greater'])}) and above "
-            f"promote.max_extra_lost_share ({most:.1%}): find out what its calls do to the tools, then evaluate again."
+            f", which is {points(found['difference'])} points ({p_text(found['p_greater'])}) and above "
+            f"promote.max_extra_lost_share ({points_text(most)}): find out what its calls do to the tools, "
+            f"then evaluate again."
         )
     numbers = {"challenger": shares[0], "other": shares[1], "limit": most, **found}
     return Check("lost_episodes", passed, False, sentence, numbers)
