@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from tasks.core.text import one_line
 DISK_FULL_PHRASES = ("No space left on device", "database or disk is full", "Disk quota exceeded")
 DEBUG = "--debug"
 INTERRUPTED_STATUS = 130  # 128 + SIGINT, as shells have it
+STANDARD_OUTPUT = 1
 # Usage data is sent to nobody. Each library reads its variable when it is imported.
 TELEMETRY_OFF = {
     "DO_NOT_TRACK": "1",
@@ -45,7 +47,8 @@ def one_line_errors(*, debug: bool) -> Iterator[None]:
 
     A ValueError is a message for people; for anything else the message names `--debug`, which shows the traceback.
     The status is 1, or PASSING_STATUS where trying again later may be enough.
-    Ctrl-C exits with 130, SIGTERM with 143 and SIGHUP with 129, after half-written files have been removed.
+    Ctrl-C exits with 130, SIGTERM with 143 and SIGHUP with 129, after half-written files have been removed. Where the
+    reader of standard output has gone, as `head` does, it is 141, without a word.
     """
     tame_logs_and_tracebacks()
     exempt_loopback()
@@ -61,6 +64,9 @@ def one_line_errors(*, debug: bool) -> Iterator[None]:
             INTERRUPTED_STATUS,
         )
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _has_no_reader():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), STANDARD_OUTPUT)  # or the rest is written at the exit, in vain
+            raise SystemExit(128 + signal.SIGPIPE) from None
         if debug:
             raise
         _stop(message_of(error), status_of(error))
@@ -96,6 +102,13 @@ def message_of(error: Exception) -> str:
     if told := next(filter(None, map(not_writable, causes(error))), None):
         return told
     return f"{type(error).__name__}: {one_line(error, 500)}. Run again with {DEBUG} for the traceback."
+
+
+def _has_no_reader() -> bool:
+    """Standard output; a connection may break as a pipe does."""
+    watched = select.poll()
+    watched.register(STANDARD_OUTPUT, 0)
+    return any(event & select.POLLERR for _, event in watched.poll(0))
 
 
 def _is_disk_full(error: BaseException) -> bool:

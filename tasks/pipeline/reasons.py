@@ -106,7 +106,7 @@ def find_reasons(params: dict[str, Any], paths: Paths, *, asked: str | None = No
     last = last_finished(tracking, model, paths)
     reasons = [Reason("person", f"a person asked: {one_line(asked)}")] if asked else []
     if last is None:
-        reasons.append(Reason("first", f"no finished run of {model} is known in {tracking.uri}"))
+        reasons.append(Reason("first", f"the first run of {model}: {tracking.uri} has no finished one"))
     else:
         reasons += _changes_since(last, params, paths)
         unapproved = ended_unapproved(Registry(tracking, model)) if last.waits else None
@@ -162,8 +162,8 @@ def _champion(tracking: TrackingSettings, model: str) -> int | None:
 def _describe_fall(check: Mapping[str, Any]) -> str:
     before, fall = check["promoted"]["success_rate"], -check["most_change"]
     return (
-        f"version {check['champion']} fell from {before:.1%} to {check['success_rate']:.1%}, by {fall:.1%} or more, as "
-        f"the drift check of {check['at'][:10]} found"
+        f"version {check['champion']} fell from {before:.1%} to {check['success_rate']:.1%}, by {100 * fall:.1f} points "
+        f"or more, as the drift check of {check['at'][:10]} found"
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.core.passing_faults import PASSING_STATUS
 from tasks.pipeline.cli_errors import TELEMETRY_OFF, one_line_errors, switch_telemetry_off
 from tests.conftest import ROOT
 
@@ -76,6 +77,34 @@ def test_a_signal_removes_what_is_half_written_and_ends_with_its_status(tmp_path
 
     assert process.returncode == status
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "status", "told"), [("print", 141, ""), ("raise", PASSING_STATUS, "error: BrokenPipeError")]
+)
+def test_a_reader_that_has_seen_enough_is_no_error_and_a_broken_connection_is(fault: str, status: int, told: str):
+    program = (
+        "import sys\n"
+        "from tasks.pipeline.cli_errors import one_line_errors\n"
+        "from tasks.core.terminal import tell\n"
+        "with one_line_errors(debug=False):\n"
+        "    if sys.argv[1] == 'raise': raise BrokenPipeError(32, 'Broken pipe')\n"
+        "    sys.stdin.readline()\n"
+        "    while True: tell('line')\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, fault], cwd=ROOT, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdin is not None and process.stderr is not None
+    if fault == "print":
+        process.stdout.close()
+        process.stdin.write("\n")
+        process.stdin.flush()
+    assert process.wait(timeout=60) == status
+    errors = process.stderr.read()
+    assert errors.startswith(told) and bool(errors) == bool(told)
 
 
 def test_what_nohup_started_outlives_its_terminal():

@@ -109,11 +109,11 @@ def finished(workspace: Workspace) -> Workspace:
 @pytest.mark.slow
 def test_a_first_run_has_that_as_its_reason_and_mlflow_and_the_folder_know_it(workspace: Workspace):
     (text,) = workspace.texts()
-    assert text.startswith(f"first: no finished run of {MODEL}")
+    assert text.startswith(f"first: the first run of {MODEL}")
     assert workspace.begin() is None
     tags = tags_of(workspace.flow(ends=False))
     assert tags["reason_kinds"] == "first"
-    assert tags["reason"].startswith("no finished run of")
+    assert tags["reason"].startswith("the first run of")
     assert tags["model"] == MODEL
 
 
@@ -290,7 +290,7 @@ def champion(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_fall_trains_anew_with_the_next_seed_against_a_champion_measured_anew_and_once(finished: Workspace):
     log_measurement(SETTINGS, CHAMPION_CHECK, "check", check(4, fell=True), model=MODEL)
     (text,) = finished.texts()
-    assert text.startswith("champion_fell: version 4 fell from 90.0% to 60.0%, by 18.8% or more")
+    assert text.startswith("champion_fell: version 4 fell from 90.0% to 60.0%, by 18.8 points or more")
     line = finished.begin()
     assert line is not None
     assert "seed is 12" in line
