@@ -160,10 +160,10 @@ def _champion(tracking: TrackingSettings, model: str) -> int | None:
 
 
 def _describe_fall(check: Mapping[str, Any]) -> str:
-    before, fall = check["promoted"]["success_rate"], -check["most_change"]
+    before, fall = check["promoted"]["success_rate"], -100 * check["most_change"]  # in points
     return (
-        f"version {check['champion']} fell from {before:.1%} to {check['success_rate']:.1%}, by {100 * fall:.1f} points "
-        f"or more, as the drift check of {check['at'][:10]} found"
+        f"version {check['champion']} fell from {before:.1%} to {check['success_rate']:.1%}, by {fall:.1f} points or "
+        f"more, as the drift check of {check['at'][:10]} found"
     )
 
 
