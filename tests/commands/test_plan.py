@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 
 from tasks.commands.plan.output import count, dollars, print_plan
-from tasks.commands.plan.plan import Plan, as_json, make_plan
+from tasks.commands.plan.plan import Plan, as_json, make_plan, played_lengths
 from tasks.core.console import SafeConsole
+from tasks.core.files import write_jsonl
+from tasks.core.records import TokenSequence
+from tasks.core.settings import Paths
+from tests.measurement.synthetic import trajectory
 from tests.profiles import profile_params
 
 
@@ -127,6 +131,25 @@ def test_lengths_that_no_episode_has_are_refused(tokens: tuple[int, int, int]) -
 
 
 @pytest.mark.slow
+def test_a_plan_has_the_lengths_of_the_episodes_that_were_played_here(tmp_path: Path) -> None:
+    """Not the whole budget of each: that was three times the time which the doctor tells."""
+    paths = Paths(tmp_path)
+    assert played_lengths(paths) is None
+    for stage, masks in {"assess": ["0001"], "warm_start": ["00110", "0000110011"]}.items():
+        played = []
+        for number, mask in enumerate(masks):
+            sampled = [sign == "1" for sign in mask]
+            item = trajectory(f"p{number}")
+            item.sequences = [TokenSequence([1] * len(mask), sampled, [0.0] * len(mask))]
+            played.append(item.to_row())
+        write_jsonl(paths.stage(stage) / "trajectories.jsonl", played)
+        found = played_lengths(paths)
+        assert found is not None
+        told, lengths = found
+    assert told == "lengths: 3 of prompt, 3 sampled, 2 of replies, as 2 episodes of warm_start had"
+    assert (lengths.prompt, lengths.sampled, lengths.replies, lengths.longest) == (3.0, 3.0, 1.5, 6)
+
+
 def test_the_demo_is_planned_from_params_yaml_for_this_processor() -> None:
     plan = make_plan()
     assert plan.setup.machine.name == "cpu"

@@ -7,11 +7,12 @@ Every estimate is rough: it separates hours from days, and megabytes from teraby
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
 from tasks.commands.doctor.context import DoctorContext
 from tasks.commands.doctor.findings import NotCheckable, Skipped
+from tasks.core.records import TokenSequence
 from tasks.environments.settings import EnvironmentSettings
 from tasks.learning.grpo.exploration import iterations_by_samples
 from tasks.learning.shared.settings import GRPOSettings
@@ -123,6 +124,11 @@ def _lengths(context: DoctorContext) -> Lengths:
     except Skipped:
         budget = context.settings.sampling.max_tokens_per_episode
         return Lengths(0, budget, 0, budget)
+    return lengths_of(sequences)
+
+
+def lengths_of(sequences: Sequence[TokenSequence]) -> Lengths:
+    """Of episodes' sequences."""
     masks = [sequence.sampled_mask for sequence in sequences]
     prompts = [mask.index(True) for mask in masks]
     sampled = [sum(mask) for mask in masks]

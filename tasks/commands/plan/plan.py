@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tasks.commands.doctor.estimates import evaluated_episodes, first_drawn_episodes
+from tasks.commands.doctor.estimates import evaluated_episodes, first_drawn_episodes, lengths_of
 from tasks.commands.profile import read_profiles
+from tasks.core.files import read_jsonl
 from tasks.core.machine import total_memory
+from tasks.core.records import Trajectory
 from tasks.core.settings import PARAMS_FILE, Paths, Settings, load, load_paths, parse_params, read_params
 from tasks.core.splits import read_split
 from tasks.core.urls import local_path
@@ -112,7 +114,12 @@ def make_plan(
     if dollars_per_hour is not None:
         machine = replace(machine, dollars_per_hour=dollars_per_hour)
     setup = Setup(shape, settings, machine)
-    lengths = assumed_lengths(setup) if tokens is None else Lengths(*tokens, longest=tokens[1] + tokens[2])
+    told = f"lengths: {WORST_CASE}", assumed_lengths(setup)
+    if tokens is not None:
+        told = _told(Lengths(*tokens, longest=tokens[1] + tokens[2]))
+    elif not (profiles or model):
+        told = played_lengths(load_paths(params)) or told
+    lengths = told[1]
     sizes = {"select": sections.curate.max_select_problems, "test": sections.curate.max_test_problems}
     episodes = evaluated_episodes(settings.train, sections.evaluate, sections.environment, sizes)
     is_timed, has_warm_start = fits(setup) and bool(machine.rate), sections.assess.may_warm_start
@@ -127,7 +134,7 @@ def make_plan(
         evaluated_episodes=episodes,
         fits_on=_fits_on(setup, has_warm_start=has_warm_start),
         warm_start=warm_start_memory(setup).peak if has_warm_start else None,
-        head=_head(setup, model or sections.model.path, profiles, None if tokens is None else lengths),
+        head=_head(setup, model or sections.model.path, profiles, told[0]),
         is_own_price=dollars_per_hour is not None,
         outlook=None if profiles or model else _outlook(settings, load_paths(params)),
     )
@@ -141,6 +148,22 @@ def train_seconds(plan: Plan, *, group_size: int | None, episodes: float) -> flo
     seconds = plan_seconds(setup, plan.lengths, evaluated_episodes=0)
     replaced = episodes - first_drawn_episodes(setup.settings.train)
     return seconds.train + (rollout_seconds(setup, plan.lengths, replaced) if replaced > 0 else 0.0)
+
+
+def _told(lengths: Lengths, whose: str = "") -> tuple[str, Lengths]:
+    numbers = f"{lengths.prompt:,.0f} of prompt, {lengths.sampled:,.0f} sampled, {lengths.replies:,.0f} of replies"
+    return f"lengths: {numbers}{whose}", lengths
+
+
+def played_lengths(paths: Paths) -> tuple[str, Lengths] | None:
+    """Of the episodes of the model that training starts from, told; None before some were played here."""
+    for stage in ("warm_start", "assess"):
+        file = paths.stage(stage) / "trajectories.jsonl"
+        if file.exists():
+            sequences = [Trajectory.from_row(row).sequences for _, row in read_jsonl(file)]
+            played = [item[0] for item in sequences if item and any(item[0].sampled_mask)]
+            return _told(lengths_of(played), f", as {len(played):,} episodes of {stage} had") if played else None
+    return None
 
 
 def _outlook(settings: PlanSections, paths: Paths) -> Outlook | None:
@@ -180,18 +203,17 @@ def is_tight(setup: Setup) -> bool:
     return plan_memory(setup).peak > TIGHT * setup.machine.memory
 
 
-def _head(setup: Setup, model: str, profiles: Sequence[str], lengths: Lengths | None) -> tuple[str, ...]:
+def _head(setup: Setup, model: str, profiles: Sequence[str], lengths: str) -> tuple[str, ...]:
     """Which model, settings and lengths."""
     shape, compute, lora = setup.shape, setup.settings.compute, setup.settings.train.lora
     kind = f"LoRA, {compute.frozen} base" if lora else f"full, {compute.weights}"
     source = f"profile {' with '.join(profiles)}" if profiles else PARAMS_FILE
-    told = f"{lengths.prompt:,.0f} of prompt, {lengths.sampled:,.0f} sampled, " if lengths else WORST_CASE
     by_name = shape.name in KNOWN and not local_path(model).is_dir()
     return (
         f"{shape.name} ({_weights(shape)}) on {_machine_line(setup.machine)}",
         *([f"{model}: no such folder, planned by its name"] if by_name else []),
         f"settings of {source}: {kind}, engine {setup.settings.engine.name}",
-        f"lengths: {told}{f'{lengths.replies:,.0f} of replies' if lengths else ''}",
+        lengths,
         *([OF_SEVERAL.format(setup.settings.launch.num_trainers)] if setup.settings.launch.num_trainers > 1 else []),
         ESTIMATE[setup.machine.is_gpu],
     )
