@@ -6,7 +6,6 @@ Imports are inside the commands: Prefect reads environment variables at import, 
 
 from __future__ import annotations
 
-import gc
 import os
 import shlex
 from contextlib import ExitStack, closing
@@ -216,13 +215,13 @@ def _prepare(held: ExitStack | None, *, shows_log: bool) -> None:
     from flows.server import prepare_environment
     from tasks.core.settings import load, load_paths, read_params
     from tasks.core.surroundings import check_place, check_writable, refuse_unusable_socks
-    from tasks.pipeline.order import NEW_OBJECTS, check_params, check_sources
+    from tasks.pipeline.order import check_params, check_sources, search_for_cycles_rarely
     from tasks.pipeline.run_lock import only_run
     from tasks.storage.inputs import share_endpoint
     from tasks.tracking.connection import refuse_lost_registry
     from tasks.tracking.settings import TrackingSections
 
-    gc.set_threshold(NEW_OBJECTS, *gc.get_threshold()[1:])  # Prefect and MLflow are imported after this
+    search_for_cycles_rarely()  # Prefect and MLflow are imported after this
     check_params()
     params = read_params()
     share_endpoint(params)

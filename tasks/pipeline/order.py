@@ -203,11 +203,15 @@ def _record(stage: StageModule, name: str, params: Mapping[str, Any], paths: Pat
     return record | ({key: launch[key] for key in ("launcher", "num_trainers")} if name in LAUNCHED else {})
 
 
+def search_for_cycles_rarely() -> None:
+    gc.set_threshold(NEW_OBJECTS, *gc.get_threshold()[1:])
+
+
 def prepare_process(params: Mapping[str, Any]) -> None:
     """Set what libraries read when they are loaded: the number of threads, the address of S3, and offline mode for the
     model hub. And let Python search for cycles less often.
     """
-    gc.set_threshold(NEW_OBJECTS, *gc.get_threshold()[1:])
+    search_for_cycles_rarely()
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(params["compute"]["num_threads"])
     os.environ.setdefault(SPIN_VARIABLE, SPIN_COUNT)
