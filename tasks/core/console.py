@@ -18,6 +18,10 @@ class SafeConsole(Console):
     def __init__(self, **options: Any):
         super().__init__(markup=False, highlight=False, emoji=False, **options)
 
+    def on_broken_pipe(self) -> None:
+        """rich would end the process with status 1; what it means is decided in one place (`cli_errors.py`)."""
+        raise  # rich calls this while it handles the error
+
     def render_str(self, text: str, **options: Any) -> Text:
         """Escape before the layout, so that widths are right."""
         return super().render_str(visible(text), **options)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -43,13 +44,23 @@ def fits(model: PreTrainedModel) -> bool:
         not has_known_modules(model)
         or not is_small(model, MAX_BYTES)
         or getattr(model, "is_gradient_checkpointing", False)
-        or any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+        or any(map(_is_changed, model.modules()))
+        or torch.is_autocast_enabled("cpu")
         or _library() is None
     ):
         return False
     if model not in _AGREES:
         _AGREES[model] = _agrees(model)
     return _AGREES[model]
+
+
+def _is_changed(module: torch.nn.Module) -> bool:
+    """It has a hook, a forward of its own, or dropout at work, of which the C code knows nothing."""
+    hooks = (
+        module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks,
+    )  # fmt: skip
+    drops = module.training and getattr(module, "attention_dropout", 0) > 0
+    return any(hooks) or "forward" in vars(module) or drops
 
 
 @torch.no_grad()
@@ -231,6 +242,8 @@ def _turn(
     """Of queries and of keys: `tensors` by the names of the source. With `d_product` the way back."""
     product, cosine, sine, *others = saved
     assert product is not None and cosine is not None
+    read = [*saved, d_product, *chain.from_iterable(given.values() for given in tensors)]
+    assert all(item is None or item.dtype == torch.float32 for item in read)
     kinds, column = [], 0
     for given, weight, inverse in zip(tensors, others[:2], others[2:], strict=True):
         assert inverse is not None
@@ -263,6 +276,8 @@ class _Gate(torch.autograd.Function):
 
 
 def _call(name: str, *arguments: Any) -> None:
+    """A function of the source; tensors are given by address, and would be read as floats whatever they are."""
+    assert all(item.dtype == torch.float32 for item in arguments if isinstance(item, Tensor))
     given = [_address(item) if isinstance(item, Tensor) else item for item in arguments]
     given = [ctypes.c_int64(item) if type(item) is int else item for item in given]
     if getattr(_library(), name)(*given):

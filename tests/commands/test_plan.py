@@ -130,11 +130,13 @@ def test_lengths_that_no_episode_has_are_refused(tokens: tuple[int, int, int]) -
         make_plan(tokens=tokens)
 
 
-@pytest.mark.slow
-def test_a_plan_has_the_lengths_of_the_episodes_that_were_played_here(tmp_path: Path) -> None:
+def test_a_plan_has_the_lengths_of_the_episodes_that_were_played_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not the whole budget of each: that was three times the time which the doctor tells."""
     paths = Paths(tmp_path)
     assert played_lengths(paths) is None
+    monkeypatch.setattr("tasks.commands.plan.plan.load_paths", lambda params: paths)
     for stage, masks in {"assess": ["0001"], "warm_start": ["00110", "0000110011"]}.items():
         played = []
         for number, mask in enumerate(masks):
@@ -143,13 +145,18 @@ def test_a_plan_has_the_lengths_of_the_episodes_that_were_played_here(tmp_path: 
             item.sequences = [TokenSequence([1] * len(mask), sampled, [0.0] * len(mask))]
             played.append(item.to_row())
         write_jsonl(paths.stage(stage) / "trajectories.jsonl", played)
-        found = played_lengths(paths)
-        assert found is not None
-        told, lengths = found
-    assert told == "lengths: 3 of prompt, 3 sampled, 2 of replies, as 2 episodes of warm_start had"
+    plan = make_plan()
+    assert "lengths: 3 of prompt, 3 sampled, 2 of replies, the means of 2 played by warm_start" in plan.head
+    lengths = plan.lengths
     assert (lengths.prompt, lengths.sampled, lengths.replies, lengths.longest) == (3.0, 3.0, 1.5, 6)
+    assert make_plan(tokens=(7, 8, 9)).lengths.prompt == 7
+    assert any("the worst case" in line for line in make_plan(profiles=["demo"]).head)
+    item.sequences *= 2  # an agent's episode, of which each conversation is read by itself
+    write_jsonl(paths.stage("warm_start") / "trajectories.jsonl", [item.to_row()])
+    assert played_lengths(paths) is None
 
 
+@pytest.mark.slow
 def test_the_demo_is_planned_from_params_yaml_for_this_processor() -> None:
     plan = make_plan()
     assert plan.setup.machine.name == "cpu"

@@ -153,10 +153,23 @@ def test_any_other_model_is_left_to_its_own_forward(monkeypatch: pytest.MonkeyPa
     assert not fits(a_model("llama", SIZES[0]).to(torch.bfloat16))
     assert not fits(get_peft_model(a_model("llama", SIZES[0]), LoraConfig(target_modules=["q_proj"])))
     assert not fits(get_peft_model(a_model("llama", SIZES[0]), LoraConfig(target_modules=["q_proj"])).base_model.model)
-    hook = model.model.layers[0].register_forward_hook(lambda *_: None)
-    assert not fits(model)
-    hook.remove()
+    mlp = model.model.layers[0].mlp
+    for register in (
+        mlp.register_forward_hook, mlp.register_forward_pre_hook, mlp.register_full_backward_hook,
+        mlp.register_full_backward_pre_hook,
+    ):  # fmt: skip
+        hook = register(lambda *_: None)
+        assert not fits(model)
+        hook.remove()
     assert fits(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not fits(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(mlp, "forward", lambda x: x)
+        assert not fits(model)
+    assert fits(model)
+    assert fits(a_model("llama", SIZES[0], attention_dropout=0.5))  # which is at work in training mode alone
+    assert not fits(a_model("llama", SIZES[0], attention_dropout=0.5).train())
     model.gradient_checkpointing_enable()
     assert not fits(model)
     model.gradient_checkpointing_disable()
@@ -180,6 +193,16 @@ def test_a_family_that_computes_otherwise_than_the_code_is_left_to_its_own_forwa
 
     monkeypatch.setattr(attention, "forward", changed)
     assert not fits(a_model("llama", SIZES[0]))
+
+
+def test_what_is_no_float_is_never_read_as_one() -> None:
+    with pytest.raises(AssertionError):
+        fused_forward._Gate.apply(torch.zeros(2, 8, dtype=torch.bfloat16))
+    with pytest.raises(AssertionError):
+        fused_forward._Norm.apply(torch.zeros(2, 8), torch.ones(8, dtype=torch.float64), 1e-6)
+    halves = torch.zeros(2, 16, dtype=torch.bfloat16)
+    with pytest.raises(AssertionError):
+        fused_forward._TurnedHeads.apply(halves, None, None, torch.ones(2, 4), torch.ones(2, 4), 0.0, 4)
 
 
 def test_a_want_of_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,24 +81,27 @@ def test_a_signal_removes_what_is_half_written_and_ends_with_its_status(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "status", "told"), [("print", 141, ""), ("raise", PASSING_STATUS, "error: BrokenPipeError")]
+    ("fault", "status", "told"),
+    [("tell", 141, ""), ("table", 141, ""), ("raise", PASSING_STATUS, "error: BrokenPipeError")],
 )
 def test_a_reader_that_has_seen_enough_is_no_error_and_a_broken_connection_is(fault: str, status: int, told: str):
     program = (
         "import sys\n"
         "from tasks.pipeline.cli_errors import one_line_errors\n"
+        "from tasks.core.console import SafeConsole\n"
         "from tasks.core.terminal import tell\n"
+        "printing = {'tell': tell, 'table': SafeConsole().print}\n"
         "with one_line_errors(debug=False):\n"
         "    if sys.argv[1] == 'raise': raise BrokenPipeError(32, 'Broken pipe')\n"
         "    sys.stdin.readline()\n"
-        "    while True: tell('line')\n"
+        "    while True: printing[sys.argv[1]]('line')\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program, fault], cwd=ROOT, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert process.stdout is not None and process.stdin is not None and process.stderr is not None
-    if fault == "print":
+    if fault != "raise":
         process.stdout.close()
         process.stdin.write("\n")
         process.stdin.flush()

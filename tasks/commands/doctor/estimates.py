@@ -128,7 +128,7 @@ def _lengths(context: DoctorContext) -> Lengths:
 
 
 def lengths_of(sequences: Sequence[TokenSequence]) -> Lengths:
-    """Of episodes' sequences."""
+    """Of episodes of one sequence each."""
     masks = [sequence.sampled_mask for sequence in sequences]
     prompts = [mask.index(True) for mask in masks]
     sampled = [sum(mask) for mask in masks]

@@ -69,9 +69,15 @@ def smallest_difference(settings: DoctorSections, *, num_problems: int, samples_
 
 def _parts(context: DoctorContext, paths: Paths) -> Iterator[str]:
     """What the doctor would refuse after assess and the warm start: problems to be told in parts that have none."""
+    if (told := context.settings.evaluate.sharded) is None:
+        return
     try:
-        choose_problems(context.environment, read_split(paths, "test"), context.settings.evaluate.sharded)
-    except ValueError as error:
+        environment = context.environment
+    except Exception:  # `_budgets` tells it
+        return
+    try:
+        choose_problems(environment, read_split(paths, "test"), told)
+    except Exception as error:  # of a class of the user's, too: curation is done, and must not fail
         yield str(error)
 
 

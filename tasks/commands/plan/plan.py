@@ -156,13 +156,17 @@ def _told(lengths: Lengths, whose: str = "") -> tuple[str, Lengths]:
 
 
 def played_lengths(paths: Paths) -> tuple[str, Lengths] | None:
-    """Of the episodes of the model that training starts from, told; None before some were played here."""
+    """Of the episodes of the model that training starts from, told; None before some were played here, and where an
+    agent's have several sequences, each of which is read by itself.
+    """
     for stage in ("warm_start", "assess"):
         file = paths.stage(stage) / "trajectories.jsonl"
         if file.exists():
             sequences = [Trajectory.from_row(row).sequences for _, row in read_jsonl(file)]
             played = [item[0] for item in sequences if item and any(item[0].sampled_mask)]
-            return _told(lengths_of(played), f", as {len(played):,} episodes of {stage} had") if played else None
+            if not played or any(len(item) > 1 for item in sequences):
+                return None
+            return _told(lengths_of(played), f", the means of {len(played):,} played by {stage}")
     return None
 
 

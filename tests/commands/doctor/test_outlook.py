@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tasks.commands.doctor import context
 from tasks.commands.doctor.context import DoctorSections
 from tasks.commands.doctor.outlook import smallest_difference, warnings
 from tasks.core.files import write_json, write_jsonl
@@ -77,3 +78,18 @@ def test_problems_without_parts_that_are_to_be_told_in_parts_are_warned_of_befor
     (warning,) = told(curated, evaluate__sharded=asked)
     assert warning.startswith("evaluate.sharded: no problem of test has parts")
     assert warning.endswith("or set evaluate.sharded to null.")
+
+
+def test_an_environment_that_cannot_be_loaded_again_fails_no_curation(
+    curated: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All its work is done by then."""
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError("the server is gone")
+
+    monkeypatch.setattr(context, "load_bare_environment", refuse)
+    (warning,) = told(curated, evaluate__sharded=None)
+    assert warning.startswith("the token budgets could not be checked")
+    asked = {"reveal": "sharded", "num_problems": 8, "samples_per_problem": 1, "num_replays": 1}
+    assert told(curated, evaluate__sharded=asked) == [warning]
