@@ -133,28 +133,23 @@ class Server:
             tell(f"{' '.join(asked.command)}: {f'refused: {refusal}' if refusal else f'process {pid}'}")
         for number in streams:
             os.close(number)
-        with suppress(OSError):
-            connection.sendall(json.dumps(pid).encode() + b"\n")
-        if pid == REFUSED:
-            connection.close()
-        else:
+        if pid != REFUSED:
             self.forks.append(Fork(pid, connection))
+            return None
+        with suppress(OSError):
+            connection.sendall(json.dumps(REFUSED).encode() + b"\n")
+        connection.close()
         return None
 
     def _fork(self, asked: Request, streams: Sequence[int], connection: socket.socket) -> int:
-        """The fork's process id, once it obeys signals as the command would; 0 in the fork."""
-        reader, writer = os.pipe2(os.O_CLOEXEC)
-        with os.fdopen(reader, "rb") as has_become:
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, TOLD_TO_END)
-            try:
-                if not (pid := os.fork()):
-                    self._leave()
-                    become(asked, streams, connection)
-            finally:
-                os.close(writer)
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            if pid:
-                has_become.read()  # nothing, but only once the fork has closed its end
+        """The fork's process id; 0 in the fork, which obeys signals as the command would before it tells its asker."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, TOLD_TO_END)
+        try:
+            if not (pid := os.fork()):
+                self._leave()
+                become(asked, streams, connection)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return pid
 
     def _refusal(self, asked: Request) -> str:

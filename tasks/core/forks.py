@@ -92,8 +92,7 @@ def _num_threads() -> int:
 
 
 def become(asked: Request, streams: Sequence[int], connection: socket.socket) -> None:
-    """Make this fork what `python -m` would have started."""
-    connection.close()
+    """Make this fork what `python -m` would have started, and tell its asker, who else would start the command."""
     os.setsid()
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -118,3 +117,6 @@ def become(asked: Request, streams: Sequence[int], connection: socket.socket) ->
     sys.orig_argv[:] = [sys.executable, "-m", *asked.command]
     for name in [name for name in sys.modules if name.partition(".")[0] in ("tasks", "flows")]:
         del sys.modules[name]
+    with suppress(OSError):
+        connection.sendall(json.dumps(os.getpid()).encode() + b"\n")
+    connection.close()
