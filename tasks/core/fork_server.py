@@ -50,7 +50,7 @@ class Recipe(Protocol):
 class Server:
     def __init__(self, listener: socket.socket, recipe: Recipe, expected: Sequence[Sequence[str]]):
         self.listener, self.recipe, self.expected, self.forks = listener, recipe, list(expected), list[Fork]()
-        self.environment, self.folder = dict(os.environ), os.getcwd()
+        self.environment, self.folder, self.pid = dict(os.environ), os.getcwd(), os.getpid()
         self.ahead: Generator[None, None, bool] | None = None  # of the first expected command, under way
         self.num_frozen = 0  # modules
         self.wakes, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -136,8 +136,7 @@ class Server:
         if pid != REFUSED:
             self.forks.append(Fork(pid, connection))
             return None
-        with suppress(OSError):
-            connection.sendall(json.dumps(REFUSED).encode() + b"\n")
+        _tell_refused(connection)
         connection.close()
         return None
 
@@ -148,6 +147,11 @@ class Server:
             if not (pid := os.fork()):
                 self._leave()
                 become(asked, streams, connection)
+        except BaseException:
+            if os.getpid() != self.pid:  # a fork that became nothing must not go on as a second server
+                _tell_refused(connection)
+                os._exit(1)
+            raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return pid
@@ -217,6 +221,11 @@ class Server:
         self.listener.close()
         for fork in self.forks:
             fork.connection.close()
+
+
+def _tell_refused(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.sendall(json.dumps(REFUSED).encode() + b"\n")
 
 
 def main() -> None:

@@ -334,6 +334,23 @@ def test_a_command_that_a_fork_ran_is_not_started_again_whatever_the_asker_is_to
 
 
 @pytest.mark.slow
+def test_a_fork_that_cannot_become_its_command_ends_and_the_command_starts_otherwise(bench: Bench):
+    (bench.folder / "recipe.py").write_text(
+        "def fail(*_):\n    raise OSError(28, 'No space left on device')\n"
+        "def load(command):\n"
+        "    import __main__\n"
+        "    __main__.become = fail\n"
+        "    yield\n"
+        "    return True\n"
+    )
+    server = bench.serve()
+    for _ in range(2):
+        assert not bench.run("show")[1]["is_fork"]
+    wait_for(lambda: psutil.Process(server.pid).children() == [])
+    assert bench.told() == ["show: process", "show: process"]
+
+
+@pytest.mark.slow
 def test_a_zombie_that_nobody_waits_for_keeps_no_asker(bench: Bench):
     """As in a container whose first process waits for none; here the one that has the server as its child."""
     (bench.folder / "leaves.py").write_text("import subprocess\nsubprocess.Popen(['sleep', '0.2'])\n")
