@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from transformers import PreTrainedModel
@@ -40,3 +41,15 @@ def a_model(kind: str, sizes: dict[str, int], *, seed: int = 0, **more: Any) -> 
         for parameter in model.parameters():
             parameter.normal_(std=0.3).add_(1.0 if parameter.dim() == 1 else 0.0)
     return model
+
+
+def compute_attention_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Llama as a later transformers may compute it: here every attention output is a tenth larger."""
+    attention = transformers.models.llama.modeling_llama.LlamaAttention
+    forward = attention.forward
+
+    def changed(self: Any, *arguments: Any, **named: Any) -> Any:
+        output, weights = forward(self, *arguments, **named)
+        return 1.1 * output, weights
+
+    monkeypatch.setattr(attention, "forward", changed)

@@ -89,6 +89,11 @@ class Bench:
         self.askers: list[subprocess.Popen[str]] = []
         self.server: subprocess.Popen[str] | None = None
 
+    def load_by(self, *steps: str, before: str = "") -> None:
+        """Another recipe: what it does as it is imported, and the lines of `load` before its one step."""
+        body = "".join(f"    {step}\n" for step in steps)
+        (self.folder / "recipe.py").write_text(f"{before}\ndef load(command):\n{body}    yield\n    return True\n")
+
     def serve(self, log: int | None = None) -> subprocess.Popen[str]:
         written = (self.folder / "log").open("w")
         with written, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -238,14 +243,11 @@ def test_a_server_that_is_told_to_end_ends_after_its_last_fork(bench: Bench):
 
 @pytest.mark.slow
 def test_what_an_asker_is_told_its_fork_does_at_once_though_the_server_loads_a_library(bench: Bench):
-    (bench.folder / "recipe.py").write_text(
-        "import pathlib, time\n"
-        "def load(command):\n"
-        "    if command == ['show', 'slow']:\n"
-        "        pathlib.Path('is_loading').touch()\n"
-        "        time.sleep(60)\n"
-        "    yield\n"
-        "    return True\n"
+    bench.load_by(
+        "if command == ['show', 'slow']:",
+        "    pathlib.Path('is_loading').touch()",
+        "    time.sleep(60)",
+        before="import pathlib, time",
     )
     server = bench.serve()
     told_to_end, killed, left = (bench.start("show", "wait") for _ in range(3))
@@ -286,15 +288,11 @@ def test_who_asks_waits_for_one_library_of_those_that_are_loaded_ahead(bench: Be
 @pytest.mark.slow
 def test_an_asker_that_is_told_to_end_while_it_waits_for_a_library_ends_by_it(bench: Bench):
     """The fork begins at that moment: before it obeys as its command would, nobody is told that there is one."""
-    (bench.folder / "recipe.py").write_text(
-        "import pathlib, time\n"
-        "memory = bytearray(100 << 20)\n"  # so that a fork takes some milliseconds
-        "for place in range(0, len(memory), 4096): memory[place] = 1\n"
-        "def load(command):\n"
-        "    pathlib.Path('is_loading').touch()\n"
-        "    time.sleep(0.05)\n"
-        "    yield\n"
-        "    return True\n"
+    of_some_milliseconds = "memory = bytearray(100 << 20)\nfor place in range(0, len(memory), 4096): memory[place] = 1"
+    bench.load_by(
+        "pathlib.Path('is_loading').touch()",
+        "time.sleep(0.05)",
+        before=f"import pathlib, time\n{of_some_milliseconds}",  # a fork
     )
     (bench.folder / "plain.py").write_text("import sys, time\ntime.sleep(0.3)\nsys.exit(3)\n")
     bench.serve()
@@ -335,13 +333,9 @@ def test_a_command_that_a_fork_ran_is_not_started_again_whatever_the_asker_is_to
 
 @pytest.mark.slow
 def test_a_fork_that_cannot_become_its_command_ends_and_the_command_starts_otherwise(bench: Bench):
-    (bench.folder / "recipe.py").write_text(
-        "def fail(*_):\n    raise OSError(28, 'No space left on device')\n"
-        "def load(command):\n"
-        "    import __main__\n"
-        "    __main__.become = fail\n"
-        "    yield\n"
-        "    return True\n"
+    bench.load_by(
+        "__main__.become = fail",
+        before="import __main__\ndef fail(*_):\n    raise OSError(28, 'No space left on device')",
     )
     server = bench.serve()
     for _ in range(2):
@@ -392,14 +386,11 @@ def test_a_log_that_takes_no_line_ends_no_fork(bench: Bench):
 @pytest.mark.slow
 def test_a_thread_of_a_library_is_seen_after_the_first_fork_too(bench: Bench):
     """OpenBLAS ends its own threads before a fork, and starts them again only where they are used."""
-    (bench.folder / "recipe.py").write_text(
-        "import threading\n"
-        "def load(command):\n"
-        "    import numpy, scipy.linalg\n"
-        "    if command[1:] == ['late']:\n"
-        "        threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-        "    yield\n"
-        "    return True\n"
+    bench.load_by(
+        "import numpy, scipy.linalg",
+        "if command[1:] == ['late']:",
+        "    threading.Thread(target=threading.Event().wait, daemon=True).start()",
+        before="import threading",
     )
     bench.environment["OPENBLAS_NUM_THREADS"] = "2"
     bench.serve()
@@ -487,10 +478,7 @@ def test_a_fork_that_asks_does_not_fork_itself_again_and_what_it_starts_may_ask(
 
 @pytest.mark.slow
 def test_what_a_library_does_at_an_exit_our_forks_do_too(bench: Bench):
-    (bench.folder / "recipe.py").write_text(
-        "import atexit\n"
-        "def load(command):\n    atexit.register(print, 'a library at its exit')\n    yield\n    return True\n"
-    )
+    bench.load_by("atexit.register(print, 'a library at its exit')", before="import atexit")
     bench.serve()
     output, errors = bench.ask("tasks", "--help").communicate(timeout=60)
     assert "Usage:" in output and errors == ""
@@ -499,9 +487,7 @@ def test_what_a_library_does_at_an_exit_our_forks_do_too(bench: Bench):
 
 @pytest.mark.slow
 def test_our_command_line_asks_a_server_and_imports_nothing_for_it_where_there_is_none(bench: Bench):
-    (bench.folder / "recipe.py").write_text(
-        "import atexit\ndef load(command):\n    atexit.register(print, 'forked')\n    yield\n    return True\n"
-    )
+    bench.load_by("atexit.register(print, 'forked')", before="import atexit")
     bench.serve()
     command = [sys.executable, "-X", "importtime", "-m", "tasks", "--help"]
     for environment, is_forked in (

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -22,7 +21,7 @@ from tasks.models import fused_forward
 from tasks.models.attention import TreePlan
 from tasks.models.fused_forward import fits, hidden_states
 from tests.models.test_tree_attention import CPU, grow
-from tests.small_models import KINDS, SIZES, a_model
+from tests.small_models import KINDS, SIZES, a_model, compute_attention_otherwise
 
 Forward = Callable[[PreTrainedModel, Tensor, Tensor, TreePlan], Tensor]
 needs_compiler = pytest.mark.skipif(fused_forward._library() is None, reason="no compiler")
@@ -183,15 +182,7 @@ def test_any_other_model_is_left_to_its_own_forward(monkeypatch: pytest.MonkeyPa
 def test_a_family_that_computes_otherwise_than_the_code_is_left_to_its_own_forward(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As a later transformers may: here every attention output is a tenth larger."""
-    attention = transformers.models.llama.modeling_llama.LlamaAttention
-    forward = attention.forward
-
-    def changed(self: Any, *arguments: Any, **named: Any) -> Any:
-        output, weights = forward(self, *arguments, **named)
-        return 1.1 * output, weights
-
-    monkeypatch.setattr(attention, "forward", changed)
+    compute_attention_otherwise(monkeypatch)
     assert not fits(a_model("llama", SIZES[0]))
 
 

@@ -114,12 +114,8 @@ def make_plan(
     if dollars_per_hour is not None:
         machine = replace(machine, dollars_per_hour=dollars_per_hour)
     setup = Setup(shape, settings, machine)
-    told = f"lengths: {WORST_CASE}", assumed_lengths(setup)
-    if tokens is not None:
-        told = _told(Lengths(*tokens, longest=tokens[1] + tokens[2]))
-    elif not (profiles or model):
-        told = played_lengths(load_paths(params)) or told
-    lengths = told[1]
+    played = None if profiles or model else load_paths(params)
+    line, lengths = _choose_lengths(setup, tokens, played)
     sizes = {"select": sections.curate.max_select_problems, "test": sections.curate.max_test_problems}
     episodes = evaluated_episodes(settings.train, sections.evaluate, sections.environment, sizes)
     is_timed, has_warm_start = fits(setup) and bool(machine.rate), sections.assess.may_warm_start
@@ -134,9 +130,9 @@ def make_plan(
         evaluated_episodes=episodes,
         fits_on=_fits_on(setup, has_warm_start=has_warm_start),
         warm_start=warm_start_memory(setup).peak if has_warm_start else None,
-        head=_head(setup, model or sections.model.path, profiles, told[0]),
+        head=_head(setup, model or sections.model.path, profiles, line),
         is_own_price=dollars_per_hour is not None,
-        outlook=None if profiles or model else _outlook(settings, load_paths(params)),
+        outlook=_outlook(settings, played) if played else None,
     )
 
 
@@ -148,6 +144,14 @@ def train_seconds(plan: Plan, *, group_size: int | None, episodes: float) -> flo
     seconds = plan_seconds(setup, plan.lengths, evaluated_episodes=0)
     replaced = episodes - first_drawn_episodes(setup.settings.train)
     return seconds.train + (rollout_seconds(setup, plan.lengths, replaced) if replaced > 0 else 0.0)
+
+
+def _choose_lengths(setup: Setup, tokens: tuple[int, int, int] | None, played: Paths | None) -> tuple[str, Lengths]:
+    """Those that were given, those of episodes that were played, or the longest; told before them in a line."""
+    if tokens is not None:
+        return _told(Lengths(*tokens, longest=tokens[1] + tokens[2]))
+    found = played_lengths(played) if played else None
+    return found or (f"lengths: {WORST_CASE}", assumed_lengths(setup))
 
 
 def _told(lengths: Lengths, whose: str = "") -> tuple[str, Lengths]:

@@ -6,11 +6,9 @@ import random
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import Any
 
 import pytest
 import torch
-import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
@@ -25,7 +23,7 @@ from tasks.models.native.compiled import load_library
 from tasks.rollouts.engine import TurnReply, TurnRequest
 from tasks.rollouts.seeds import uniforms
 from tests.engine_benches import plain_logp
-from tests.small_models import KINDS, SIZES, a_model
+from tests.small_models import KINDS, SIZES, a_model, compute_attention_otherwise
 
 CONTEXT = 80
 
@@ -234,15 +232,7 @@ def test_what_the_code_does_not_compute_is_left_to_the_models_own_forward(monkey
 def test_a_family_that_computes_otherwise_than_the_code_plays_by_its_own_forward(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As a later transformers may: here every attention output is a tenth larger."""
     model = a_model("llama", SIZES[0])
-    attention = transformers.models.llama.modeling_llama.LlamaAttention
-    forward = attention.forward
-
-    def changed(self: Any, *arguments: Any, **named: Any) -> Any:
-        output, weights = forward(self, *arguments, **named)
-        return 1.1 * output, weights
-
-    monkeypatch.setattr(attention, "forward", changed)
+    compute_attention_otherwise(monkeypatch)
     assert fits(model)
     assert plays_by_own_forward(model)
