@@ -1,8 +1,8 @@
 """retrain: the whole chain as one flow, from raw problems to a champion.
 
-Runs the stages through DVC in the order of `dvc.yaml`, the doctor before training, then promotion and the report; and
-only for a reason (`tasks/pipeline/reasons.py`). `python -m flows run`, `serve` or a worker (`deploy`) starts it, always
-in the project's root.
+Runs the stages through DVC in the order of `dvc.yaml`, the doctor before the warm start, then promotion and the report;
+and only for a reason (`tasks/pipeline/reasons.py`). `python -m flows run`, `serve` or a worker (`deploy`) starts it,
+always in the project's root.
 """
 
 # No `from __future__ import annotations`: in a child of `serve` Prefect could not resolve the parameters' types.
@@ -39,7 +39,7 @@ from tasks.tracking.finish_seen import note_finish
 from tasks.tracking.versions import CHAMPION
 
 PROMOTE = "promote"  # DVC does not run it: it has a side effect
-CHECKED_BY_DOCTOR = "train"  # by then everything that training reads is there
+CHECKED_BY_DOCTOR = "warm_start"  # which may take hours; by then all that the doctor reads is there
 
 
 @flow(name="retrain", flow_run_name=name_run)

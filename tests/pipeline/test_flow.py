@@ -133,7 +133,7 @@ def test_stages_are_shown_in_order_with_their_own_lines_and_without_dvcs(finishe
     assert places == sorted(places)
     assert "train is at work\n" in output
     doctor = output.index("── doctor\n"), output.index("doctor: 0 pass, 1 warn, 0 fail\n")
-    assert output.index("── warm_start\n") < doctor[0] < doctor[1] < output.index("── train\n")
+    assert output.index("── assess\n") < doctor[0] < doctor[1] < output.index("── warm_start\n")
     for chatter in ("Running stage", "lock file", "git add", "dvc push", "Prefect", "INFO"):
         assert chatter not in output
 
@@ -243,8 +243,8 @@ def test_a_failed_doctor_or_stage_is_its_own_message_one_line_and_status_1(proje
     assert "doctor: 0 pass, 0 warn, 1 fail\n" in result.stdout
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: doctor failed, so nothing after it ran; its own message is above")
-    assert (project.artifacts / "warm_start").exists()
-    assert not (project.artifacts / "train").exists()
+    assert (project.artifacts / "assess").exists()
+    assert not (project.artifacts / "warm_start").exists()
     assert parent(project).info.status == "FAILED"
 
     release_knobs(project)

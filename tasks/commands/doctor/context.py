@@ -16,7 +16,7 @@ from tasks.chat.format import ChatFormat
 from tasks.chat.formats.base import CallFormat
 from tasks.chat.formats.hermes import HERMES
 from tasks.commands.doctor.findings import NotCheckable, Skipped
-from tasks.commands.doctor.model import Model, trained_folder
+from tasks.commands.doctor.model import Model, assessed_folder
 from tasks.core.records import Problem, Trajectory
 from tasks.core.settings import Paths, Settings
 from tasks.core.splits import read_split
@@ -135,9 +135,9 @@ class DoctorContext:
 
     @cached_property
     def model(self) -> Model:
-        """What training would start from: the warm start, else the base model, else what `model` in params names."""
+        """The base model of `assess`, else what `model` in params names."""
         path, embedded = self.settings.model.path, is_embedded(self.settings.model.path)
-        folder = None if self.is_fresh else trained_folder(self.paths, path)
+        folder = None if self.is_fresh else assessed_folder(self.paths, path)
         if folder is None and embedded:
             return self._unbuilt_model()
         if folder is None:

@@ -1,9 +1,9 @@
 """doctor: is everything that training would read in order? A table of pass, warn, fail and skip, with remedies.
 
 Most faults of reinforcement learning are in the template, the mask, the tools or the data, and cost days when they show
-only as an odd curve. The doctor finds them in seconds, without loading weights; the flow runs it before `train`. It
-repeats no other gate (`curate`, DVC, the pin, the budgets). A check that crashes has failed; checks that need what
-failed are skipped.
+only as an odd curve. The doctor finds them in seconds, without loading weights. The flow runs it before the warm start,
+whose hours a fault would waste, and beside nothing, since it measures what memory is free. It repeats no other gate
+(`curate`, DVC, the pin, the budgets). A check that crashes has failed; checks that need what failed are skipped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from tasks.commands.doctor.environment import lost_episodes, same_seed, separate
 from tasks.commands.doctor.findings import Finding, NotCheckable, Skipped, of_error, skipped
 from tasks.commands.doctor.machine import compiler, disk, duration, memory, threads
 from tasks.commands.doctor.scoring import doing_nothing, references_score
-from tasks.commands.doctor.signal import expected_signal
 from tasks.commands.doctor.storage import storage
 from tasks.commands.doctor.transfer import notes, other_environments
 from tasks.core.files import json_hash, read_json, read_yaml, write_json
@@ -35,7 +34,7 @@ from tasks.storage.inputs import copy_inputs
 if TYPE_CHECKING:
     from tasks.core.console import SafeConsole
 
-BEFORE_TRAINING = ("curate", "assess", "warm_start")
+EXAMINED = ("curate", "assess")  # the stages whose results are examined
 STYLES = {"pass": "green", "warn": "bold yellow", "fail": "bold red", "skip": "dim"}
 
 Check = Callable[[DoctorContext], Finding]
@@ -56,7 +55,6 @@ CHECKS: dict[str, Check] = {
     "agent": agent_plays,
     "other environments": other_environments,
     "notes": notes,
-    "signal": expected_signal,
     "threads": threads,
     "compiler": compiler,
     "memory": memory,
@@ -145,12 +143,12 @@ def has_passed(params: Mapping[str, Any], paths: Paths) -> bool:
 
 
 def examined_key(params: Mapping[str, Any]) -> str:
-    """Hash of all settings and of what DVC recorded of the stages before training: their code, data and results."""
+    """Hash of all settings and of what DVC recorded of the stages examined: their code, data and results."""
     try:
         recorded = read_yaml(LOCK_FILE)["stages"]
     except (ValueError, KeyError):  # missing or damaged
         recorded = {}
-    return json_hash({"params": params, "stages": {name: recorded.get(name) for name in BEFORE_TRAINING}})
+    return json_hash({"params": params, "stages": {name: recorded.get(name) for name in EXAMINED}})
 
 
 def show(examined: list[Examined], paths: Paths, console: SafeConsole) -> None:

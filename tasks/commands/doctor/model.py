@@ -20,13 +20,13 @@ class Model:
     num_parameters: int
 
 
-def trained_folder(paths: Paths, model_path: str) -> Path | None:
-    """The warm start, or else `assess`'s base model, where they come from the model that params.yaml names now."""
-    base, warm = paths.stage("assess") / "base_model", paths.stage("warm_start") / "model"
+def assessed_folder(paths: Paths, model_path: str) -> Path | None:
+    """`assess`'s base model, where it is the one that params.yaml names now. A warm start has its
+    tokenizer and shape.
+    """
+    base = paths.stage("assess") / "base_model"
     if not base.exists():
         return None
     pointer = base / POINTER
     is_current = read_json(pointer)["path"] == model_path if pointer.exists() else is_embedded(model_path)
-    if not is_current:
-        return None
-    return warm if warm.exists() else base
+    return base if is_current else None

@@ -68,7 +68,7 @@ def smallest_difference(settings: DoctorSections, *, num_problems: int, samples_
 
 
 def _parts(context: DoctorContext, paths: Paths) -> Iterator[str]:
-    """What the doctor would refuse after assess and the warm start: problems to be told in parts that have none."""
+    """What the doctor would refuse after assess: problems to be told in parts that have none."""
     if (told := context.settings.evaluate.sharded) is None:
         return
     try:

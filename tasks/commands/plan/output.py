@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 def print_plan(plan: Plan, console: SafeConsole | None = None) -> bool:
     """Whether it fits."""
     from tasks.core.console import SafeConsole
+    from tasks.stages.train.outlook import warning_of
 
     console = console or SafeConsole()
     for line in (_verdict(plan), *_share_line(plan), *plan.head, *_warm_start_line(plan), _longest_line(plan)):
@@ -32,6 +33,8 @@ def print_plan(plan: Plan, console: SafeConsole | None = None) -> bool:
         console.print("time and dollars: unknown for this card")
     if plan.outlook is not None:
         console.print(_signal_table(plan, plan.outlook))
+        if sentence := warning_of(plan.setup.settings.train, plan.outlook):
+            console.print(f"warning: {sentence}", soft_wrap=True)
     if plan.setup.machine.is_gpu or not plan.does_fit:
         console.print(_fits_table(plan))
     return plan.does_fit

@@ -1,6 +1,6 @@
 """What the baseline says of a run before it starts: groups without signal by group size, episodes and tokens.
 
-Used by the stage, by `python -m tasks plan` and by the doctor, which add the time.
+Used by the stage, and by `python -m tasks plan`, which adds the time.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from tasks.learning.grpo.exploration import iterations_by_samples
 from tasks.learning.grpo.signal import ExpectedSignal, expected_signal
 from tasks.learning.grpo.solve_rates import Played
 from tasks.learning.shared.settings import GRPOSettings
+
+MOST_WITHOUT_SIGNAL = 0.75  # of the groups, without a warning
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +146,25 @@ def _episodes(size: int, num_iterations: int, signal: ExpectedSignal, settings: 
         problems_per_iteration=settings.problems_per_iteration,
         replacement_rounds=settings.max_replacement_rounds,
     )
+
+
+def warning_of(settings: GRPOSettings, outlook: Outlook) -> str | None:
+    """Where most groups would teach nothing, with what to set; None where enough of them would."""
+    share = outlook.planned.without_signal
+    if share <= MOST_WITHOUT_SIGNAL:
+        return None
+    remedy = ", or ".join([*_better_settings(settings, outlook), "bring problems of another difficulty"])
+    return (
+        f"{share:.0%} of the groups would teach nothing, because all their episodes succeed or all fail. "
+        f"{remedy[0].upper()}{remedy[1:]} (curate.max_level)."
+    )
+
+
+def _better_settings(train: GRPOSettings, outlook: Outlook) -> list[str]:
+    """What could be set, but for what is set already."""
+    found = [] if train.problem_sampler == "band" else ["set train.problem_sampler to band"]
+    if max(outlook.planned.num_iterations) >= outlook.recommended:
+        return found
+    is_scheduled = train.exploration is not None and train.exploration.samples_per_problem is not None
+    samples = "train.exploration.samples_per_problem up" if is_scheduled else "train.group_size"
+    return [*found, f"set {samples} to {outlook.recommended}"]

@@ -35,7 +35,7 @@ from tasks.drift.pin import check_pin
 from tasks.learning.grpo.solve_rates import Played
 from tasks.measurement.learnt import LEARNT_FILE, learnt_row, skipped_row, untrained_sentence, what_to_do
 from tasks.stages.train.alarms import Alarm
-from tasks.stages.train.outlook import Baseline, expect, read_baseline
+from tasks.stages.train.outlook import Baseline, expect, read_baseline, warning_of
 from tasks.stages.train.settings import TrainSections
 
 if TYPE_CHECKING:
@@ -118,9 +118,10 @@ def tell_outlook(settings: TrainSections, problems: Sequence[Problem], baseline:
     if baseline is None:
         return
     outlook = expect(settings.train, problems, baseline)
-    planned = outlook.planned
     tell(f"train: {outlook.sentence}")
-    tell(f"train: {planned.sentence}")
+    tell(f"train: {outlook.planned.sentence}")
+    if sentence := warning_of(settings.train, outlook):
+        warn(f"warning: {sentence}")
 
 
 def train_policy(

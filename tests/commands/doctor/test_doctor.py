@@ -52,9 +52,9 @@ def test_before_assess_the_tokenizer_is_built_as_it_will_be(artifacts: Path) -> 
     assert look("loss mask", artifacts).result == look("memory", artifacts).result == "pass"
 
 
-def test_the_warm_start_is_looked_at_where_it_is_there_unless_params_name_another_model(artifacts: Path) -> None:
-    shutil.copytree(artifacts / "assess" / "base_model", artifacts / "warm_start" / "model")
-    assert "warm_start/model" in look("chat template", artifacts).finding
+def test_the_base_model_is_looked_at_where_it_is_there_unless_params_name_another_model(artifacts: Path) -> None:
+    shutil.copytree(artifacts / "assess" / "base_model", artifacts / "warm_start" / "model")  # of a run before
+    assert "assess/base_model" in look("chat template", artifacts).finding
     examined = look("chat template", artifacts, model__path="models/other")
     found(
         examined,

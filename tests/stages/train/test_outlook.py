@@ -1,4 +1,4 @@
-"""What a baseline says of a run to come: by hand from its arithmetic, in the doctor, in plan, and at the stage."""
+"""What a baseline says of a run to come: by hand from its arithmetic, in plan, and at the stage."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from tasks.commands.doctor.context import DoctorContext, DoctorSections
-from tasks.commands.doctor.signal import expected_signal
 from tasks.commands.plan.output import print_plan
 from tasks.commands.plan.plan import as_json, make_plan
 from tasks.core.console import SafeConsole
@@ -19,7 +17,7 @@ from tasks.core.records import TokenSequence, Trajectory
 from tasks.core.settings import Paths, load
 from tasks.learning.grpo.signal import share_without_signal
 from tasks.learning.grpo.solve_rates import Beta
-from tasks.stages.train.outlook import Baseline, baseline_of, expect, read_baseline
+from tasks.stages.train.outlook import Baseline, baseline_of, expect, read_baseline, warning_of
 from tasks.stages.train.settings import TrainSections
 from tasks.stages.train.stage import tell_outlook
 from tests import tiny
@@ -118,7 +116,7 @@ def test_before_assess_and_after_a_warm_start_that_nobody_looked_at_nothing_is_k
     assert read_baseline(Paths(tmp_path / "fresh")) is None
 
 
-def test_the_stage_the_doctor_and_plan_tell_the_same(
+def test_the_stage_and_plan_tell_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = assessed(tmp_path / "artifacts", solved=11)
@@ -129,9 +127,7 @@ def test_the_stage_the_doctor_and_plan_tell_the_same(
     tell_outlook(load(TrainSections, params), TRAIN, read_baseline(paths))
     told = capsys.readouterr()
     assert outlook.sentence in told.out + told.err
-    finding = expected_signal(DoctorContext(load(DoctorSections, params), paths))
-    assert finding.result == "pass"
-    assert outlook.sentence in finding.text
+    assert "would teach nothing" not in told.out + told.err
     plan = make_plan(gpu="cpu")
     assert json.loads(as_json(plan))["signal"] == json.loads(json.dumps(outlook.as_row()))
     output = io.StringIO()
@@ -141,13 +137,23 @@ def test_the_stage_the_doctor_and_plan_tell_the_same(
     assert "as set" in output.getvalue()
     assert "as scheduled" not in output.getvalue()
     assert "recommended" in output.getvalue()
+    assert "would teach nothing" not in output.getvalue()
 
 
-def test_the_doctor_warns_where_most_groups_would_teach_nothing_and_says_what_to_set(tmp_path: Path) -> None:
-    paths = assessed(tmp_path, solved=0)
-    finding = expected_signal(DoctorContext(load(DoctorSections, profile_params("test")), paths))
-    assert finding.result == "warn"
-    assert "train.problem_sampler to band" in finding.remedy
+def test_both_warn_where_most_groups_would_teach_nothing_and_say_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = assessed(tmp_path / "artifacts", solved=0)
+    params = profile_params("test")
+    params["paths"]["artifacts"] = str(paths.artifacts)
+    monkeypatch.setattr("tasks.commands.plan.plan.read_params", lambda: params)
+    tell_outlook(load(TrainSections, params), TRAIN, read_baseline(paths))
+    output = io.StringIO()
+    print_plan(make_plan(gpu="cpu"), SafeConsole(file=output, width=120))
+    for told in (capsys.readouterr().err, output.getvalue()):
+        assert "warning: " in told
+        assert "of the groups would teach nothing" in told
+        assert "train.problem_sampler to band" in told
 
 
 @pytest.mark.parametrize(
@@ -159,7 +165,7 @@ def test_the_doctor_warns_where_most_groups_would_teach_nothing_and_says_what_to
         ({"group_size": 16, "exploration": SCHEDULED}, ["exploration.samples_per_problem up to 32"], ["group_size"]),
     ],
 )
-def test_the_doctor_advises_nothing_that_is_set_already(
+def test_nothing_is_advised_that_is_set_already(
     tmp_path: Path, changed: dict[str, Any], advised: list[str], not_advised: list[str]
 ) -> None:
     params = profile_params("test")
@@ -167,9 +173,11 @@ def test_the_doctor_advises_nothing_that_is_set_already(
     played = assessed(tmp_path, solved=0)
     file = played.stage("assess") / "trajectories.jsonl"
     write_jsonl(file, [row for _, row in read_jsonl(file)] * 20)  # surely never solved, so no size has much signal
-    finding = expected_signal(DoctorContext(load(DoctorSections, params), played))
-    assert finding.result == "warn"
+    settings, baseline = load(TrainSections, params).train, read_baseline(played)
+    assert baseline is not None
+    sentence = warning_of(settings, expect(settings, TRAIN, baseline))
+    assert sentence is not None
     for text in advised:
-        assert text in finding.remedy
+        assert text in sentence
     for text in not_advised:
-        assert text not in finding.remedy
+        assert text not in sentence
