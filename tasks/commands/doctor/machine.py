@@ -15,7 +15,7 @@ from tasks.commands.doctor.estimates import (
 from tasks.commands.doctor.findings import Finding, failed, passed, warned
 from tasks.core.machine import num_processors
 from tasks.core.progress import span, spell
-from tasks.models.native.compiled import COMPILERS, find_compiler
+from tasks.models.native.compiled import COMPILERS, fault_of, find_compilers
 from tasks.planning.hardware import amount
 from tasks.planning.memory import loaded_bytes, plan_memory, share_fault, snapshot_bytes, warm_start_memory
 from tasks.planning.nearest import (
@@ -28,6 +28,8 @@ from tasks.planning.nearest import (
 )
 
 LONG_HOURS = 24
+SLOWER = "A small model plays and trains several times slower on a CPU"
+INSTALL = "Install gcc or clang"
 
 
 def threads(context: DoctorContext) -> Finding:
@@ -42,15 +44,14 @@ def threads(context: DoctorContext) -> Finding:
 
 
 def compiler(context: DoctorContext) -> Finding:
-    found = find_compiler()
+    found = find_compilers()
     if context.settings.compute.device == "cuda":
         return passed("none is needed on a GPU")
-    if found is None:
-        return warned(
-            f"no C compiler is on the PATH ({', '.join(COMPILERS)})",
-            "A small model plays and trains several times slower on a CPU without one. Install gcc or clang.",
-        )
-    return passed(f"{found} compiles what a small model needs on a CPU")
+    if not found:
+        return warned(f"no C compiler is on the PATH ({', '.join(COMPILERS)})", f"{SLOWER} without one. {INSTALL}.")
+    if fault := fault_of("decode_step"):
+        return warned(f"no C compiler succeeds ({fault})", f"{SLOWER} without it. {INSTALL}, with its headers.")
+    return passed("a C compiler makes what a small model needs on a CPU")
 
 
 def memory(context: DoctorContext) -> Finding:

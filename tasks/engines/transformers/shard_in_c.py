@@ -107,6 +107,10 @@ class ShardInC(Shard):
     def _begin_turn(self, request: TurnRequest) -> Row:
         self.step.check_ids(request.token_ids)
         row = super()._begin_turn(request)
+        if not row.ids or row.room < 1:
+            raise ValueError(
+                f"a turn begins after {len(row.ids)} tokens and may have {row.room}; both must be 1 or more"
+            )
         ends = self.ends.setdefault(row.end_ids, array("q", row.end_ids))
         turn = self.turns[row.episode] = WrittenTurn(row.seed, room=row.room, ends=ends)
         turn.feed(row.ids, fed=row.fed)

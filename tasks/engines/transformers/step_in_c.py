@@ -12,6 +12,7 @@ for another's.
 from __future__ import annotations
 
 import ctypes
+import os
 from array import array
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_uint64, c_void_p
@@ -87,6 +88,7 @@ def fits(model: PreTrainedModel) -> bool:
         has_known_modules(model)
         and is_small(model, MAX_BYTES)
         and (getattr(model.config, "rope_parameters", None) or {}).get("rope_type") in TRACED_ROTARY
+        and _angles(model, 1)[0].shape[1] == model.model.layers[0].self_attn.head_dim
         and _library() is not None
     )
 
@@ -118,7 +120,7 @@ def drawn(library: ctypes.CDLL, seed: int, count: int) -> np.ndarray:
 
 class Worker:
     """What runs jobs, one at a time: a thread of C, or the one that waits. It refers to all that its job reads and
-    writes, and ends before that is freed.
+    writes, and ends before that is freed. A fork of the process has no such thread.
     """
 
     def __init__(self, *, has_thread: bool) -> None:
@@ -127,6 +129,7 @@ class Worker:
         self.library, self.memory = library, np.empty(0, np.float32)
         self.job, self.read = _Job(), object()
         self.address: int | None = library.open_worker() if has_thread else None
+        self.process = os.getpid()
         if has_thread and not self.address:
             raise RuntimeError("the system has no further thread for an engine's shard; end other programs")
 
@@ -139,6 +142,8 @@ class Worker:
     def start(self, job: _Job, *, read: object) -> None:
         """A job, while `read` is what it reads."""
         self.job, self.read = job, read
+        if self.process != os.getpid():
+            raise RuntimeError("the engine was opened by the process that this one is a fork of; open another here")
         if self.address:
             self.library.start_job(self.address, byref(job))
 
@@ -149,10 +154,10 @@ class Worker:
             self.library.run_job(byref(self.job))
 
     def close(self) -> None:
-        """After the job under way; a second time does nothing."""
-        if self.address:
+        """After the job under way; a second time does nothing, nor does a fork."""
+        if self.address and self.process == os.getpid():
             self.library.close_worker(self.address)
-            self.address = None
+        self.address = None
 
     def __del__(self) -> None:
         self.close()
@@ -166,14 +171,14 @@ class StepInC:
         assert library is not None
         self.library, self.model = library, model
         self.key_heads, self.head_size = model.config.num_key_value_heads, model.model.layers[0].self_attn.head_dim
-        places = torch.arange(max_context)[None]
-        self.angles = [table[0].contiguous() for table in model.model.rotary_emb(torch.zeros(1), places)]
+        self.angles = _angles(model, max_context)
         self.copies: dict[_Place, np.ndarray] = {}  # of matrices
         self.places = [
             (model.model.embed_tokens, "weight"), (model.model.norm, "weight"), (model.lm_head, "weight"),
-            *(place for layer in model.model.layers for place in _tensors(layer)),
+            *(place for layer in model.model.layers for place in _places_of(layer)),
         ]  # fmt: skip
         self.seen: list[tuple[int, int]] = []
+        self.kinds = [_kind(tensor) for tensor in self._tensors()]
         self.take_weights()
         self.set_distribution(temperature=temperature, top_p=top_p)
 
@@ -183,13 +188,23 @@ class StepInC:
 
     def take_weights(self, *, have_changed: bool = False) -> None:
         """Look at the tensors again: at all of them where they `have_changed`, else at what torch counts as changed."""
-        tensors = [None if module is None else getattr(module, name) for module, name in self.places]
+        tensors = self._tensors()
         seen = [(0, 0) if tensor is None else (tensor.data_ptr(), tensor._version) for tensor in tensors]
         if have_changed or seen != self.seen:
             self.seen = seen
             self._lay_out(tensors)
 
+    def _tensors(self) -> list[Tensor | None]:
+        return [None if module is None else getattr(module, name) for module, name in self.places]
+
     def _lay_out(self, tensors: Sequence[Tensor | None]) -> None:
+        """ValueError for a tensor of another kind than before: C would read or write beyond it."""
+        if (kinds := [_kind(tensor) for tensor in tensors]) != self.kinds:
+            changed = next(pair for pair in zip(self.kinds, kinds, strict=True) if pair[0] != pair[1])
+            raise ValueError(
+                f"a weight of the model became another tensor after the engine was opened: {changed[0]} is now "
+                f"{changed[1]}. Open another engine."
+            )
         config, layers = self.model.config, self.model.model.layers
         embedding, *others = tensors
         assert embedding is not None
@@ -233,7 +248,7 @@ class StepInC:
             self.top_p, memory, 0, start_of(ended),
         )  # fmt: skip
         turns = [part.turns for part in passes]
-        worker.start(job, read=(self.table, self.copies, tensors, storage, read, turns, ended))
+        worker.start(job, read=(self, tensors, storage, read, turns, ended))
 
         def finish() -> list[int]:
             worker.wait()
@@ -247,7 +262,21 @@ class StepInC:
             raise IndexError(f"a token id is {max(ids)}, and the model has embeddings of {self.num_embedded} tokens")
 
 
-def _tensors(layer: torch.nn.Module) -> list[_Place]:
+def _angles(model: PreTrainedModel, num_places: int) -> list[Tensor]:
+    """Cosines and sines of the first places, [T, D] each."""
+    places = torch.arange(num_places)[None]
+    return [table[0].contiguous() for table in model.model.rotary_emb(torch.zeros(1), places)]
+
+
+def _kind(tensor: Tensor | None) -> str:
+    return (
+        "none"
+        if tensor is None
+        else f"{tensor.dtype} {tuple(tensor.shape)}{'' if tensor.is_contiguous() else ', strided'}"
+    )
+
+
+def _places_of(layer: torch.nn.Module) -> list[_Place]:
     """Where a layer's tensors are, in the order of `Layer` in decode_step.c."""
     norms = [(name, "weight") for name in NORMS]
     wanted = norms + [(name, kind) for name in PRODUCTS for kind in ("weight", "bias")]

@@ -1,7 +1,8 @@
 """C sources of this folder as a library that Python calls, compiled once per machine by its own compiler.
 
-A call through ctypes releases Python's lock, so threads compute side by side. Where there is no compiler, or it fails,
-callers use torch: slower, and the same numbers but for the order of sums.
+A call through ctypes releases Python's lock, so threads compute side by side. Where no compiler succeeds, callers use
+torch: slower, and the same numbers but for the order of sums; the doctor says why (`fault_of`). A library ends with its
+own hash, since one that was cut short would end the process that loads it; such a one is compiled anew.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import hashlib
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from tasks.core.text import one_line
 from tasks.core.workspace import CODE
 
 FOLDER = Path(__file__).resolve().parent
@@ -35,6 +38,8 @@ FLAGS = (
     "-Wall",
 )
 SECONDS = 120.0  # after which a compiler is taken to hang
+HASH_BYTES = hashlib.sha256().digest_size  # at the end of a library, where the loader does not look
+_FAULTS: dict[str, str] = {}
 
 
 def sources_in_c() -> list[Path]:
@@ -42,23 +47,31 @@ def sources_in_c() -> list[Path]:
     return sorted(file.relative_to(CODE) for file in FOLDER.iterdir() if file.suffix in (".c", ".h"))
 
 
-def find_compiler() -> str | None:
-    return next(filter(None, map(shutil.which, COMPILERS)), None)
+def find_compilers() -> list[str]:
+    """Each once, though `cc` is often a link to another."""
+    known: dict[str, str] = {}
+    for compiler in filter(None, map(shutil.which, COMPILERS)):
+        known.setdefault(os.path.realpath(compiler), compiler)
+    return list(known.values())
 
 
 @cache
 def load_library(name: str, *defines: str) -> ctypes.CDLL | None:
-    """The functions of `name`.c, which may include this folder's headers; None where they cannot be compiled."""
-    compiler = find_compiler()
-    if compiler is None:
-        return None
-    file = CACHE / f"{name}-{_key(compiler, name, defines)}.so"
-    try:
-        if not file.exists():
-            _compile(compiler, name, defines, file)
-        return ctypes.CDLL(str(file))
-    except (OSError, subprocess.SubprocessError):
-        return None
+    """The functions of `name`.c, which may include this folder's headers; None where no compiler succeeds."""
+    for compiler in find_compilers():
+        file = CACHE / f"{name}-{_key(compiler, name, defines)}.so"
+        try:
+            if not _is_whole(file):
+                _compile(compiler, name, defines, file)
+            return ctypes.CDLL(str(file))
+        except (OSError, subprocess.SubprocessError) as error:
+            _FAULTS[name] = f"{compiler}: {_in_words(error)}"
+    return None
+
+
+def fault_of(name: str) -> str | None:
+    """Why the last compiler did not succeed, where none did."""
+    return None if load_library(name) is not None else _FAULTS.get(name, "there is none")
 
 
 def _compile(compiler: str, name: str, defines: Sequence[str], file: Path) -> None:
@@ -67,8 +80,42 @@ def _compile(compiler: str, name: str, defines: Sequence[str], file: Path) -> No
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
         made = Path(folder) / file.name
         command = [compiler, *FLAGS, *(f"-D{define}" for define in defines), str(FOLDER / f"{name}.c"), "-o", str(made)]
-        subprocess.run([*command, "-lm"], check=True, capture_output=True, timeout=SECONDS)
+        _run([*command, "-lm"])
+        with made.open("rb+") as stream:
+            digest = hashlib.sha256(stream.read()).digest()
+            stream.write(digest)
+            stream.flush()
+            os.fsync(stream.fileno())
         made.replace(file)
+
+
+def _run(command: Sequence[str]) -> None:
+    """A compiler starts others, which end with it."""
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        try:
+            _, told = process.communicate(timeout=SECONDS)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command, stderr=told)
+
+
+def _is_whole(file: Path) -> bool:
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:
+        return False
+    return hashlib.sha256(content[:-HASH_BYTES]).digest() == content[-HASH_BYTES:]
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, subprocess.CalledProcessError):
+        lines = [line for line in error.stderr.decode(errors="replace").splitlines() if line.strip()]
+        return one_line(next((line for line in lines if "error" in line), f"ended with status {error.returncode}"))
+    return one_line(f"did not end within {SECONDS:.0f} s" if isinstance(error, subprocess.TimeoutExpired) else error)
 
 
 def _key(compiler: str, name: str, defines: Sequence[str]) -> str:

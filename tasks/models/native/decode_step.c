@@ -454,6 +454,7 @@ static int is_smaller(const void *one, const void *other) {
 
 /* Leave out what is not in the smallest set of likeliest tokens whose share reaches `top_p`; the sum of the others. */
 static double cut_tail(float *weights, int64_t count, double total, double top_p, float *order, double *sums) {
+    if (!(total > 0)) return total; /* with a NaN they have no order */
     memcpy(order, weights, 4 * (size_t)count);
     qsort(order, (size_t)count, sizeof *order, is_smaller);
     double before = 0, left = 0;

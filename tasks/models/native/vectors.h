@@ -19,6 +19,7 @@
 #define INLINE static inline __attribute__((always_inline, unused))
 
 typedef float Vector __attribute__((vector_size(4 * WIDTH)));
+typedef unsigned Bits __attribute__((vector_size(4 * WIDTH)));
 typedef int Mask __attribute__((vector_size(4 * WIDTH))); /* of a comparison: -1 where it is true, 0 elsewhere */
 
 INLINE Vector load(const float *from) {
@@ -123,7 +124,7 @@ INLINE Vector exponential(Vector x) {
     e = e * r + 0.5f;
     e = e * r + 1.0f;
     e = e * r + 1.0f;
-    Vector power = (Vector)(((Mask)shifted << 23) + 0x3f800000);
+    Vector power = (Vector)(((Bits)shifted << 23) + 0x3f800000u);
     return (Vector)((Mask)(e * power) & ~is_zero);
 }
 

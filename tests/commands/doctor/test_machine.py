@@ -55,6 +55,10 @@ def test_a_cpu_without_a_compiler_is_told_what_it_costs(artifacts: Path, monkeyp
     assert look("compiler", artifacts).result == "pass"
     monkeypatch.setattr("tasks.models.native.compiled.COMPILERS", ("no-such-compiler",))
     found(look("compiler", artifacts), "warn", "no C compiler", "Install gcc")
+    monkeypatch.setattr("tasks.models.native.compiled.COMPILERS", ("false",))  # a program that only fails
+    load_library.cache_clear()
+    found(look("compiler", artifacts), "warn", "no C compiler succeeds", "Install gcc or clang, with its headers")
+    load_library.cache_clear()
     on_gpu = {**on_cpu(1).model_dump(), "device": "cuda"}
     assert look("compiler", artifacts, compute=on_gpu).result == "pass"
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import math
+import os
 import random
+import signal
+import weakref
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 
 import pytest
@@ -182,6 +187,85 @@ def test_an_id_without_an_embedding_is_an_error_and_nothing_is_read_beyond() -> 
         engine.submit(TurnRequest(0, [5, 40], 3, seed=0))
         with pytest.raises(IndexError, match="id is 40, and the model has embeddings of 40 tokens"):
             engine.poll()
+
+
+def begun(step: StepInC, ids: list[int], *, room: int = 9) -> tuple[Worker, Callable[[], list[int]]]:
+    """A job of one turn, under way in a thread."""
+    turn, worker = WrittenTurn(5, room=room, ends=array("q")), Worker(has_thread=True)
+    turn.feed(ids, fed=0)
+    return worker, step.start(RaggedCache(2, 1, CONTEXT), [Pass([turn], [0])], worker, max_steps=room)
+
+
+def test_what_a_thread_of_c_reads_outlives_whoever_dropped_it() -> None:
+    """The model's embedding and norms, and the angles, are read where they are: ASan found them freed amid steps."""
+    model = a_model("qwen3", SIZES[0])
+    step = StepInC(model, max_context=CONTEXT, temperature=1.0, top_p=1.0)
+    alive = [weakref.ref(model), weakref.ref(step)]
+    worker, finish = begun(step, [7, 8, 9])
+    del model, step, finish
+    gc.collect()
+    assert None not in [found() for found in alive]
+    worker.close()
+    del worker
+    gc.collect()
+    assert [found() for found in alive] == [None, None]
+
+
+def test_weights_of_another_shape_or_dtype_are_refused() -> None:
+    """Else C would write or read beyond them."""
+    for change in (
+        lambda model: model.resize_token_embeddings(400),
+        lambda model: model.to(torch.bfloat16),
+    ):
+        model = a_model("qwen3", SIZES[0], tie_word_embeddings=True)
+        step = StepInC(model, max_context=CONTEXT, temperature=1.0, top_p=1.0)
+        change(model)
+        with pytest.raises(ValueError, match="became another tensor after the engine was opened"):
+            step.take_weights()
+
+
+def test_angles_of_a_part_of_each_head_are_left_to_the_models_own_forward() -> None:
+    rotary = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+    sizes = {**SIZES[0], "head_dim": 128}
+    assert fits(a_model("llama", sizes, rope_parameters=rotary))
+    assert not fits(a_model("llama", sizes, rope_parameters={**rotary, "partial_rotary_factor": 0.5}))
+
+
+def test_logits_that_are_no_numbers_give_a_token_and_no_log_prob_whatever_the_nucleus() -> None:
+    model = a_model("llama", SIZES[0])
+    with torch.no_grad():
+        model.lm_head.weight[7] = float("nan")
+    for top_p in (1.0, 0.5):
+        step = StepInC(model, max_context=CONTEXT, temperature=1.0, top_p=top_p)
+        assert all(math.isnan(logp) for logp in one_step(step))
+
+
+def test_a_turn_without_text_or_room_is_an_error() -> None:
+    for ids, room in (([], 3), ([5], 0)):
+        with closing(an_engine(a_model("llama", SIZES[0]))) as engine:
+            engine.submit(TurnRequest(0, [5, 6], 3, seed=0))
+            engine.submit(TurnRequest(1, ids, room, seed=0))
+            with pytest.raises(ValueError, match=f"begins after {len(ids)} tokens and may have {room}"):
+                engine.poll()
+
+
+def test_a_fork_neither_waits_for_the_thread_that_it_has_not_nor_begins_a_job() -> None:
+    step = StepInC(a_model("qwen3", SIZES[0]), max_context=CONTEXT, temperature=1.0, top_p=1.0)
+    worker, finish = begun(step, [7, 8, 9])
+    finish()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # ends it where it waits
+        try:
+            turn = WrittenTurn(5, room=3, ends=array("q"))
+            turn.feed([7], fed=0)
+            step.start(RaggedCache(2, 1, CONTEXT), [Pass([turn], [0])], worker, max_steps=3)
+        except RuntimeError:
+            worker.close()
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    worker.close()
 
 
 @pytest.mark.slow
