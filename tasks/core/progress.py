@@ -11,7 +11,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
+from rich.text import Text
 
 from tasks.core.console import SafeConsole
 from tasks.core.files import write_json
@@ -37,16 +48,23 @@ class Bar:
             self._next_write = time.monotonic() + WRITE_SECONDS
 
 
+class _Detail(ProgressColumn):
+    """Cut where the line is too long for it: how far a stage is and how long it takes matter more."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.fields["detail"], no_wrap=True, overflow="ellipsis")
+
+
 @contextmanager
 def progress_bar(label: str, *, total: int, done: int = 0) -> Iterator[Bar]:
     """A bar on standard error that remains after the block; a resumed run starts at `done`."""
     progress = Progress(
         TextColumn("{task.description:<28}", markup=False),
         BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[detail]}", markup=False),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TimeElapsedColumn(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
+        _Detail(),
         console=SafeConsole(stderr=True),
         refresh_per_second=4,
     )

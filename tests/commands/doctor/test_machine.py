@@ -13,6 +13,7 @@ from tasks.commands.doctor import estimates
 from tasks.commands.doctor.context import DoctorContext, DoctorSections
 from tasks.core import progress
 from tasks.core.settings import Paths, load
+from tasks.models.native.compiled import load_library
 from tasks.models.settings import on_cpu
 from tasks.planning import hardware
 from tasks.planning.memory import model_bytes, plan_memory
