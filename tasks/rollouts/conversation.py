@@ -14,7 +14,15 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tasks.core.records import Limit, Outcome, Problem, TokenSequence, ToolCall, Trajectory, Turn
-from tasks.tools.base import TOO_MANY, Environment, EnvironmentFault, Verdict, await_in_steps, error_text
+from tasks.tools.base import (
+    TOO_MANY,
+    Environment,
+    EnvironmentFault,
+    Verdict,
+    await_in_steps,
+    error_text,
+    judge_in_steps,
+)
 
 if TYPE_CHECKING:
     from tasks.rollouts.fault_log import FaultLog
@@ -133,7 +141,7 @@ class Conversation:
             self.num_invalid_calls += 1
 
     def _end(self, final_message: str | None, otherwise: Outcome, limit: Limit | None) -> Waits:
-        self.verdict = yield from await_in_steps(self.episode.verdict(final_message))
+        self.verdict = yield from judge_in_steps(self.episode, final_message)
         self.outcome = "success" if self.verdict.success and final_message is not None else otherwise
         self.limit = limit
 

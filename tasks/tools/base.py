@@ -289,6 +289,18 @@ def await_in_steps(answer: Waited | Future[Waited]) -> Generator[Future[Any], No
     return answer
 
 
+def judge_in_steps(episode: Episode, final_message: str | None) -> Generator[Future[Any], None, Verdict]:
+    """The episode's verdict, by `yield from`. TypeError where its author returned something else."""
+    author = type(episode).__name__
+    try:
+        verdict = yield from await_in_steps(episode.verdict(final_message))
+    except SystemExit as end:
+        raise RuntimeError(f"{author}.verdict would end the program (SystemExit: {end})") from end
+    if not isinstance(verdict, Verdict):
+        raise TypeError(f"{author}.verdict returned {type(verdict).__name__}, not a Verdict(success, checks)")
+    return verdict
+
+
 def block_until(answer: Waited | Future[Waited]) -> Waited:
     """The answer; blocks on a Future, for code that plays one episode at a time."""
     return answer.result() if isinstance(answer, Future) else answer

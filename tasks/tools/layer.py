@@ -18,6 +18,7 @@ from tasks.core.text import one_line
 from tasks.tools.base import Answer, EnvironmentFault, ErrorType, FaultType, Tool, ToolReply, error_text
 from tasks.tools.schemas import MAX_REASON_CHARACTERS, ArgumentSchema
 from tasks.tools.settings import ToolSettings
+from tasks.tools.watch import watched
 
 OURS: tuple[FaultType, ...] = ("rate_limited", "timeout", "unavailable")
 Kind = Literal["memory", "async", "blocking"]
@@ -92,10 +93,11 @@ class ToolLayer:
         if bound.kind != "memory":
             return background.run(self._wait(bound, episode, arguments, is_valid))
         try:
-            value = bound.handler(episode, arguments)
-        except Exception as error:
+            with watched(name):
+                value = bound.handler(episode, arguments)
+        except (Exception, SystemExit) as error:
             return self._after_error(bound, error)
-        return self._reply(value, is_valid)
+        return self._reply(bound, value, is_valid)
 
     def malformed_call(self) -> ToolReply:
         return self._error("invalid_arguments", "", 'a call is one JSON object with "name" and "arguments"')
@@ -114,11 +116,11 @@ class ToolLayer:
         except background.AllWorkersLost:
             message = f"each of the {self.settings.max_workers} workers waits for a call that never returned"
             raise EnvironmentFault(message, tool=bound.tool.name) from None
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return self._after_error(bound, error)
-        return self._reply(value, is_valid)
+        return self._reply(bound, value, is_valid)
 
-    def _after_error(self, bound: BoundTool, error: Exception) -> ToolReply:
+    def _after_error(self, bound: BoundTool, error: BaseException) -> ToolReply:
         """The envelope for a wrong call; EnvironmentFault for everything else."""
         if isinstance(error, EnvironmentFault):
             raise error
@@ -132,10 +134,14 @@ class ToolLayer:
     def _error(self, type: ErrorType, tool: str, message: str) -> ToolReply:
         return ToolReply(self._bound_text(self.wording(type, tool, message)), valid=type in OURS, error=type)
 
-    def _reply(self, value: Any, is_valid: bool) -> ToolReply:
+    def _reply(self, bound: BoundTool, value: Any, is_valid: bool) -> ToolReply:
         if isinstance(value, ToolReply):
             return value
-        text = value if isinstance(value, str) else json_line(value)
+        try:
+            text = value if isinstance(value, str) else json_line(value)
+        except (TypeError, ValueError) as error:
+            message = f"it returned what is neither text nor JSON ({one_line(error, MAX_REASON_CHARACTERS)})"
+            raise EnvironmentFault(message, tool=bound.tool.name) from error
         return ToolReply(self._bound_text(text), is_valid)
 
     def _bound_text(self, text: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from tasks.core.records import Demonstration, Problem, ReferenceTurn, ToolCall
 from tasks.core.tool_calls import call_text
-from tasks.tools.base import Environment, EnvironmentFault, ToolReply, Verdict, await_in_steps
+from tasks.tools.base import Environment, EnvironmentFault, ToolReply, Verdict, await_in_steps, judge_in_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def _attempt(environment: Environment, script: Script, *, stream: str) -> Steps:
             for call in calls:
                 answer = episode.malformed_call() if call is None else episode.call(call.name, call.arguments)
                 replies.append((yield from await_in_steps(answer)))
-        verdict = yield from await_in_steps(episode.verdict(script.turns[-1][1]))
+        verdict = yield from judge_in_steps(episode, script.turns[-1][1])
         return Played(replies, verdict)
     except Exception as error:
         return Played(replies, None, error)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -13,9 +15,11 @@ from pydantic import Field
 
 from tasks.core import background
 from tasks.core.records import Problem, ReferenceTurn
+from tasks.tools import watch
 from tasks.tools.authoring import ToolEnvironment, ToolEpisode, tool
 from tasks.tools.base import EnvironmentFault, Tool, ToolReply, Verdict, block_until
 from tasks.tools.layer import BoundTool, ToolError, ToolLayer
+from tasks.tools.replay import Script, play
 from tests.worlds import QUICK
 
 PROBLEM = Problem(
@@ -57,7 +61,18 @@ class BenchEpisode(ToolEpisode):
     def fail(self, type: str, scripted: bool = False) -> str:
         if type == "bug":
             raise KeyError("no such key")
+        if type == "exit":
+            sys.exit(3)
         raise ToolError(type, "as you wish", scripted=scripted)  # type: ignore[arg-type]
+
+    @tool("Comes back late, though it is declared as one in memory.")
+    def dawdle(self, seconds: float) -> str:
+        time.sleep(seconds)
+        return "back"
+
+    @tool("Returns what no message can hold.")
+    def junk(self) -> Any:
+        return {"a": b"\x00"}
 
     @tool("Returns text of a length.")
     def text(self, length: int) -> str:
@@ -162,6 +177,42 @@ def test_an_outage_is_ours_unless_the_world_scripts_it(episode: BenchEpisode, ty
 def test_a_bug_in_a_tool_is_ours(episode: BenchEpisode):
     with pytest.raises(EnvironmentFault, match="fail: unavailable: it crashed with KeyError: 'no such key'"):
         ask(episode, "fail", type="bug")
+
+
+def test_a_tool_that_would_end_the_program_or_returns_no_text_is_ours_and_is_named(episode: BenchEpisode):
+    with pytest.raises(EnvironmentFault, match="fail: unavailable: it crashed with SystemExit: 3"):
+        ask(episode, "fail", type="exit")
+    with pytest.raises(EnvironmentFault, match=r"junk: .*neither text nor JSON \(Object of type bytes is not JSON"):
+        ask(episode, "junk")
+
+
+def test_a_tool_without_a_clock_that_does_not_come_back_is_told_of_once(
+    episode: BenchEpisode, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(watch, "SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(watch, "_WATCH", watch._Watch())
+    assert ask(episode, "dawdle", seconds=0.5).text == "back"
+    told = capsys.readouterr().err
+    assert told.count("the tool dawdle has not answered for") == 1
+    assert "blocking=True" in told
+    ask(episode, "text", length=1)
+    time.sleep(0.2)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("verdict", "says"),
+    [
+        (lambda _, __: 1, "BenchEpisode.verdict returned int, not a Verdict"),
+        (lambda _, __: sys.exit("done"), r"BenchEpisode.verdict would end the program \(SystemExit: done\)"),
+    ],
+)
+def test_a_verdict_that_is_none_names_its_author(verdict: Any, says: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(BenchEpisode, "verdict", verdict)
+    (played,) = play(Bench(QUICK), [Script.reference(PROBLEM)])
+    with pytest.raises((TypeError, RuntimeError), match=says):
+        raise played.error or ValueError
 
 
 def test_a_long_reply_is_cut_and_says_so(episode: BenchEpisode):

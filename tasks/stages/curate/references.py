@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tasks.core.files import json_hash
 from tasks.core.progress import progress_bar, spell
@@ -69,7 +69,7 @@ class Replays:
         first, timed, rest = scripts[:SAMPLE], scripts[SAMPLE : 2 * SAMPLE], scripts[2 * SAMPLE :]
         played = play(self.environment, first)
         if len(played) == SAMPLE:
-            _refuse_a_broken_tool(played, label)
+            _refuse_broken_code(played, label)
         started = time.monotonic()
         played += play(self.environment, timed)
         seconds = (time.monotonic() - started) / SAMPLE * len(rest)
@@ -80,18 +80,32 @@ class Replays:
             return played + play(self.environment, rest, after_each=bar.advance)
 
 
-def _refuse_a_broken_tool(played: Sequence[Played], label: str) -> None:
-    """ValueError where the same tool crashed in each: all would be retried for long, with the same end."""
-    faults = [item.error for item in played if isinstance(item.error, EnvironmentFault)]
-    crashes = {(fault.tool, type(fault.__cause__)) for fault in faults}
-    if len(faults) < len(played) or len(crashes) > 1 or (crash := faults[0].__cause__) is None:
+def _refuse_broken_code(played: Sequence[Played], label: str) -> None:
+    """ValueError where the same code crashed in each: all would be retried for long, with the same end."""
+    crashes = [crash for item in played if (crash := _crash_of(item.error)) is not None]
+    places = {(crash.who, type(crash.error), users_line(crash.error)) for crash in crashes}
+    if len(crashes) < len(played) or len(places) > 1:
         return
-    line = users_line(crash)
+    crash, line = crashes[0], users_line(crashes[0].error)
     raise ValueError(
-        f"the tool {faults[0].tool} crashed in each of the first {len(played)} {label}"
-        f"{f' at {line}' if line else ''} ({type(crash).__name__}: {one_line(crash)}), so the others were not played. "
-        f"Correct the tool; raise ToolError where only the call is wrong. No problem was curated."
+        f"{crash.who} crashed in each of the first {len(played)} {label}{f' at {line}' if line else ''} "
+        f"({type(crash.error).__name__}: {one_line(crash.error)}), so the others were not played. {crash.remedy} "
+        f"No problem was curated."
     )
+
+
+class _Crash(NamedTuple):
+    who: str
+    remedy: str
+    error: BaseException
+
+
+def _crash_of(error: Exception | None) -> _Crash | None:
+    """Of the user's code; None where nothing crashed."""
+    if isinstance(error, EnvironmentFault):
+        remedy = "Correct the tool; raise ToolError where only the call is wrong."
+        return _Crash(f"the tool {error.tool}", remedy, error.__cause__) if error.__cause__ else None
+    return _Crash("the environment", "Correct its code, or the rows that it cannot take.", error) if error else None
 
 
 def _key(script: Script) -> str:

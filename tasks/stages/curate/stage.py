@@ -8,6 +8,7 @@ Nothing is written unless every critical expectation is met.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -86,6 +87,7 @@ def curate(settings: CurateSections, paths: Paths, environment: Environment) -> 
         **describe_splits(environment, splits, list_left_out(rows, unique, splits, other_tests, source_count)),
         **({"test_rotation": options.test_rotation} if options.test_rotation else {}),
         "num_demonstrations": len(demonstrations),
+        "demonstrations_by_category": dict(Counter(problem.category for problem, _ in demonstrations)),
         "num_duplicates_removed": len(rows) - len(unique),
         "expectations": [{"name": result.check.name, "success": result.success} for result in validation.results],
     }
@@ -98,6 +100,8 @@ def curate(settings: CurateSections, paths: Paths, environment: Environment) -> 
     tell(f"curate: {counts} problems, {len(shown):,} demonstrations; {passed}")
     tell(f"curate: the data card is {paths.stage('curate') / CARD}")
     warn_of_missing_categories(missing_categories(unique, options, halves=halves))
+    if options.num_demonstrations:
+        warn_of_undemonstrated(environment, experts, [problem for problem, _ in demonstrations])
 
 
 def read_rows(settings: CurateSections, replays: Replays) -> list[Row]:
@@ -155,6 +159,26 @@ def warn_of_missing_categories(missing: Mapping[str, Sequence[str]]) -> None:
             f"warning: no split group of {', '.join(categories[:3])}{more} is in {name}, so {lost}. Add more split "
             f"groups of that category; or, before the first champion, another curate.split_seed."
         )
+
+
+def warn_of_undemonstrated(
+    environment: Environment, experts: Sequence[Problem], demonstrated: Sequence[Problem]
+) -> None:
+    """Categories of train that no demonstration shows: a warm start does not teach what it never shows."""
+    sizes = Counter(problem.category for problem in experts)
+    missing = [category for category in sizes if category not in {problem.category for problem in demonstrated}]
+    if not missing:
+        return
+    told = ", ".join(f"{category} ({sizes[category]:,} problems of train)" for category in missing[:3])
+    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    why, remedy = "its expert shows none", "Have the environment's expert() show it"
+    if environment.expert() is None:
+        why = "a reference is shown only where none of its calls meets an error and it has one request"
+        remedy = "Write an expert() of the environment that shows it"
+    warn(
+        f"warning: no demonstration of {told}{more}, so the warm start never sees it: {why}. {remedy}, or raise "
+        f"curate.num_demonstrations where it is below the number of categories."
+    )
 
 
 def write_outs(

@@ -28,7 +28,7 @@ def test_a_reference_that_does_not_score_1_is_named_with_its_failed_check(
     found(examined, "fail", ": kind", "Correct the reference or the check of success")
     idle = look("doing nothing", artifacts, environment__name=name)
     found(idle, "warn", "an empty message already succeeds on", "is too weak")
-    assert "7 of 11 categories: book/declined; book/none; book/sold_out and 4 more" in idle.finding
+    assert "42 of 66 problems: book/declined (6); book/none (6); book/sold_out (6) and 4 more" in idle.finding
 
 
 @pytest.mark.slow

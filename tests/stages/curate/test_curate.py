@@ -21,7 +21,7 @@ from tasks.stages.curate.references import Replay, Replays, Row, first_of_each, 
 from tasks.stages.curate.settings import CurateSections
 from tasks.stages.curate.sources import read_problems
 from tasks.stages.curate.splitting import SPLITS
-from tasks.stages.curate.stage import curate, run
+from tasks.stages.curate.stage import curate, run, warn_of_undemonstrated
 from tasks.tools.authoring import tool
 from tasks.tools.base import Tool, Verdict
 from tests.conftest import ROOT
@@ -333,3 +333,39 @@ def test_a_tool_that_crashes_in_each_of_the_first_references_ends_curation_at_it
     with pytest.raises(ValueError, match=rf"the tool add crashed .*test_curate\.py:{line} \(ZeroDivisionError: "):
         replay_references(Replays(Broken()), problems)
     assert [replay.score for replay in replay_references(Replays(Broken()), problems[:7])] == [0] * 7
+
+
+class Unstartable(Sums):
+    def make_episode(self, problem: Problem) -> SumEpisode:
+        raise KeyError("no such shelf")
+
+
+class NumberEpisode(SumEpisode):
+    def verdict(self, final_message: str | None) -> Any:
+        return 1
+
+
+class Numbered(Sums):
+    episode_class = NumberEpisode
+
+
+def test_an_environment_that_crashes_in_each_of_the_first_references_is_blamed_and_no_row() -> None:
+    line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if 'raise KeyError("no' in text)
+    problems = [problem(f"p{number}", target=number + 1) for number in range(9)]
+    with pytest.raises(ValueError, match=rf"the environment crashed .*test_curate\.py:{line} \(KeyError: 'no such"):
+        replay_references(Replays(Unstartable()), problems)
+    with pytest.raises(ValueError, match=r"TypeError: NumberEpisode.verdict returned int, not a Verdict"):
+        replay_references(Replays(Numbered()), problems)
+
+
+def test_a_category_that_no_demonstration_shows_is_told_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    shown, hard = problem("a"), problem("b", category="hard")
+    warn_of_undemonstrated(SumsWithExpert(), [shown, hard, hard], [shown])
+    assert (
+        "no demonstration of hard (2 problems of train), so the warm start never sees it: its expert shows none. "
+        in (capsys.readouterr().err)
+    )
+    warn_of_undemonstrated(Sums(), [shown, hard], [shown])
+    assert "shown only where none of its calls meets an error" in capsys.readouterr().err
+    warn_of_undemonstrated(Sums(), [shown, hard], [shown, hard])
+    assert capsys.readouterr().err == ""

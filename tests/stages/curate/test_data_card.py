@@ -59,6 +59,7 @@ def row(id: str, *, calls: int = 1, group: str = "g", category: str = "c", reque
 def card(splits: dict[str, list[Row]], **changed: Any) -> dict[str, Any]:
     described = describe_splits(Doors(), splits, changed.pop("left_out", {}))
     rest = {"environment": SCRIPT, "fingerprint": "f00", "split": "groups", "num_demonstrations": 0, "expectations": []}
+    rest["demonstrations_by_category"] = {}
     return {**described, **rest, **changed}
 
 
