@@ -43,7 +43,7 @@ def artifacts(curated: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Episodes are played for 3 s, repeated for 2 and idle for 1, in which a busy machine may not come to the one that tells."""
+    """Episodes are played for 1 to 3 s, in which a busy machine may not come to the one that tells."""
     monkeypatch.setattr(context, "PLAY_SECONDS", 600.0)
     monkeypatch.setattr(context, "REPEAT_SECONDS", 600.0)
     monkeypatch.setattr(scoring, "IDLE_SECONDS", 600.0)
