@@ -1,8 +1,11 @@
-"""What `evaluate` prints: first how much it will play and what that can show; after the race, its table."""
+"""What `evaluate` prints: first how much it will play and what that can show; after the race, its table; last, what went
+wrong.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from tasks.core.records import Problem
 from tasks.stages.evaluate.racing import Race, block_ends, chance_of_losing_its_place
@@ -10,6 +13,8 @@ from tasks.stages.evaluate.settings import EvaluateSettings
 
 if TYPE_CHECKING:
     from tasks.measurement.statistics import Result
+
+SHOWN = 3  # categories by name
 
 
 def describe_plan(settings: EvaluateSettings, num_snapshots: int, num_select: int, test: list[Problem]) -> str:
@@ -59,6 +64,34 @@ def _describe_racing(settings: EvaluateSettings, num_snapshots: int, num_select:
         f"      racing drops the best as worse in at most {racing.error_rate:.0%}, for want of a\n"
         f"      place in {no_place[0]:.0%} if it leads by 1 point near 90% success, in {no_place[1]:.0%} if by 3\n"
     )
+
+
+def diagnose(test: Mapping[str, Any], gain: Mapping[str, Any]) -> list[str]:
+    """What went wrong, by the results on test and the gain over the warm start: one sentence each."""
+    now, then = (_rates(test[name]) for name in ("best", "warm_start"))
+    never = [name for name, rate in sorted(now.items()) if rate == 0]
+    found = []
+    if gain["ci_high"] < 0:
+        change = {name: rate - then.get(name, rate) for name, rate in now.items()}
+        lost = [name for name in sorted(change, key=lambda name: change[name]) if change[name] < 0]
+        most = ", ".join(f"{name} ({then[name]:.1%} → {now[name]:.1%})" for name in lost[:SHOWN])
+        low, high = (f"{100 * gain[end]:+.1f}" for end in ("ci_low", "ci_high"))
+        found.append(
+            f"training made it worse: on test the best snapshot solves {test['best']['success_rate']:.1%}, the warm "
+            f"start {test['warm_start']['success_rate']:.1%} ({low} to {high} points). Most was lost in {most}. The "
+            f"progress chart shows where it began; lower train.learning_rate, or raise train.kl_weight."
+        )
+    if never:
+        more = f" and {len(never) - SHOWN} more" if len(never) > SHOWN else ""
+        found.append(
+            f"the best snapshot never succeeds in {', '.join(never[:SHOWN])}{more}. The data card shows whether train "
+            f"and the demonstrations have any of it, and the report what its episodes do."
+        )
+    return found
+
+
+def _rates(result: Mapping[str, Any]) -> dict[str, float]:
+    return {name: row["success_rate"] for name, row in result["by_category"].items()}
 
 
 def print_race(outcome: Race, on_select: dict[str, Result]) -> None:

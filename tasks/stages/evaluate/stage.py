@@ -29,14 +29,14 @@ from tasks.core.records import Problem, Trajectory
 from tasks.core.resume import clear_resume, resume_folder
 from tasks.core.settings import Paths
 from tasks.core.splits import read_split
-from tasks.core.terminal import tell
+from tasks.core.terminal import tell, warn
 from tasks.drift.pin import check_pin
 from tasks.environments.catalog import load_environment
 from tasks.rollouts.settings import DistributionSettings
 from tasks.stages.evaluate.endpoint_baseline import frontier_row, measure_endpoint
 from tasks.stages.evaluate.measurement_key import Parts, key_of, key_parts
 from tasks.stages.evaluate.noted import note_evaluation
-from tasks.stages.evaluate.printout import describe_plan, print_race
+from tasks.stages.evaluate.printout import describe_plan, diagnose, print_race
 from tasks.stages.evaluate.racing import Race, Round, race
 from tasks.stages.evaluate.runner import EpisodeRunner
 from tasks.stages.evaluate.settings import EvaluateSections
@@ -117,6 +117,8 @@ def run(settings: EvaluateSections, paths: Paths) -> None:
             evaluation["frontier"] = frontier_row(options.frontier, of_endpoint, on_test["best"], confidence=confidence)
         evaluation |= {**({"also": transfer} if transfer else {}), **({"reflexion": reflexion} if reflexion else {})}
         evaluation |= {"sharded": sharded} if sharded else {}
+        for sentence in diagnose(evaluation["test"], evaluation["gain_over_warm_start"]):
+            warn(f"warning: {sentence}")
         write_json(folder / "metrics.json", headline_metrics(evaluation))
         write_json(folder / "evaluation.json", evaluation)
 

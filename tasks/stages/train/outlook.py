@@ -24,10 +24,13 @@ MOST_WITHOUT_SIGNAL = 0.75  # of the groups, without a warning
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Episodes of the model that training starts from; tokens are the mean that it sampled per episode."""
+    """Episodes of the model that training starts from; tokens are the mean that it sampled per episode, and a share of
+    its episodes ran out of them.
+    """
 
     played: Sequence[Played]
     sampled_tokens: float
+    overlong_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,8 @@ def baseline_of(trajectories: Sequence[Trajectory], problems: Sequence[Problem])
     if not kept:
         return None
     played = [Played(known[item.problem_id], int(item.is_success), 1) for item in kept]
-    return Baseline(played, sum(item.num_sampled_tokens for item in kept) / len(kept))
+    overlong_share = sum(item.outcome == "overlong" for item in kept) / len(kept)
+    return Baseline(played, sum(item.num_sampled_tokens for item in kept) / len(kept), overlong_share)
 
 
 def expect(settings: GRPOSettings, problems: Sequence[Problem], baseline: Baseline) -> Outlook:

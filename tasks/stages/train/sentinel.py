@@ -3,7 +3,8 @@
 A policy collapses in one order: completions grow, random characters appear, then success falls. The sentinel looks at
 what comes before the fall, while the last snapshots are still good. Numbers are read over a window of W iterations:
 - a *level* is the median of the newest W/4;
-- a *rise* is the level minus the level of the run's first W/4, which a roll back does not forget;
+- a *rise* is the level minus the level of the run's first W/4, or that of the model that training started from where it
+  was played and that is lower: a collapse may be over by W/4. A roll back forgets neither;
 - *growth* is a factor: last point over first on the least-squares line through the logarithms, from W/2 rows on.
 
 An agent that learns to recover from errors writes more, so completions may grow by the factor that success grows by. A
@@ -86,6 +87,7 @@ class Sentinel:
         self.quarter, self.half = settings.window // 4, settings.window // 2
         self.rows: deque[Numbers] = deque(maxlen=settings.window)
         self.first_rows: list[Numbers] = []
+        self.start: Mapping[str, float] = {}  # levels of the model that training started from, where they are known
 
     def observe(self, row: Mapping[str, Any]) -> Alarm | None:
         """Numbers that an iteration without signal lacks (`kl`, `clip_share`, …) are left out of their medians."""
@@ -161,6 +163,8 @@ class Sentinel:
     def _rise(self, key: str, setting: str, words: str) -> Finding | None:
         limit: float | None = getattr(self.settings, setting)
         now, first = level(self.rows, key, of=self.quarter), level(self.first_rows, key, of=self.quarter)
+        if first is not None:
+            first = min(first, self.start.get(key, first))
         if limit is None or now is None or first is None or now - first <= limit:
             return None
         seen = words.format(now=now, first=first, limit=limit)

@@ -32,7 +32,6 @@ from tasks.core.splits import read_split
 from tasks.core.terminal import tell, warn
 from tasks.core.text import one_line
 from tasks.drift.pin import check_pin
-from tasks.learning.grpo.solve_rates import Played
 from tasks.measurement.learnt import LEARNT_FILE, learnt_row, skipped_row, untrained_sentence, what_to_do
 from tasks.stages.train.alarms import Alarm
 from tasks.stages.train.outlook import Baseline, expect, read_baseline, warning_of
@@ -79,7 +78,7 @@ def run(settings: TrainSections, paths: Paths, *, ranks: Ranks | None = None) ->
             settings,
             start=start,
             problems=problems,
-            baseline=[] if baseline is None else baseline.played,
+            baseline=baseline,
             output=folder,
             resume=resume_folder("train", settings, paths),
             alarms=paths.artifacts / "alarms" / "train",
@@ -133,7 +132,7 @@ def train_policy(
     resume: Path,
     alarms: Path,
     log: Callable[[Metrics], None] | None = None,
-    baseline: Sequence[Played] = (),
+    baseline: Baseline | None = None,
     ranks: Ranks | None = None,
     timings: Path | None = None,
 ) -> list[Metrics]:
@@ -145,7 +144,10 @@ def train_policy(
     from tasks.stages.train.run import TrainingRun
 
     has_warned = False
-    training = TrainingRun(settings, start=start, problems=problems, resume=resume, baseline=baseline, ranks=ranks)
+    played = () if baseline is None else baseline.played
+    training = TrainingRun(settings, start=start, problems=problems, resume=resume, baseline=played, ranks=ranks)
+    if baseline is not None and settings.train.exploration is None:  # which plays otherwise from the first iteration on
+        training.sentinel.start = {"overlong_share": baseline.overlong_share}
     try:
         for sentence in training.refused:
             warn(f"warning: {sentence}")

@@ -254,6 +254,21 @@ def test_of_several_signals_the_gravest_is_the_alarm_and_the_others_are_told():
     )
 
 
+def test_a_collapse_within_the_first_iterations_is_seen_against_the_model_that_training_started_from():
+    """A quarter of 20 is 5 rows, whose median is 0.74: the collapse was in what a rise was measured from."""
+    collapsing = rows(overlong_share=[0.20, 0.40, 0.84, 0.80, 0.74, 0.75, 0.70])
+    assert watch(collapsing, limits(window=20)) == []
+    sentinel = Sentinel(limits(window=20))
+    sentinel.start = {"overlong_share": 0.05}
+    alarms = [alarm for row in collapsing if (alarm := sentinel.observe(row))]
+    assert alarms[0].iteration == collapsing[4]["iteration"]
+    message = only("overlong", alarms).message
+    assert "74% of trajectories reach a token limit, 5% did at the start of the run" in message
+    sentinel = Sentinel(limits(window=20))
+    sentinel.start = {"overlong_share": 0.9}  # RL that begins below it is measured from where it begins
+    assert [sentinel.observe(row) for row in rows(overlong_share=[0.1] * 5 + [0.5] * 5)][-1] is not None
+
+
 def test_forgetting_starts_the_window_anew_but_not_what_a_rise_is_measured_from():
     grown = rows(mean_sampled_tokens=[100 * 3 ** (i / 5) for i in range(6)])
     sentinel = Sentinel(limits())
