@@ -65,7 +65,9 @@ def run(reason: ReasonText = "", force: Force = False, accept_drift: AcceptDrift
         if not (reason or force) and _tell_unchanged():
             return
         from flows.server import start_server
+        from tasks.core.terminal import tell
 
+        tell("flow: Prefect and MLflow start")  # 7 to 20 s, in which nothing else is said
         server = start_server(with_scheduler=False)
         _load_ahead(held)
         from flows.connection import check_server, show_what_ended_the_run

@@ -202,24 +202,29 @@ def find_changes(before: Inputs, now: Mapping[str, Any], status: Mapping[str, An
     files = {*_changed_deps(before, now), *_changed_files(status, paths)}
     code = sorted(file for file in files if file.startswith(CODE) or file == str(GRAPH))
     found: list[tuple[Kind, str, Sequence[str]]] = [
-        ("recipe", "the recipe changed", _changed_settings(before, now)),
+        ("recipe", "the recipe changed", _changed_recipe(before, now)),
         ("code", "code changed", code),
         ("data", "data changed", sorted(files.difference(code))),
         ("data", "results were edited", sorted(_edited_results(status))),
     ]
-    return [Reason(kind, f"{what}: {listed(names)}") for kind, what, names in found if names]
+    policy = _differing({"promote": before["promote"]}, {"promote": now["promote"]})
+    of_policy = [Reason("recipe", f"the policy of promotion changed: {one_line(', '.join(policy))}")] if policy else []
+    return [*of_policy, *(Reason(kind, f"{what}: {listed(names)}") for kind, what, names in found if names)]
 
 
-def _changed_settings(before: Inputs, now: Mapping[str, Any]) -> list[str]:
-    """`train.group_size 8 → 5` for each setting that a stage or promote ran with and that differs now."""
+def _changed_recipe(before: Inputs, now: Mapping[str, Any]) -> list[str]:
+    """Each setting that a stage ran with and that differs now. Those of promotion are a reason of their own, never cut
+    short: they decide what becomes champion.
+    """
     of_stages: dict[str, Any] = {}
     for entry in before["stages"].values():
         of_stages |= entry["params"]
-    found = [
-        *differing_settings(of_stages, now["params"]),
-        *differing_settings({"promote": before["promote"]}, {"promote": now["promote"]}),
-    ]
-    return [f"{name} {ran} → {has}" for name, ran, has in found]
+    return _differing(of_stages, now["params"])
+
+
+def _differing(ran: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """`train.group_size 8 → 5`."""
+    return [f"{name} {before} → {has}" for name, before, has in differing_settings(ran, now)]
 
 
 def _changed_deps(before: Inputs, now: Mapping[str, Any]) -> Iterator[str]:

@@ -183,7 +183,10 @@ def test_what_dvc_sees_changed_is_named(finished: Workspace, status: dict[str, A
 def test_a_changed_setting_of_a_stage_or_of_promote_is_told_with_both_values(finished: Workspace):
     finished.set("train", "group_size", 5)
     finished.set("promote", "minimum_success", 0.7)
-    assert finished.texts() == ["recipe: the recipe changed: train.group_size 8 → 5, promote.minimum_success 0.6 → 0.7"]
+    assert finished.texts() == [
+        "recipe: the policy of promotion changed: promote.minimum_success 0.6 → 0.7",
+        "recipe: the recipe changed: train.group_size 8 → 5",
+    ]
 
 
 @pytest.mark.slow

@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 from tasks.commands.doctor.agents import agent_plays
 from tasks.commands.doctor.context import DoctorContext, DoctorSections
 from tasks.commands.doctor.conversation import chat_template, loss_mask, model_family, requests, tool_replies
-from tasks.commands.doctor.environment import lost_episodes, same_seed, separate_episodes, tools_answer
+from tasks.commands.doctor.environment import (
+    environment_starts,
+    lost_episodes,
+    same_seed,
+    separate_episodes,
+    tools_answer,
+)
 from tasks.commands.doctor.findings import Finding, NotCheckable, Skipped, of_error, skipped
 from tasks.commands.doctor.machine import compiler, disk, duration, memory, threads
 from tasks.commands.doctor.scoring import doing_nothing, references_score
@@ -41,6 +47,7 @@ Check = Callable[[DoctorContext], Finding]
 
 # Causes first: a check that fails explains those after it.
 CHECKS: dict[str, Check] = {
+    "environment": environment_starts,
     "chat template": chat_template,
     "model family": model_family,
     "tools answer": tools_answer,
@@ -77,7 +84,7 @@ NEEDS = dict.fromkeys(
         "notes",
     ),
     "chat template",
-) | {"separate episodes": "same seed"}
+) | {"chat template": "environment", "separate episodes": "same seed"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,12 @@ OF_CHANCE = (
 HIGH_DROPPED_SHARE = 0.2  # from here on the remaining episodes are hardly a fair sample
 
 
+def environment_starts(context: DoctorContext) -> Finding:
+    """It is made and names its tools: what fails here is none of the model's."""
+    names = [tool.name for tool in context.environment.tools]
+    return passed(f"{context.environment.name}, {len(names):,} tools")
+
+
 def tools_answer(context: DoctorContext) -> Finding:
     """Every tool, called as its schema allows: by a reference where one uses it, else with made-up arguments."""
     tools = context.environment.tools

@@ -64,7 +64,7 @@ def _warm_start_line(plan: Plan) -> list[str]:
 
 def _longest_line(plan: Plan) -> str:
     told = f"memory would do for episodes of {count(longest_episode(plan.setup))} tokens, one trainer computing each"
-    return f"{told}; sampling.max_tokens_per_episode is {count(plan.setup.settings.sampling.max_tokens_per_episode)}"
+    return f"{told}; sampling.max_tokens_per_episode is {plan.setup.settings.sampling.max_tokens_per_episode:,}"
 
 
 def _memory_table(memory: Memory) -> Any:

@@ -75,7 +75,8 @@ class Replays:
         seconds = (time.monotonic() - started) / SAMPLE * len(rest)
         if seconds < WORTH_TELLING_SECONDS:
             return played + play(self.environment, rest)
-        tell(f"curate: {len(rest):,} more {label} to play, which takes about {spell(seconds)}")
+        if not any(item.error for item in played[SAMPLE:]):  # a fault is retried with pauses, and tells of no other
+            tell(f"curate: {len(rest):,} more {label} to play, which takes about {spell(seconds)}")
         with progress_bar(label, total=len(scripts), done=len(played)) as bar:
             return played + play(self.environment, rest, after_each=bar.advance)
 

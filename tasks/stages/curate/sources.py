@@ -83,7 +83,7 @@ def _read_file(path: Path) -> list[tuple[str, Problem]]:
         others = f" (so are {len(faults) - 1} more, from line {faults[1][0]} on)" if faults[1:] else ""
         raise ValueError(
             f"{path}, line {number}: not a valid problem{others}: {fault}. Guessing its meaning could train "
-            f"something unintended. Correct or remove it; the README shows a complete row."
+            f"something unintended. Correct or remove it; tasks/environments/README.md shows a complete row."
         )
     if not problems:
         raise ValueError(f"{path}: contains no problem, so there is nothing to learn. Write one JSON object per line.")

@@ -1,5 +1,5 @@
-"""What `evaluate` prints: first how much it will play and what that can show; after the race, its table; last, what went
-wrong.
+"""What `evaluate` prints: first how much it will play and what that can show; after the race, its table; at last,
+what went wrong.
 """
 
 from __future__ import annotations

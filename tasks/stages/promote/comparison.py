@@ -211,7 +211,7 @@ def _remarks(comparison: Comparison) -> list[str]:
         remarks.append(f"The environment differs from the champion's in: {shown}.")
     again = {challenger.snapshot: challenger.measured_again_for, opponent.name: opponent.episodes.differed_in}
     return remarks + [
-        f"Measured again: {name}, whose episodes were of other {list_parts(parts)}."
+        f"Measured again: {name}, whose episodes had been played otherwise ({list_parts(parts)})."
         for name, parts in again.items()
         if parts
     ]

@@ -160,7 +160,7 @@ def warning_of(settings: GRPOSettings, outlook: Outlook) -> str | None:
     remedy = ", or ".join([*_better_settings(settings, outlook), "bring problems of another difficulty"])
     return (
         f"{share:.0%} of the groups would teach nothing, because all their episodes succeed or all fail. "
-        f"{remedy[0].upper()}{remedy[1:]} (curate.max_level)."
+        f"{remedy[0].upper()}{remedy[1:]} (curate.max_level, where they are generated)."
     )
 
 

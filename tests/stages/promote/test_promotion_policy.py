@@ -205,7 +205,7 @@ def test_as_good_is_hard_to_show_and_the_sentence_says_how_hard():
     check = decided(options, ours, sorted(theirs, key=lambda item: item.problem_id))[1]["cheaper"]
     loss = check.numbers["losses"]["the champion, version 3"]
     assert not loss["is_as_good"] and 0 < loss["chance_if_equal"] < 0.3
-    assert f"one as good would show it {loss['chance_if_equal']:.0%} of the time" in check.sentence
+    assert f"a model that is as good would be found so {loss['chance_if_equal']:.0%} of the time" in check.sentence
 
 
 def test_a_better_champion_that_costs_too_much_is_held():

@@ -91,7 +91,8 @@ def check_cost(bound: CostBound, sides: Sides, *, confidence: float) -> Check:
 def _losses_text(losses: Mapping[str, Mapping[str, Any]]) -> str:
     told = []
     for name, loss in losses.items():
-        chance = "" if loss["is_as_good"] else f"; one as good would show it {loss['chance_if_equal']:.0%} of the time"
+        equal = f"{loss['chance_if_equal']:.0%} of the time"
+        chance = "" if loss["is_as_good"] else f"; a model that is as good would be found so {equal}"
         told.append(f"{name} ({points(loss['difference'])} points, {p_text(loss['p_value'])}{chance})")
     return f"against {' and '.join(told)}"
 
