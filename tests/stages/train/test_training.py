@@ -35,6 +35,8 @@ from tasks.rollouts.references import reference_messages
 from tasks.stages.train import groups as grouping
 from tasks.stages.train import run as training
 from tasks.stages.train.alarms import Alarm
+from tasks.stages.train.outlook import Baseline
+from tasks.stages.train.sentinel import Sentinel
 from tasks.stages.train.serving import add_hit_rate
 from tasks.stages.train.settings import TrainSections
 from tasks.stages.train.stage import CURVE, CollapseAlarm, iteration_seconds, note_learning, train_policy, write_metrics
@@ -68,12 +70,12 @@ def test_a_distribution_whose_tail_is_cut_is_refused_in_training_and_has_its_pla
         settings(top_p=0.9)
 
 
-def run(options: TrainSections, start: Path, place: Path) -> list[dict[str, Any]]:
+def run(options: TrainSections, start: Path, place: Path, baseline: Baseline | None = None) -> list[dict[str, Any]]:
     place.mkdir(exist_ok=True)
     shutil.rmtree(place / "output", ignore_errors=True)
     return train_policy(
         options, start=start, problems=PROBLEMS, output=place / "output", resume=place / "resume",
-        alarms=place / "alarms",
+        alarms=place / "alarms", baseline=baseline,
     )  # fmt: skip
 
 
@@ -398,6 +400,16 @@ def alarm_at(iterations: set[int], monkeypatch: pytest.MonkeyPatch, *, since: in
         return Alarm(number, "length", "Completions doubled.", {"growth": 2.0}, began) if number in iterations else None
 
     monkeypatch.setattr("tasks.stages.train.sentinel.Sentinel.observe", observe)
+
+
+@pytest.mark.parametrize(("exploration", "known"), [(None, {"overlong_share": 0.25}), (EXPLORING, {})])
+def test_the_sentinel_knows_how_many_episodes_of_the_model_it_starts_from_were_cut(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exploration: Any, known: dict[str, float]
+) -> None:
+    seen = []
+    monkeypatch.setattr(Sentinel, "observe", lambda self, row: seen.append(self.start))
+    run(settings(exploration=exploration, updates_per_batch=1), start, tmp_path, Baseline([], 0.0, 0.25))
+    assert seen == [known] * 6
 
 
 def test_an_alarm_stops_the_run_and_keeps_the_trajectories_and_the_snapshots_so_far(
