@@ -35,12 +35,12 @@ from contextlib import contextmanager, suppress
 from typing import Any, Protocol, cast
 
 from tasks.core.fork_request import REFUSED, Request, differs, receive
+from tasks.core.forked import PASSED_ON
 from tasks.core.forks import Fork, become, has_other_threads
 from tasks.core.quick_exit import prepare_quick_exit, quick_exit
 from tasks.core.terminal import tell
 
 LOOK_SECONDS = 0.02
-TOLD_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Recipe(Protocol):
@@ -142,7 +142,7 @@ class Server:
 
     def _fork(self, asked: Request, streams: Sequence[int], connection: socket.socket) -> int:
         """The fork's process id; 0 in the fork, which obeys signals as the command would before it tells its asker."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, TOLD_TO_END)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
         try:
             if not (pid := os.fork()):
                 self._leave()

@@ -15,6 +15,7 @@ from tasks.core.files import atomic_file, atomic_folder, write_json, write_text
 from tasks.core.pages import render
 from tasks.core.records import Outcome
 from tasks.core.settings import Paths
+from tasks.measurement.points import difference_text
 from tasks.report.browser import Policy, write_browser
 from tasks.report.chart import progress_chart
 from tasks.report.drawing import DARK, DARK_NARROW, LIGHT, LIGHT_NARROW
@@ -23,7 +24,6 @@ from tasks.report.results import (
     StoredResults,
     interval,
     percent,
-    points,
     rate_of_category,
     read_results,
     short_name,
@@ -84,7 +84,7 @@ def build_report(paths: Paths, rewards: RewardSettings | None = None) -> Path:
             changes=changes,
             trajectory_folder=paths.stage("evaluate") / "trajectories",
             rate_of_category=rate_of_category,
-            points=points,
+            points=difference_text,
             decision_page=decision_page.name if results.decision and decision_page.exists() else None,
         )
         write_text(temporary / "index.html", page)

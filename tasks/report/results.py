@@ -162,12 +162,6 @@ def _is_about(decision: dict[str, Any], evaluation: dict[str, Any]) -> bool:
     return is_of_the_weights and challenger.get("evaluated_files") == evaluation.get("folders", {}).get("best")
 
 
-def points(difference: dict[str, Any]) -> str:
-    """`+12.0 (+3.1 to +20.9)`, in percentage points."""
-    value, low, high = (f"{100 * difference[key]:+.1f}" for key in ("difference", "ci_low", "ci_high"))
-    return f"{value} ({low} to {high})"
-
-
 def read_training(paths: Paths) -> list[dict[str, Any]]:
     path = paths.stage("train") / "metrics.jsonl"
     return [row for _, row in read_jsonl(path)] if path.exists() else []

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.core.settings import Paths
 from tasks.core.text import printable
+from tasks.measurement.points import difference_text
 from tasks.report.results import (
     POLICIES,
     StoredResults,
     interval,
     percent,
-    points,
     rate_of_category,
     read_results,
     short_name,
@@ -173,7 +173,7 @@ def _parts_table(told: dict[str, Any], results: StoredResults) -> Table:
     for policy, name in {**POLICIES, "best": results.best_snapshot}.items():
         row = told[policy]
         rates = (percent(row[way]["success_rate"]).rstrip("%") for way in ("at_once", "in_parts"))
-        table.add_row(name, *rates, points(row["drop"]), str(row["in_parts"]["num_problems"]))
+        table.add_row(name, *rates, difference_text(row["drop"]), str(row["in_parts"]["num_problems"]))
     return table
 
 
@@ -182,7 +182,7 @@ def _elsewhere_table(also: dict[str, Any], results: StoredResults) -> Table:
     table = new_table("Never seen in training, %", "base", "warm", "best", f"base to best, {results.interval_name}")
     for name, row in also.items():
         rates = (percent(row[policy]["success_rate"]).rstrip("%") for policy in POLICIES)
-        table.add_row(printable(name), *rates, points(row["gain"]))
+        table.add_row(printable(name), *rates, difference_text(row["gain"]))
     return table
 
 

@@ -11,11 +11,12 @@ import pytest
 from tasks.core.console import SafeConsole
 from tasks.core.files import read_json, write_json
 from tasks.core.settings import Paths
+from tasks.measurement.points import points
 from tasks.report.build import build_report
 from tasks.report.chart import in_words
 from tasks.report.results import read_results
 from tasks.report.summary import build_summary, print_summary
-from tasks.stages.promote.page import points, render_decision
+from tasks.stages.promote.page import render_decision
 from tasks.stages.promote.record import headline
 from tasks.tracking.stage_results import read_results as tracked
 from tests.measurement.decisions import ROWS

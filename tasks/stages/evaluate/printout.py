@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.records import Problem
+from tasks.measurement.points import interval_text
 from tasks.stages.evaluate.racing import Race, block_ends, chance_of_losing_its_place
 from tasks.stages.evaluate.settings import EvaluateSettings
 
@@ -75,11 +76,10 @@ def diagnose(test: Mapping[str, Any], gain: Mapping[str, Any]) -> list[str]:
         change = {name: rate - then.get(name, rate) for name, rate in now.items()}
         lost = [name for name in sorted(change, key=lambda name: change[name]) if change[name] < 0]
         most = ", ".join(f"{name} ({then[name]:.1%} → {now[name]:.1%})" for name in lost[:SHOWN])
-        low, high = (f"{100 * gain[end]:+.1f}" for end in ("ci_low", "ci_high"))
         found.append(
             f"training made it worse: on test the best snapshot solves {test['best']['success_rate']:.1%}, the warm "
-            f"start {test['warm_start']['success_rate']:.1%} ({low} to {high} points). Most was lost in {most}. The "
-            f"progress chart shows where it began; lower train.learning_rate, or raise train.kl_weight."
+            f"start {test['warm_start']['success_rate']:.1%} ({interval_text(gain)} points). Most was lost in {most}. "
+            f"The progress chart shows where it began; lower train.learning_rate, or raise train.kl_weight."
         )
     if never:
         more = f" and {len(never) - SHOWN} more" if len(never) > SHOWN else ""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.core.files import read_jsonl, write_jsonl
 from tasks.core.records import Problem, Trajectory
 from tasks.core.terminal import tell
+from tasks.measurement.points import difference_text
 from tasks.rollouts.settings import SamplingSettings
 from tasks.stages.evaluate.settings import EvaluateSections, ReflexionSettings
 
@@ -267,5 +268,5 @@ def _in_words(row: dict[str, Any]) -> str:
         f"{row['result']['success_rate']:.1%} within {row['num_attempts']} attempts "
         f"({row['retries']['success_rate']:.1%} without notes), reading test's verdicts, in "
         f"{episodes['reflexion']:,} episodes; RL trained on {episodes['rl_training']:,}; best in one attempt "
-        f"{gap['difference']:+.1%}"
+        f"{difference_text(gap)} points"
     )

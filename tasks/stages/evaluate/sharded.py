@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.core.records import Problem, Trajectory
 from tasks.core.terminal import tell
 from tasks.environments.catalog import load_environment
+from tasks.measurement.points import difference_text
 from tasks.stages.evaluate.runner import EpisodeRunner
 from tasks.stages.evaluate.settings import EvaluateSections, ShardedSettings
 from tasks.tools.user.environment import ReplayedUser
@@ -65,10 +66,9 @@ def measure_sharded(
     }
     tell(f"told in parts: {len(problems)} problems of test")
     for name, drop in row["drop"].items():
-        lost, low, high = (f"{100 * drop[key]:+.1f}" for key in ("difference", "ci_low", "ci_high"))
         tell(
             f"  {name.replace('_', ' ')}: at once {row['at_once'][name]['success_rate']:.1%}, in parts "
-            f"{row['results'][name]['success_rate']:.1%}; points lost: {lost} ({low} to {high})"
+            f"{row['results'][name]['success_rate']:.1%}; points lost: {difference_text(drop)}"
         )
     return row
 

@@ -18,6 +18,7 @@ from tasks.core.files import json_hash
 from tasks.core.records import Problem, Trajectory
 from tasks.core.terminal import tell
 from tasks.environments.catalog import load_bare_environment, load_environment, read_problems_of
+from tasks.measurement.points import difference_text
 from tasks.stages.evaluate.runner import EpisodeRunner
 from tasks.stages.evaluate.scripted_baselines import measure_baselines
 from tasks.stages.evaluate.settings import AlsoSettings, EvaluateSections
@@ -148,6 +149,6 @@ def refuse_seen(problems: list[Problem], model: Path) -> None:
 def _in_words(row: Mapping[str, Any]) -> str:
     base, best, gain = row["results"]["base"], row["results"]["best"], row["gain"]
     return (
-        f"base {base['success_rate']:.1%}, best {best['success_rate']:.1%}, difference {gain['difference']:+.1%} "
-        f"({gain['ci_low']:+.1%} to {gain['ci_high']:+.1%}) on {best['num_problems']} problems"
+        f"base {base['success_rate']:.1%}, best {best['success_rate']:.1%}, difference "
+        f"{difference_text(gain)} points on {best['num_problems']} problems"
     )

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tasks.core.files import json_hash
 from tasks.core.json_diff import listed, shown_name
 from tasks.core.terminal import tell
+from tasks.measurement.points import points_text
 from tasks.measurement.power import detectable_change
 from tasks.measurement.statistics import groups_by_problem, paired_difference, summarise
 from tasks.stages.evaluate.measurement_key import list_parts
 from tasks.stages.promote.allowance import allowance_warnings
 from tasks.stages.promote.challenger import Challenger, measure_challenger, measurement_row
 from tasks.stages.promote.checks.categories import refuse_unknown_categories
-from tasks.stages.promote.checks.check import points_text
 from tasks.stages.promote.decision import Decision
 from tasks.stages.promote.opponent import (
     FoundAnchor,

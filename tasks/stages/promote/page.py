@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.pages import render
+from tasks.measurement.points import interval_text, points, points_text
 from tasks.report.results import percent
-from tasks.stages.promote.checks.check import interval_text, p_text, points, points_text
+from tasks.stages.promote.checks.check import p_text
 from tasks.stages.promote.decision import marks_of, remarks_of
 from tasks.stages.promote.error_budget import budget_text, looks_text, percent_text
 from tasks.tracking.metrics import flatten

@@ -154,8 +154,8 @@ class Sentinel:
             return None
         return Finding(
             f"reward beyond success rose by {rise:.2f} ({low:.2f} to {high:.2f}) per episode in {len(rows)} "
-            f"iterations, while success did not rise with evidence ({success[0]:+.0%} to {success[2]:+.0%}); "
-            f"sentinel.max_unearned_rise is {limit:g}",
+            f"iterations, while success did not rise with evidence "
+            f"({100 * success[0]:+.0f} to {100 * success[2]:+.0f} points); sentinel.max_unearned_rise is {limit:g}",
             {"unearned_rise": rise, "low": low, "success_rise": success[1], "limit": limit},
             self._since(self.settings.window),
         )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tasks.core.records import Outcome, Trajectory
+from tasks.measurement.points import points, points_text
 from tasks.measurement.statistics import (
     Difference,
     Success,
@@ -19,7 +20,7 @@ from tasks.measurement.statistics import (
     is_measured,
     paired_difference,
 )
-from tasks.stages.promote.checks.check import Check, p_text, points, points_text
+from tasks.stages.promote.checks.check import Check, p_text
 
 
 @dataclass(frozen=True, slots=True)
