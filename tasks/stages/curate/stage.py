@@ -100,8 +100,8 @@ def curate(settings: CurateSections, paths: Paths, environment: Environment) -> 
     tell(f"curate: {counts} problems, {len(shown):,} demonstrations; {passed}")
     tell(f"curate: the data card is {paths.stage('curate') / CARD}")
     warn_of_missing_categories(missing_categories(unique, options, halves=halves))
-    if options.num_demonstrations:
-        warn_of_undemonstrated(environment, experts, [problem for problem, _ in demonstrations])
+    if options.num_demonstrations and environment.expert() is None:
+        warn_of_undemonstrated(experts, [problem for problem, _ in demonstrations])
 
 
 def read_rows(settings: CurateSections, replays: Replays) -> list[Row]:
@@ -161,23 +161,18 @@ def warn_of_missing_categories(missing: Mapping[str, Sequence[str]]) -> None:
         )
 
 
-def warn_of_undemonstrated(
-    environment: Environment, experts: Sequence[Problem], demonstrated: Sequence[Problem]
-) -> None:
-    """Categories of train that no demonstration shows: a warm start does not teach what it never shows."""
+def warn_of_undemonstrated(experts: Sequence[Problem], demonstrated: Sequence[Problem]) -> None:
+    """Categories of train that no reference demonstrates; an expert of the environment's own leaves out what it will."""
     sizes = Counter(problem.category for problem in experts)
     missing = [category for category in sizes if category not in {problem.category for problem in demonstrated}]
     if not missing:
         return
     told = ", ".join(f"{category} ({sizes[category]:,} problems of train)" for category in missing[:3])
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-    why, remedy = "its expert shows none", "Have the environment's expert() show it"
-    if environment.expert() is None:
-        why = "a reference is shown only where none of its calls meets an error and it has one request"
-        remedy = "Write an expert() of the environment that shows it"
     warn(
-        f"warning: no demonstration of {told}{more}, so the warm start never sees it: {why}. {remedy}, or raise "
-        f"curate.num_demonstrations where it is below the number of categories."
+        f"warning: no demonstration of {told}{more}, so the warm start never sees it: a reference is shown only where "
+        f"none of its calls meets an error and it has one request. Write an expert() of the environment that shows it, "
+        f"or raise curate.num_demonstrations where it is below the number of categories."
     )
 
 
