@@ -162,7 +162,7 @@ def warn_of_missing_categories(missing: Mapping[str, Sequence[str]]) -> None:
 
 
 def warn_of_undemonstrated(experts: Sequence[Problem], demonstrated: Sequence[Problem]) -> None:
-    """Categories of train that no reference demonstrates; an expert of the environment's own leaves out what it will."""
+    """Categories of train that no reference demonstrates; an expert of the environment leaves out what it wants to."""
     sizes = Counter(problem.category for problem in experts)
     missing = [category for category in sizes if category not in {problem.category for problem in demonstrated}]
     if not missing:
