@@ -62,6 +62,7 @@ def doing_nothing(context: DoctorContext) -> Finding:
     """An empty message at once: no success, and a reward within the bounds of a failure. The categories of each split
     in turn, as many problems as the time allows.
     """
+    assert context.references  # else nothing can be played, which is raised
     bounds, started = _bounds(context), time.monotonic()
     problems = [problem for _, problem in choose(context.problems, tools=[])]
     idle = list[tuple[Problem, Trajectory]]()
