@@ -67,7 +67,7 @@ def run(reason: ReasonText = "", force: Force = False, accept_drift: AcceptDrift
         from flows.server import start_server
         from tasks.core.terminal import tell
 
-        tell("flow: Prefect and MLflow start")  # 7 to 20 s, in which nothing else is said
+        tell("flow: its server and libraries start")  # 7 to 20 s, in which nothing else is said
         server = start_server(with_scheduler=False)
         _load_ahead(held)
         from flows.connection import check_server, show_what_ended_the_run
