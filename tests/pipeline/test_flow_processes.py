@@ -205,6 +205,7 @@ def test_a_run_whose_server_dies_ends_its_stage_and_itself_with_one_line_and_sta
         text=True,
     )
     assert flow.stdout is not None
+    assert flow.stdout.readline() == "flow: its server and libraries start\n"
     server, stage = int(flow.stdout.readline()), int(flow.stdout.readline())
     os.kill(server, signal.SIGKILL)
     _, errors = flow.communicate(timeout=300)
