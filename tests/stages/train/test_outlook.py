@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tasks.commands.plan.output import print_plan
-from tasks.commands.plan.plan import as_json, make_plan
+from tasks.commands.plan.plan import Plan, as_json, make_plan
 from tasks.core.console import SafeConsole
 from tasks.core.files import read_jsonl, write_json, write_jsonl
 from tasks.core.records import TokenSequence, Trajectory
@@ -116,13 +116,25 @@ def test_before_assess_and_after_a_warm_start_that_nobody_looked_at_nothing_is_k
     assert read_baseline(Paths(tmp_path / "fresh")) is None
 
 
+def planned_here(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The params of a project in which `plan` finds these results."""
+    params = profile_params("test")
+    params["paths"]["artifacts"] = str(paths.artifacts)
+    monkeypatch.setattr("tasks.commands.plan.plan.read_params", lambda: params)
+    return params
+
+
+def printed(plan: Plan) -> str:
+    output = io.StringIO()
+    print_plan(plan, SafeConsole(file=output, width=120))
+    return output.getvalue()
+
+
 def test_the_stage_and_plan_tell_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = assessed(tmp_path / "artifacts", solved=11)
-    params = profile_params("test")
-    params["paths"]["artifacts"] = str(paths.artifacts)
-    monkeypatch.setattr("tasks.commands.plan.plan.read_params", lambda: params)
+    params = planned_here(paths, monkeypatch)
     outlook = expect(load(TrainSections, params).train, TRAIN, read_baseline(paths) or Baseline([], 0.0))
     tell_outlook(load(TrainSections, params), TRAIN, read_baseline(paths))
     told = capsys.readouterr()
@@ -130,27 +142,22 @@ def test_the_stage_and_plan_tell_the_same(
     assert "would teach nothing" not in told.out + told.err
     plan = make_plan(gpu="cpu")
     assert json.loads(as_json(plan))["signal"] == json.loads(json.dumps(outlook.as_row()))
-    output = io.StringIO()
-    print_plan(plan, SafeConsole(file=output, width=120))
+    output = printed(plan)
     size = params["train"]["group_size"]
-    assert f"G = {size}" in output.getvalue()
-    assert "as set" in output.getvalue()
-    assert "as scheduled" not in output.getvalue()
-    assert "recommended" in output.getvalue()
-    assert "would teach nothing" not in output.getvalue()
+    assert f"G = {size}" in output
+    assert "as set" in output
+    assert "as scheduled" not in output
+    assert "recommended" in output
+    assert "would teach nothing" not in output
 
 
 def test_both_warn_where_most_groups_would_teach_nothing_and_say_what_to_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = assessed(tmp_path / "artifacts", solved=0)
-    params = profile_params("test")
-    params["paths"]["artifacts"] = str(paths.artifacts)
-    monkeypatch.setattr("tasks.commands.plan.plan.read_params", lambda: params)
+    params = planned_here(paths, monkeypatch)
     tell_outlook(load(TrainSections, params), TRAIN, read_baseline(paths))
-    output = io.StringIO()
-    print_plan(make_plan(gpu="cpu"), SafeConsole(file=output, width=120))
-    for told in (capsys.readouterr().err, output.getvalue()):
+    for told in (capsys.readouterr().err, printed(make_plan(gpu="cpu"))):
         assert "warning: " in told
         assert "of the groups would teach nothing" in told
         assert "train.problem_sampler to band" in told
