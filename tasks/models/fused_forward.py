@@ -6,7 +6,7 @@ The Hugging Face model stays the definition: its own parameters and rotary modul
 that this computes and compares both once for each model. Any other model, or one that was changed (LoRA, ranks,
 checkpointing, hooks), runs its own forward.
 
-Shapes: P packed positions, H hidden, I intermediate, D head size.
+Shapes: P packed positions, U predicting ones, H hidden, I intermediate, D head size.
 """
 
 from __future__ import annotations
@@ -78,8 +78,12 @@ def _agrees(model: PreTrainedModel) -> bool:
     return bool(gap <= TOLERANCE * max(1.0, float(own.abs().max())))
 
 
-def hidden_states(model: PreTrainedModel, ids_1P: Tensor, position_1P: Tensor, plan: TreePlan) -> Tensor:
-    """What the model's layers give for a packed row, after the last norm; [P, H]."""
+def hidden_states(
+    model: PreTrainedModel, ids_1P: Tensor, position_1P: Tensor, plan: TreePlan, predictor_U: Tensor | None = None
+) -> Tensor:
+    """What the model's layers give for a packed row, after the last norm; [P, H], or [U, H] of the positions asked for.
+    Of the last layer the others need keys and values alone.
+    """
     layers = model.get_decoder()
     table = layers.embed_tokens
     x = embedding(ids_1P[0], table.weight, table.padding_idx)
@@ -87,22 +91,24 @@ def hidden_states(model: PreTrainedModel, ids_1P: Tensor, position_1P: Tensor, p
     added: Tensor | None = None
     for layer in layers.layers:
         x, normed = _add_norm(x, added, layer.input_layernorm)
-        x, normed = _add_norm(
-            x, _attention(layer.self_attn, normed, cosine, sine, plan), layer.post_attention_layernorm
-        )
+        attended = _attention(layer.self_attn, normed, cosine, sine, plan)
+        if layer is layers.layers[-1] and predictor_U is not None:
+            x, attended = (item.index_select(0, predictor_U) for item in (x, attended))
+        projected = linear(attended, layer.self_attn.o_proj.weight, layer.self_attn.o_proj.bias)
+        x, normed = _add_norm(x, projected, layer.post_attention_layernorm)
         added = _mlp(layer.mlp, normed)
     return _add_norm(x, added, layers.norm)[1]
 
 
 def _attention(module: Any, normed: Tensor, cosine: Tensor, sine: Tensor, plan: TreePlan) -> Tensor:
+    """[P, all heads' values], which the output's product follows."""
     product = _joined((module.q_proj, module.k_proj, module.v_proj), normed)
     norms = (module.q_norm, module.k_norm) if hasattr(module, "q_norm") else (None, None)
     epsilon = norms[0].variance_epsilon if norms[0] is not None else 0.0
     weights = [norm and norm.weight for norm in norms]
     query, key, value = _TurnedHeads.apply(product, *weights, cosine, sine, epsilon, module.k_proj.out_features)
     query, key, value = (item.transpose(0, 1)[None] for item in (query, key, value))
-    output = plan.attend(query, key, value, module.scaling)
-    return linear(output[0].flatten(1), module.o_proj.weight, module.o_proj.bias)
+    return plan.attend(query, key, value, module.scaling)[0].flatten(1)
 
 
 def _mlp(module: Any, normed: Tensor) -> Tensor:

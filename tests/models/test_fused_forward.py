@@ -37,6 +37,19 @@ def own_forward(model: PreTrainedModel, ids: Tensor, position: Tensor, plan: Tre
     return found
 
 
+def some_of(ids: Tensor) -> Tensor:
+    """Positions in stretches, as tokens are sampled."""
+    return torch.tensor([number for number in range(ids.shape[1]) if number % 5 in (2, 3)])
+
+
+def of_some(model: PreTrainedModel, ids: Tensor, position: Tensor, plan: TreePlan) -> Tensor:
+    return hidden_states(model, ids, position, plan, some_of(ids))
+
+
+def own_of_some(model: PreTrainedModel, ids: Tensor, position: Tensor, plan: TreePlan) -> Tensor:
+    return own_forward(model, ids, position, plan)[some_of(ids)]
+
+
 def a_row(model: PreTrainedModel, seed: int) -> tuple[Tensor, Tensor, TreePlan]:
     """Random ids in a random tree: ids and positions [1, P], and the plan."""
     branches = grow(seed, num_branches=7, longest=40)
@@ -76,6 +89,7 @@ def test_hidden_states_and_gradients_are_those_of_the_models_own_forward(
     model = a_model(kind, sizes, seed=seed, tie_word_embeddings=kind == "qwen3", **biases)
     assert fits(model)
     assert_close(results(hidden_states, model, seed), results(own_forward, model, seed))
+    assert_close(results(of_some, model, seed), results(own_of_some, model, seed))
 
 
 def test_what_is_frozen_gets_no_gradient_and_the_rest_the_same() -> None:

@@ -81,19 +81,21 @@ def _of_sampled(
     model: PreTrainedModel, batch: MicroBatch, read: Read, distribution: Distribution, autocast: Autocast
 ) -> Tensor:
     with _autocast(model, autocast):
-        output = _output_of_layers(model, batch, autocast)
-        hidden_UD = output.last_hidden_state.flatten(0, 1)[batch.predictor_U]
-        head = without_layers(model, model.get_decoder(), type(output))
+        hidden_UD, kind = _hidden_and_kind(model, batch, autocast)
+        head = without_layers(model, model.get_decoder(), kind)
         return _chunked(model, head, hidden_UD, batch, read, distribution, autocast)
 
 
-def _output_of_layers(model: PreTrainedModel, batch: MicroBatch, autocast: Autocast) -> Any:
-    """By C of our own where that computes what the model's own layers do."""
+def _hidden_and_kind(model: PreTrainedModel, batch: MicroBatch, autocast: Autocast) -> tuple[Tensor, type[Any]]:
+    """The predicting positions' hidden states, [U, D], and the class of the layers' output; by C of our own where that
+    computes what the model's own layers do.
+    """
     tree = batch.tree
     if tree is not None and tree.plan is not None and autocast == "none" and fits(model):
-        hidden_PD = hidden_states(model, batch.ids_BT, tree.position_BT, tree.plan)
-        return BaseModelOutputWithPast(last_hidden_state=hidden_PD[None])
-    return model.get_decoder()(input_ids=batch.ids_BT, use_cache=False, **attention_inputs(batch))
+        hidden_UD = hidden_states(model, batch.ids_BT, tree.position_BT, tree.plan, batch.predictor_U)
+        return hidden_UD, BaseModelOutputWithPast
+    output = model.get_decoder()(input_ids=batch.ids_BT, use_cache=False, **attention_inputs(batch))
+    return output.last_hidden_state.flatten(0, 1)[batch.predictor_U], type(output)
 
 
 def attention_inputs(batch: MicroBatch) -> dict[str, Any]:
