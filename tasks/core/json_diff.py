@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tasks.core.json_text import json_line
-from tasks.core.text import one_line, printable
+from tasks.core.text import first_few, one_line, printable
 
 MAX_SHOWN = 60  # characters of a value
 MAX_NAME = 80  # of the name of a tool, an argument or a field
@@ -78,8 +78,7 @@ def order(old: Iterable[str], new: Iterable[str]) -> str:
 
 
 def listed(phrases: Sequence[str]) -> str:
-    more = [f"and {len(phrases) - MAX_LISTED} more"] if len(phrases) > MAX_LISTED else []
-    return ", ".join([*phrases[:MAX_LISTED], *more])
+    return first_few(phrases, MAX_LISTED)
 
 
 def _with_value(key: str, value: Any) -> str:

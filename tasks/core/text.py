@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 
 LIMIT = 300  # characters of foreign text in a message
 HALF_A_PAIR = re.compile("[\ud800-\udfff]")
@@ -17,6 +18,12 @@ def one_line(text: object, limit: int = LIMIT) -> str:
     r"""On one line: single spaces, control characters shown (`\x1b`), cut to `limit`."""
     line = printable(" ".join(str(text).split()))
     return line if len(line) <= limit else f"{line[:limit]}…"
+
+
+def first_few(items: Sequence[str], most: int = 3, *, by: str = ", ") -> str:
+    """The first of the items, and how many more there are: `a, b, c and 4 more`."""
+    more = f" and {len(items) - most:,} more" if len(items) > most else ""
+    return by.join(items[:most]) + more
 
 
 def printable(text: str) -> str:

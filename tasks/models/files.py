@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.files import content_hash, link_or_copy, read_json
-from tasks.core.text import one_line
+from tasks.core.text import first_few, one_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -194,5 +194,4 @@ def asks_to_run_code(folder: Path, what: str) -> ValueError:
 
 
 def _join(names: list[str]) -> str:
-    more = [f"{len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else []
-    return ", ".join([*names[:MAX_NAMES], *more])
+    return first_few(names, MAX_NAMES)

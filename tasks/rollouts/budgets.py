@@ -16,6 +16,7 @@ from tasks.core.files import read_jsonl
 from tasks.core.records import Problem
 from tasks.core.settings import Paths
 from tasks.core.splits import read_split
+from tasks.core.text import first_few
 from tasks.rollouts.settings import SamplingSettings
 from tasks.tools.base import Environment
 
@@ -59,10 +60,9 @@ class Fit:
     def sentence(self) -> str:
         """`12 of 40 references do not fit (book/none): 7 of 6 turns, …; 'td-7' needs 7 turns`"""
         categories = sorted({size.category for size in self.cut})
-        more = f" and {len(categories) - MOST_NAMED:,} more" if len(categories) > MOST_NAMED else ""
         return (
             f"{len(self.cut):,} of {self.num_measured:,} references do not fit "
-            f"({', '.join(map(shown, categories[:MOST_NAMED]))}{more}): {self.used}; {self.worst}"
+            f"({first_few([*map(shown, categories)], MOST_NAMED)}): {self.used}; {self.worst}"
         )
 
     @property

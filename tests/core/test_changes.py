@@ -30,7 +30,7 @@ def test_a_long_list_of_names_is_cut_and_an_order_shown_from_where_it_changes():
     before, after = {f"n{number}": 0 for number in range(40)}, {f"n{number}": 0 for number in range(20)}
     assert list(changes({"a": before}, {"a": after})) == [
         "a: n20 0 is gone, n21 0 is gone, n22 0 is gone, n23 0 is gone, n24 0 is gone, n25 0 is gone, n26 0 is gone, "
-        "n27 0 is gone, and 12 more"
+        "n27 0 is gone and 12 more"
     ]
     swapped = {**{f"n{number}": 0 for number in range(38)}, "n39": 0, "n38": 0}
     assert list(changes({"a": before}, {"a": swapped})) == ["a: their order: n38, n39 → n39, n38"]

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks.core.text import one_line
+from tasks.core.text import first_few, one_line
 
 Result = Literal["pass", "warn", "fail", "skip"]
 NEXT_SENTENCE = re.compile(r"(?<=[.)])\s+(?=[A-Z])")
@@ -64,5 +64,4 @@ def of_error(error: Exception) -> Finding:
 
 def list_some(items: list[str], *, most: int = 3) -> str:
     """A few of the items, each cut to one line, and how many more there are: `a; b and 4 more`."""
-    shown = "; ".join(one_line(item) for item in items[:most])
-    return f"{shown} and {len(items) - most:,} more" if len(items) > most else shown
+    return first_few([one_line(item) for item in items], most, by="; ")

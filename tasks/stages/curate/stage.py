@@ -18,6 +18,7 @@ from tasks.core.files import atomic_folder, write_json, write_jsonl, write_text
 from tasks.core.records import Demonstration, Problem
 from tasks.core.settings import Paths
 from tasks.core.terminal import tell, warn
+from tasks.core.text import first_few
 from tasks.drift.leaks import REMEDY, find_leaks
 from tasks.drift.pin import Pin, is_strict, make_pin, play_probes, write_pin
 from tasks.drift.probes import choose_probes
@@ -153,10 +154,9 @@ def refuse_leaks(settings: EnvironmentSettings, environment: Environment, proble
 def warn_of_missing_categories(missing: Mapping[str, Sequence[str]]) -> None:
     """One line per split that lacks a category: groups never move to fill it."""
     for name, categories in missing.items():
-        more = f" and {len(categories) - 3} more" if len(categories) > 3 else ""
         lost = "training never meets it" if name == "train" else "it is not measured there"
         warn(
-            f"warning: no split group of {', '.join(categories[:3])}{more} is in {name}, so {lost}. Add more split "
+            f"warning: no split group of {first_few(categories)} is in {name}, so {lost}. Add more split "
             f"groups of that category; or, before the first champion, another curate.split_seed."
         )
 
@@ -167,10 +167,9 @@ def warn_of_undemonstrated(experts: Sequence[Problem], demonstrated: Sequence[Pr
     missing = [category for category in sizes if category not in {problem.category for problem in demonstrated}]
     if not missing:
         return
-    told = ", ".join(f"{category} ({sizes[category]:,} problems of train)" for category in missing[:3])
-    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    told = first_few([f"{category} ({sizes[category]:,} problems of train)" for category in missing])
     warn(
-        f"warning: no demonstration of {told}{more}, so the warm start never sees it: a reference is shown only where "
+        f"warning: no demonstration of {told}, so the warm start never sees it: a reference is shown only where "
         f"none of its calls meets an error and it has one request. Write an expert() of the environment that shows it, "
         f"or raise curate.num_demonstrations where it is below the number of categories."
     )

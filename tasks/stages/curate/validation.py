@@ -15,7 +15,7 @@ from typing import Any
 from tasks.core.files import atomic_folder, write_json, write_text
 from tasks.core.pages import render
 from tasks.core.terminal import warn
-from tasks.core.text import one_line
+from tasks.core.text import first_few, one_line
 from tasks.stages.curate.expectations import Check
 
 Table = list[dict[str, Any]]
@@ -80,10 +80,9 @@ def act_on_failures(results: list[CheckResult], *, source: str, folder: Path) ->
 
 
 def _told(result: CheckResult, source: str) -> str:
-    rows = ", ".join(result.rows[:ROWS_IN_THE_MESSAGE]) or result.observed
-    more = f" and {len(result.rows) - ROWS_IN_THE_MESSAGE} more" if len(result.rows) > ROWS_IN_THE_MESSAGE else ""
+    rows = first_few(result.rows, ROWS_IN_THE_MESSAGE) or result.observed
     check = result.check
-    return f"{source}: the expectation {check.name!r} failed: {rows}{more}. {check.why} {check.remedy}"
+    return f"{source}: the expectation {check.name!r} failed: {rows}. {check.why} {check.remedy}"
 
 
 def _run_great_expectations(suite: list[Check], tables: dict[str, Table]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from tasks.core.files import content_hash, file_hash, json_hash
 from tasks.core.import_graph import ROOT, closure, python_files
 from tasks.core.provenance import package_versions
 from tasks.core.settings import Paths
+from tasks.core.text import first_few
 from tasks.drift.fall import last_fall
 from tasks.drift.pin import DriftCheck
 from tasks.environments.settings import EnvironmentSettings, folder_of
@@ -76,8 +77,7 @@ def differing_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
 
 
 def list_parts(differing: list[str]) -> str:
-    more = [f"{len(differing) - MAX_NAMED} more"] if len(differing) > MAX_NAMED else []
-    return ", ".join([*differing[:MAX_NAMED], *more])
+    return first_few(differing, MAX_NAMED)
 
 
 def code_of_episodes(engine: str, environment: EnvironmentSettings) -> set[Path]:

@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.records import Problem
+from tasks.core.text import first_few
 from tasks.measurement.points import interval_text
 from tasks.stages.evaluate.racing import Race, block_ends, chance_of_losing_its_place
 from tasks.stages.evaluate.settings import EvaluateSettings
 
 if TYPE_CHECKING:
     from tasks.measurement.statistics import Result
-
-SHOWN = 3  # categories by name
 
 
 def describe_plan(settings: EvaluateSettings, num_snapshots: int, num_select: int, test: list[Problem]) -> str:
@@ -75,16 +74,15 @@ def diagnose(test: Mapping[str, Any], gain: Mapping[str, Any]) -> list[str]:
     if gain["ci_high"] < 0:
         change = {name: rate - then.get(name, rate) for name, rate in now.items()}
         lost = [name for name in sorted(change, key=lambda name: change[name]) if change[name] < 0]
-        most = ", ".join(f"{name} ({then[name]:.1%} → {now[name]:.1%})" for name in lost[:SHOWN])
+        most = first_few([f"{name} ({then[name]:.1%} → {now[name]:.1%})" for name in lost])
         found.append(
             f"training made it worse: on test the best snapshot solves {test['best']['success_rate']:.1%}, the warm "
             f"start {test['warm_start']['success_rate']:.1%} ({interval_text(gain)} points). Most was lost in {most}. "
             f"The progress chart shows where it began; lower train.learning_rate, or raise train.kl_weight."
         )
     if never:
-        more = f" and {len(never) - SHOWN} more" if len(never) > SHOWN else ""
         found.append(
-            f"the best snapshot never succeeds in {', '.join(never[:SHOWN])}{more}. The data card shows whether train "
+            f"the best snapshot never succeeds in {first_few(never)}. The data card shows whether train "
             f"and the demonstrations have any of it, and the report what its episodes do."
         )
     return found

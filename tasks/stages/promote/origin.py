@@ -16,7 +16,7 @@ from tasks.core.files import dvc_md5, read_json, read_yaml
 from tasks.core.params_text import read_as_dvc
 from tasks.core.provenance import ARTIFACTS, LOCK_FILE, RECORDED, Origin, code_hashes, hash_now, provenance_file
 from tasks.core.settings import MAX_REPEATED, PARAMS_FILE, Paths, read_params
-from tasks.core.text import one_line
+from tasks.core.text import first_few, one_line
 from tasks.core.urls import local_path
 from tasks.tracking.metrics import flatten
 
@@ -135,7 +135,7 @@ def _lock_changes(stage: str, locked: Mapping[str, Any], params: Mapping[str, An
 
 
 def _stale_error(stage: str, found: list[str], *, by_hand: str = "") -> ValueError:
-    told = "; ".join(found[:MAX_TOLD]) + (f"; and {len(found) - MAX_TOLD} more" if len(found) > MAX_TOLD else "")
+    told = first_few(found, MAX_TOLD, by="; ")
     again = by_hand or f"`dvc repro --force --single-item {stage}` where that finds nothing to do"
     return ValueError(
         f"{stage}: {told}. So its results are not those of today's settings, code and data, and the lineage of the "

@@ -181,7 +181,7 @@ def test_no_more_than_three_differences_are_told_in_a_line(project: None):
         edit(f"tasks/{name}.py", "1", "2")
     edit("params.yaml", "learning_rate: 1.0e-5, betas: [0.9, 0.98]", "new: 1")
     run_by_hand("curate")
-    assert "train.new" in (told := refused()) and told.startswith("train: ") and "; and 2 more" in told
+    assert "train.new" in (told := refused()) and told.startswith("train: ") and " and 2 more" in told
 
 
 def remove(file: Path) -> None:
