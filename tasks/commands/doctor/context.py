@@ -7,10 +7,10 @@ tokenizer, config.json and the sizes in the safetensors headers are read (`model
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from tasks.chat.format import ChatFormat
 from tasks.chat.formats.base import CallFormat
@@ -70,6 +70,8 @@ NO_LIMITS = SamplingSettings(
     max_completion_tokens=None,
     stop_strings=[],
 )
+
+T = TypeVar("T")
 
 
 class RepeatingEngine(ScriptedEngine):
@@ -166,10 +168,9 @@ class DoctorContext:
         """References played side by side: the most important first, then the categories of each split in turn."""
         if self.settings.environment.cache.mode == "strict":
             raise NotCheckable("the tools are switched off, so nothing could be played", SWITCH_ON)
-        started, played = time.monotonic(), list[PlayedReference]()
+        played = list[PlayedReference]()
         chosen = choose(self.problems, tools=[tool.name for tool in self.environment.tools])
-        while len(played) < len(chosen) and (not played or time.monotonic() - started < PLAY_SECONDS):
-            batch = chosen[len(played) : len(played) + BATCH]
+        for batch in batches_for(PLAY_SECONDS, chosen, BATCH):
             scripts = [(problem, reference_texts(problem, self.chat.call_format)) for _, problem in batch]
             played += [
                 PlayedReference(split, problem, texts, trajectory)
@@ -188,14 +189,12 @@ class DoctorContext:
     @cached_property
     def alone(self) -> list[tuple[PlayedReference, list[Trajectory]]]:
         """References of each category, played twice more with the same key, one at a time."""
-        started, played = time.monotonic(), list[tuple[PlayedReference, list[Trajectory]]]()
         one_of_each = {reference.problem.category: reference for reference in reversed(self.references)}
         chosen = {id(reference): reference for reference in (*one_of_each.values(), *self.references)}
-        for reference in list(chosen.values())[:MOST_REPEATED]:
-            if played and time.monotonic() - started > REPEAT_SECONDS:
-                break
-            played.append((reference, self.play([(reference.problem, reference.texts)] * 2, concurrency=1)))
-        return played
+        return [
+            (reference, self.play([(reference.problem, reference.texts)] * 2, concurrency=1))
+            for (reference,) in batches_for(REPEAT_SECONDS, list(chosen.values())[:MOST_REPEATED], 1)
+        ]
 
     def play(self, scripts: Sequence[tuple[Problem, list[str]]], *, concurrency: int = BATCH) -> list[Trajectory]:
         """Trajectories in which the model writes exactly these texts; the same key and seed each time."""
@@ -225,6 +224,15 @@ class DoctorContext:
     def close(self) -> None:
         if "environment" in vars(self):  # it was used
             self.environment.close()
+
+
+def batches_for(seconds: float, items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Batches of the items until the time is over; at least the first one."""
+    started = time.monotonic()
+    for start in range(0, len(items), size):
+        if start and time.monotonic() - started >= seconds:
+            return
+        yield items[start : start + size]
 
 
 def choose(problems: dict[str, list[Problem]], *, tools: Sequence[str]) -> list[tuple[str, Problem]]:

@@ -5,10 +5,9 @@ Parts that read a judge's opinion are left out: a judge that decides nothing is 
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 
-from tasks.commands.doctor.context import DoctorContext, choose
+from tasks.commands.doctor.context import DoctorContext, batches_for, choose
 from tasks.commands.doctor.findings import Finding, failed, list_some, passed, warned
 from tasks.core.records import Problem, Score, Trajectory
 from tasks.rewards.dominance import reward_bounds
@@ -63,11 +62,10 @@ def doing_nothing(context: DoctorContext) -> Finding:
     in turn, as many problems as the time allows.
     """
     assert context.references  # else nothing can be played, which is raised
-    bounds, started = _bounds(context), time.monotonic()
+    bounds = _bounds(context)
     problems = [problem for _, problem in choose(context.problems, tools=[])]
     idle = list[tuple[Problem, Trajectory]]()
-    while len(idle) < len(problems) and (not idle or time.monotonic() - started < IDLE_SECONDS):
-        batch = problems[len(idle) : len(idle) + MOST_IDLE]
+    for batch in batches_for(IDLE_SECONDS, problems, MOST_IDLE):
         idle += zip(batch, context.play([(problem, [NOTHING]) for problem in batch]), strict=True)
     pairs = [(problem, played) for problem, played in idle if played.fault is None]
     for problem, played in pairs:
