@@ -17,6 +17,7 @@ from tasks.core.settings import Settings, load, load_paths, read_params
 from tasks.core.text import printable
 from tasks.rewards.stored import read_trajectories
 from tasks.stages.evaluate.settings import EvaluateSettings
+from tasks.stages.promote.checks.check import level_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -173,7 +174,7 @@ def _policies_table(compared: Comparison, labels: Sequence[str], confidence: flo
     from tasks.report.results import interval, percent
     from tasks.report.summary import new_table
 
-    columns = ("success", f"{confidence:.0%} interval", "problems", "samples", "tokens", "calls", "invalid")
+    columns = ("success", f"{level_text(confidence)} interval", "problems", "samples", "tokens", "calls", "invalid")
     table = new_table("Shared problems", *columns)
     for name, label, result in zip(NAMES, labels, compared.results, strict=True):
         table.add_row(
@@ -193,7 +194,7 @@ def _differences_table(compared: Comparison, confidence: float) -> Table:
     """In percentage points, with a word for the p-value."""
     from tasks.report.summary import new_table
 
-    together = f"{confidence:.0%} interval" + (", categories together" if len(compared.by_category) > 1 else "")
+    together = f"{level_text(confidence)} interval" + (", categories together" if len(compared.by_category) > 1 else "")
     table = new_table("B minus A", "points", together, "p", "problems", "")
     rows = {"all": compared.difference, **compared.by_category}
     for name, row in rows.items():

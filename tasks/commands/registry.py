@@ -11,7 +11,15 @@ from collections.abc import Iterator
 from tasks.commands.rollback import RollbackSections, require_reason
 from tasks.core.settings import load, load_paths, read_params
 from tasks.pipeline.run_lock import only_run
-from tasks.tracking.aliases import align, find_discrepancies, identity, lock_registry, open_registry, record
+from tasks.tracking.aliases import (
+    align,
+    find_discrepancies,
+    identity,
+    lock_registry,
+    open_registry,
+    read_settled,
+    record,
+)
 from tasks.tracking.connection import mlflow_errors
 from tasks.tracking.history import ChampionHistory, read_history, summarise_journal
 from tasks.tracking.journal import Entry, append, begin_again, new_entry, read_journal
@@ -19,20 +27,20 @@ from tasks.tracking.registry import Registry
 from tasks.tracking.registry_lock import hold_lock
 from tasks.tracking.relocate import relocate as correct_locations
 from tasks.tracking.settings import TrackingSections
-from tasks.tracking.versions import ALIASES, CHALLENGER, CHAMPION, VERIFYING_TAGS, Version
+from tasks.tracking.versions import ALIASES, CHALLENGER, CHAMPION, VERIFYING_TAGS
 
 NUM_SHOWN = 10
 
 
 def show() -> Iterator[str]:
     registry = _registry()
+    history, aliases = read_settled(registry)
     journal = read_journal(registry)
-    history = summarise_journal(journal.entries)
     recorded = dict(zip(ALIASES, _recorded_aliases(history, registry), strict=True))
     yield f"{registry.model}: " + "; ".join(
         f"{alias} is {f'version {number}' if number else 'none'}" for alias, number in recorded.items()
     )
-    for discrepancy in find_discrepancies(registry, history):
+    for discrepancy in find_discrepancies(registry, history, aliases):
         yield f"differs: {discrepancy.sentence}"
     if history.hold:
         yield f"held: since {history.hold.at} by {history.hold.by}: {history.hold.body['reason']}"
@@ -53,7 +61,7 @@ def restore() -> str:
     registry = _registry()
     with lock_registry(registry) as lock:
         history = read_history(registry)
-        found = find_discrepancies(registry, history)
+        found = find_discrepancies(registry, history, registry.all_aliases())
         tags = list(_find_edited_tags(registry, history))
         for discrepancy in found:
             if discrepancy.is_deleted:
@@ -77,7 +85,7 @@ def adopt(*, reason: str) -> str:
         with hold_lock(registry.client, registry.model) as lock:
             entries, is_lost = _read_entries(registry)
             history = summarise_journal(entries)
-            if not (is_gone or is_lost or find_discrepancies(registry, history)):
+            if not (is_gone or is_lost or find_discrepancies(registry, history, registry.all_aliases())):
                 raise ValueError(f"{registry.model} matches the record, so there is nothing to adopt.")
             entry = new_entry("adoption", {**_adoption_body(registry, history, anew=is_gone), "reason": reason})
             if is_gone or is_lost:
@@ -108,7 +116,7 @@ def _registry() -> Registry:
 
 
 def _recorded_aliases(history: ChampionHistory, registry: Registry) -> tuple[int | None, int | None, int | None]:
-    return history.champion, next(iter(history.way_back(registry.numbers())), None), history.challenger
+    return history.champion, next(history.way_back(registry.exists), None), history.challenger
 
 
 def _read_entries(registry: Registry) -> tuple[list[Entry], bool]:
@@ -138,8 +146,7 @@ def _adoption_body(registry: Registry, history: ChampionHistory, *, anew: bool) 
             f"restore; only promoting its "
             f'snapshot again makes it champion: python -m tasks promote --force --reason "…".'
         )
-    numbers = registry.numbers()
-    same = [number for number in numbers if history.weights.get(number) == _weights(registry.version(number))]
+    same = [item for item in registry.versions() if history.weights.get(item.version) == item.weights]
     aliases = registry.all_aliases() or {}
     return {
         "champion": champion.version if champion else None,
@@ -152,15 +159,11 @@ def _adoption_body(registry: Registry, history: ChampionHistory, *, anew: bool) 
 
 def _find_edited_tags(registry: Registry, history: ChampionHistory) -> Iterator[tuple[int, str, str]]:
     """(version, tag, recorded value) of tags that verify a version's files and are missing or changed."""
-    for number in registry.numbers():
-        version, kept = registry.version(number), history.kept.get(number, {})
+    for version in registry.versions():
+        kept = history.kept.get(version.version, {})
         for name in VERIFYING_TAGS:
-            if version and name in kept and version.tags.get(name) != kept[name]:
-                yield number, name, kept[name]
-
-
-def _weights(version: Version | None) -> str | None:
-    return version.weights if version else None
+            if name in kept and version.tags.get(name) != kept[name]:
+                yield version.version, name, kept[name]
 
 
 def _describe_entry(entry: Entry) -> str:

@@ -9,17 +9,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import islice
 
 from tasks.core.settings import Settings, load, read_params
 from tasks.core.terminal import warn
 from tasks.stages.promote.settings import PromoteSettings
-from tasks.tracking.aliases import find_discrepancies, identity, lock_registry, open_registry, record
+from tasks.tracking.aliases import find_discrepancies, identity, lock_registry, open_registry, read_settled, record
 from tasks.tracking.history import ChampionHistory, read_history
 from tasks.tracking.journal import MAX_REASON, new_entry
 from tasks.tracking.model_uri import what_there_is
 from tasks.tracking.registry import Registry
 from tasks.tracking.settings import TrackingSettings
 from tasks.tracking.versions import CHAMPION, PREVIOUS, Version
+from tasks.tracking.waiting import ending_of_stale
 
 EVENT_SECONDS = 60.0  # to emit it, of which Prefect's import takes most
 NAME_ONE = "Choose an earlier champion with --to VERSION."
@@ -41,7 +43,7 @@ def rollback(*, reason: str, to: int | None = None, back: int = 1, defect: bool 
     target = _find_target(registry, to, back)
     registry.verify(target)  # may take long, and needs no lock
     with lock_registry(registry) as lock:
-        if _find_target(registry, to, back) != target:
+        if not _find_target(registry, to, back).has_files_of(target):
             raise ValueError(
                 f"{registry.model}: while the files of version {target.version} were verified, another version "
                 f"became champion. Nothing was changed; run `python -m tasks rollback` again."
@@ -50,7 +52,7 @@ def rollback(*, reason: str, to: int | None = None, back: int = 1, defect: bool 
         undone = history.gone_back_over(target.version)
         body = {"champion": target.version, "instead_of": history.champion, "undone": undone, "defect": defect}
         entries = [new_entry("rollback", {**body, "reason": reason, **identity(target)})]
-        entries += [new_entry("hold", {"reason": reason})] if hold else []
+        entries += [*ending_of_stale(registry, target), *([new_entry("hold", {"reason": reason})] if hold else [])]
         record(registry, lock, entries)
     told = _describe_rollback(target, history.champion, registry.at(PREVIOUS), hold=hold)
     _tell_prefect(registry.model, target.version, told)
@@ -80,13 +82,13 @@ def require_reason(reason: str, verb: str) -> str:
 
 
 def _find_target(registry: Registry, to: int | None, back: int) -> Version:
-    history, numbers = read_history(registry), registry.numbers()
+    (history, aliases), numbers = read_settled(registry), registry.numbers()
     if not numbers and not history.before and history.champion is None:
         raise ValueError(f"There is nothing to roll back to: {what_there_is(registry)}")
-    for discrepancy in find_discrepancies(registry, history):
+    for discrepancy in find_discrepancies(registry, history, aliases):
         if discrepancy.alias == CHAMPION and not (discrepancy.is_deleted and numbers):
             raise ValueError(discrepancy.sentence)
-    number = _step_back(registry, history, back, numbers) if to is None else to
+    number = _step_back(registry, history, back) if to is None else to
     version = registry.version(number)
     if version is None:
         raise ValueError(f"{registry.model}: there is no version {number}. {what_there_is(registry)} {NAME_ONE}")
@@ -94,8 +96,8 @@ def _find_target(registry: Registry, to: int | None, back: int) -> Version:
     return version
 
 
-def _step_back(registry: Registry, history: ChampionHistory, back: int, numbers: list[int]) -> int:
-    way = history.way_back(numbers)
+def _step_back(registry: Registry, history: ChampionHistory, back: int) -> int:
+    way = list(islice(history.way_back(registry.exists), back))
     if len(way) < back:
         asked = "there is no champion before this one" if not way else f"only {len(way)} champions are before this one"
         left = " Those that were rolled back themselves or deleted do not count." if history.undone else ""

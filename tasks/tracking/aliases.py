@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from tasks.core.terminal import warn
 from tasks.tracking.connection import mlflow_errors
 from tasks.tracking.history import ChampionHistory, read_history
-from tasks.tracking.journal import MAX_REASON, Entry, append_all, mend, new_entry
+from tasks.tracking.journal import MAX_REASON, POINTER, Entry, append_all, mend, new_entry
 from tasks.tracking.registry import Registry
 from tasks.tracking.registry_lock import RegistryLock, hold_lock
 from tasks.tracking.settings import TrackingSettings
@@ -59,7 +59,7 @@ def lock_registry(registry: Registry) -> Iterator[RegistryLock]:
 def _refuse_no_model(registry: Registry) -> None:
     if registry.all_aliases() is not None:
         return
-    for discrepancy in find_discrepancies(registry, read_history(registry)):
+    for discrepancy in find_discrepancies(registry, read_history(registry), None):
         raise ValueError(discrepancy.sentence)
     raise ValueError(
         f"{registry.model}: there is no registered model of this name, so there is nothing to change. Correct "
@@ -71,8 +71,8 @@ def current_champion(registry: Registry, *, quietly: bool = False) -> Version | 
     """The champion by the record, None before the first. ValueError where the alias differs or the version was deleted,
     since a first champion has lower hurdles. Other differences are warnings.
     """
-    history = read_history(registry)
-    for discrepancy in find_discrepancies(registry, history):
+    history, aliases = read_settled(registry)
+    for discrepancy in find_discrepancies(registry, history, aliases):
         if discrepancy.alias == CHAMPION:
             raise ValueError(discrepancy.sentence)
         if not quietly:
@@ -120,14 +120,14 @@ def record(registry: Registry, lock: RegistryLock, entries: Sequence[Entry]) -> 
 
 def align(registry: Registry, lock: RegistryLock) -> None:
     """Set the aliases to what the journal says, as far as the versions exist; each step may be repeated."""
-    history, numbers = read_history(registry), registry.numbers()
+    history = read_history(registry)
     if history.came:
-        _note(registry, lock, history.came, numbers)
-    aims = {PREVIOUS: next(iter(history.way_back(numbers)), None)}  # in this order
+        _note(registry, lock, history.came)
+    aims = {PREVIOUS: next(history.way_back(registry.exists), None)}  # in this order
     aims |= {CHAMPION: history.champion, CHALLENGER: history.challenger}
     found = registry.all_aliases() or {}
     for alias, number in aims.items():
-        _point(registry, lock, alias, found.get(alias), number if number in numbers else None)
+        _point(registry, lock, alias, found.get(alias), number if registry.exists(number) else None)
     lock.check()
     registry.client.delete_registered_model_tag(registry.model, TRANSITION)
 
@@ -142,11 +142,11 @@ def _point(registry: Registry, lock: RegistryLock, alias: str, before: int | Non
         registry.client.set_registered_model_alias(registry.model, alias, str(number))
 
 
-def _note(registry: Registry, lock: RegistryLock, entry: Entry, numbers: Sequence[int]) -> None:
+def _note(registry: Registry, lock: RegistryLock, entry: Entry) -> None:
     champion, before = entry.body.get("champion"), entry.body.get("instead_of")
     told = f"{entry.at} {entry.kind} by {entry.by}: version {champion}, instead of {before}: {entry.body.get('reason')}"
     for number in (champion, before):
-        if number in numbers:
+        if registry.exists(number):
             lock.check()
             registry.client.set_model_version_tag(registry.model, str(number), LAST_EVENT, told)
 
@@ -169,16 +169,31 @@ class Discrepancy(NamedTuple):
         return f"{self.fault}. {self.remedy}"
 
 
-def find_discrepancies(registry: Registry, history: ChampionHistory) -> list[Discrepancy]:
+Aliases = Mapping[str, int] | None  # None where there is no registered model
+
+
+def read_settled(registry: Registry) -> tuple[ChampionHistory, Aliases]:
+    """The record and the aliases of one moment. Whoever moves them meanwhile is waited for: read one after the other, a
+    promotion in between would look like a click.
+    """
+    before, history, now = registry.read_model(), read_history(registry), registry.read_model()
+    if before is None or now is None:
+        return history, None
+    is_moving = TRANSITION in before.tags or TRANSITION in now.tags
+    if not is_moving and before.tags.get(POINTER) == now.tags.get(POINTER):
+        return history, before.aliases
+    with lock_registry(registry):
+        return read_history(registry), registry.all_aliases()
+
+
+def find_discrepancies(registry: Registry, history: ChampionHistory, aliases: Aliases) -> list[Discrepancy]:
     """Differences between the aliases and the record; those of `champion` first."""
-    aliases = registry.all_aliases()
     if aliases is None:
         return [_gone(registry, history)] if history.champion is not None or history.before else []
-    numbers = registry.numbers()
     return [
-        *_of_champion(registry, history, aliases.get(CHAMPION), numbers),
-        *_of_previous(registry, history, aliases.get(PREVIOUS), numbers),
-        *_of_alias(registry, CHALLENGER, history.challenger, aliases.get(CHALLENGER), numbers),
+        *_of_champion(registry, history, aliases.get(CHAMPION)),
+        *_of_previous(registry, history, aliases.get(PREVIOUS)),
+        *_of_alias(registry, CHALLENGER, history.challenger, aliases.get(CHALLENGER)),
     ]
 
 
@@ -193,13 +208,11 @@ def _gone(registry: Registry, history: ChampionHistory) -> Discrepancy:
     )
 
 
-def _of_champion(
-    registry: Registry, history: ChampionHistory, found: int | None, numbers: list[int]
-) -> list[Discrepancy]:
+def _of_champion(registry: Registry, history: ChampionHistory, found: int | None) -> list[Discrepancy]:
     expected = history.champion
-    if expected is None or expected in numbers or found is not None:
-        return _of_alias(registry, CHAMPION, expected, found, numbers) or _of_weights(registry, history)
-    back = next(iter(history.way_back(numbers)), None)
+    if expected is None or found is not None or registry.exists(expected):
+        return _of_alias(registry, CHAMPION, expected, found) or _of_weights(registry, history)
+    back = next(history.way_back(registry.exists), None)
     remedy = f"No champion before it is left: go on without one: {ADOPT}."
     if back is not None:
         remedy = (
@@ -217,25 +230,21 @@ def _of_champion(
     ]
 
 
-def _of_previous(
-    registry: Registry, history: ChampionHistory, found: int | None, numbers: list[int]
-) -> list[Discrepancy]:
+def _of_previous(registry: Registry, history: ChampionHistory, found: int | None) -> list[Discrepancy]:
     """`previous` is where a rollback leads; where that version was deleted, it leads further back."""
-    expected = next(iter(history.way_back(numbers)), None)
-    if found is None and any(version not in numbers for version in history.before):
+    expected = next(history.way_back(registry.exists), None)
+    if found == expected or (found is None and not all(map(registry.exists, history.before))):
         return []
-    return _of_alias(registry, PREVIOUS, expected, found, numbers)
+    return _of_alias(registry, PREVIOUS, expected, found)
 
 
-def _of_alias(
-    registry: Registry, alias: str, expected: int | None, found: int | None, numbers: list[int]
-) -> list[Discrepancy]:
-    if found == expected or (found is None and expected not in numbers):
+def _of_alias(registry: Registry, alias: str, expected: int | None, found: int | None) -> list[Discrepancy]:
+    if found == expected or (found is None and not registry.exists(expected)):
         return []
     is_now = "was removed" if found is None else f"names version {found}"
     recorded = "names none" if expected is None else f"names version {expected}"
     fault = f"{registry.model}: the alias {alias} {is_now} in MLflow, by hand; as recorded it {recorded}"
-    if expected is not None and expected not in numbers:
+    if expected is not None and not registry.exists(expected):
         return [Discrepancy(alias, f"{fault}, which was deleted", f"Make that the record: {ADOPT}.", is_deleted=True)]
     return [Discrepancy(alias, fault, EITHER)]
 

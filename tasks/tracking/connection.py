@@ -11,10 +11,10 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tasks.core.databases import copy_empty, fault_of_database, holds_rows, why_unusable
 from tasks.core.passing_faults import PassingFault
@@ -220,3 +220,26 @@ def _identity(settings: TrackingSettings) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def unless_there(call: Callable[[], Any]) -> None:
+    """Run `call`, which makes something that another process may have made a moment ago."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        call()
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def or_none(call: Callable[[], Any]) -> Any:
+    """The result of `call`, or None where MLflow says there is no such thing. Any other fault is raised."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return call()
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            return None
+        raise

@@ -18,7 +18,7 @@ version that was rolled back is no anchor any more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,11 +49,11 @@ class ChampionHistory:
     fate: dict[int, Entry] = field(default_factory=dict)
     pruned: dict[int, Entry] = field(default_factory=dict)
 
-    def way_back(self, existing: Sequence[int]) -> list[int]:
+    def way_back(self, exists: Callable[[int], bool]) -> Iterator[int]:
         """The versions that a rollback may lead to and that are still there, the nearest first."""
         closed = {*self.undone, *self.defects, *self.pruned, self.champion}
-        way = (version for version in reversed(self.before) if version in existing and version not in closed)
-        return list(dict.fromkeys(way))
+        way = (version for version in dict.fromkeys(reversed(self.before)) if version not in closed)
+        return filter(exists, way)
 
     def was_champion(self, version: int) -> bool:
         return version in self.fate

@@ -74,8 +74,9 @@ class HoldoutHistory:
     def num_decisions_on(self, test: HoldoutSet, evaluation: str) -> int:
         return sum(_is_of(entry, test, evaluation) for entry in self.decisions)
 
-    def has_seen(self, test: HoldoutSet, evaluation: str) -> bool:
-        return any(_is_of(entry, test, evaluation) for entry in (*self.decisions, *self.looks))
+    def seen(self) -> set[tuple[str, str | None]]:
+        """Names of test sets, each with an evaluation on it."""
+        return {(entry.body["test"], entry.body.get("evaluation")) for entry in (*self.decisions, *self.looks)}
 
     def looks_at(self, test: HoldoutSet) -> Looks:
         ours = [_hash_of(id) for id in test.problem_ids]
@@ -122,8 +123,8 @@ def record_decision(
 
 def record_looks(registry: Registry, evaluations: Iterable[tuple[HoldoutSet, str]]) -> None:
     """Record which test problems were evaluated, each with the hash of the episodes, unless already recorded."""
-    past = read_holdout_history(registry)
-    unseen = [(test, evaluation) for test, evaluation in evaluations if not past.has_seen(test, evaluation)]
+    seen = read_holdout_history(registry).seen()
+    unseen = [(test, evaluation) for test, evaluation in evaluations if (test.name, evaluation) not in seen]
     entries = [entry for test, evaluation in unseen for entry in (test.to_entry(), _look(test, evaluation))]
     if not entries:
         return

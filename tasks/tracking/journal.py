@@ -22,9 +22,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from tasks.tracking.connection import mlflow_errors
+from tasks.tracking.connection import mlflow_errors, or_none
 from tasks.tracking.metrics import log_table
-from tasks.tracking.registry import or_none
 
 if TYPE_CHECKING:
     from tasks.tracking.registry import Registry

@@ -16,8 +16,7 @@ from tasks.core.files import atomic_file
 from tasks.core.settings import load, read_params
 from tasks.core.terminal import warn
 from tasks.models.files import LINEAGE
-from tasks.tracking.aliases import find_discrepancies, open_registry
-from tasks.tracking.history import read_history
+from tasks.tracking.aliases import find_discrepancies, open_registry, read_settled
 from tasks.tracking.registry import Registry
 from tasks.tracking.settings import REFUSED_IN_MODELS, SQLITE, TrackingSections, TrackingSettings
 from tasks.tracking.versions import ALIASES, TRAJECTORIES_FILE, Version
@@ -61,7 +60,7 @@ def check_alias(registry: Registry, alias: str | None, *, quietly: bool = False)
     """
     tell = (lambda text: None) if quietly else warn
     try:
-        found = find_discrepancies(registry, read_history(registry))
+        found = find_discrepancies(registry, *read_settled(registry))
     except ValueError as error:  # no journal to compare it with
         if alias in ALIASES:
             raise

@@ -5,7 +5,8 @@ it; only its weight files go, and the journal says when and by whom. Registering
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,15 +42,16 @@ class StoredWeights(NamedTuple):
         return tuple(self.folder / path for path in self.files) if self.folder else ()
 
 
-def needed_versions(registry: Registry, journal: Journal, *, keep: int) -> dict[int, str]:
-    """Why each version that an alias, a rollback or the next decision needs must keep its weights; `keep`: how many of
-    the newest, and of the champions that a rollback leads to.
+def needed_versions(registry: Registry, journal: Journal, versions: Sequence[Version], *, keep: int) -> dict[int, str]:
+    """Of all `versions`, why each that an alias, a rollback or the next decision needs must keep its weights; `keep`:
+    how many of the newest, and of the champions that a rollback leads to.
     """
-    history, numbers = summarise_journal(journal.entries), registry.numbers()
-    best = max(numbers, key=lambda number: (_success(registry.version(number)), number), default=None)
+    history, numbers = summarise_journal(journal.entries), [version.version for version in versions]
+    best = max(versions, key=lambda version: (_success(version), version.version), default=None)
     reasons: list[tuple[int | None, str]] = [(number, "one of the newest") for number in numbers[-keep:]]
-    reasons += [(number, "a rollback leads to it") for number in history.way_back(numbers)[:keep]]
-    reasons += [(best, "the best on test")]
+    way_back = islice(history.way_back(set(numbers).__contains__), keep)
+    reasons += [(number, "a rollback leads to it") for number in way_back]
+    reasons += [(best.version if best else None, "the best on test")]
     reasons += [(number, "the anchor of decisions") for number in anchors(journal.entries)[-1:]]
     reasons += [(number, f"alias {alias}") for alias, number in (registry.all_aliases() or {}).items()]
     reasons += [(history.champion, f"{CHAMPION} by the journal"), (history.challenger, f"{CHALLENGER} that waits")]
@@ -75,12 +77,13 @@ def remove_unneeded(registry: Registry, model_id: str, *, keep: int) -> None:
 
 
 def _unneeded(registry: Registry, journal: Journal, keep: int, *, only: str | None = None) -> Iterator[StoredWeights]:
-    needed = needed_versions(registry, journal, keep=keep)
-    sources = {registry.source(registry.version(number)): number for number in registry.numbers()}
+    versions = registry.versions()
+    needed = needed_versions(registry, journal, versions, keep=keep)
+    numbers = {version.model_id: version.version for version in versions}
     for model in _logged_models(registry):
         if only not in (None, model.model_id):
             continue
-        number = sources.get(model.model_id)
+        number = numbers.get(model.model_id)
         is_old = time.time() - model.last_updated_timestamp / 1000 > 86_400 * ABANDONED_AFTER_DAYS
         if number in needed or (number is None and not is_old):
             continue
@@ -117,8 +120,8 @@ def _remove(registry: Registry, item: StoredWeights) -> None:
             store.delete_artifacts(path)
 
 
-def _success(version: Version | None) -> float:
+def _success(version: Version) -> float:
     try:
-        return float(version.tags["test.success_rate"]) if version else -1.0
+        return float(version.tags["test.success_rate"])
     except (KeyError, ValueError):  # registered by hand, or edited
         return -1.0

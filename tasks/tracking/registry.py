@@ -12,16 +12,16 @@ from __future__ import annotations
 import json
 import shutil
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.core.files import atomic_folder, content_hash, read_json, write_json
 from tasks.core.text import one_line
 from tasks.models.files import LINEAGE
-from tasks.tracking.connection import connect, experiment_id, mlflow_errors
+from tasks.tracking.connection import connect, experiment_id, mlflow_errors, or_none, unless_there
 from tasks.tracking.model_files import (
     MLMODEL,
     Uploads,
@@ -37,6 +37,13 @@ from tasks.tracking.versions import CHAMPION, EARLIER_FILE, FILES_TAG, FOLDER_TA
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
+
+
+class RegisteredTags(NamedTuple):
+    """Of the registered model itself: its tags, and the version behind every alias."""
+
+    tags: dict[str, str]
+    aliases: dict[str, int]
 
 
 class Registry:
@@ -73,28 +80,49 @@ class Registry:
             found = self.client.search_model_versions(f"name = '{self.model}' and tag.{tag} = '{value}'")
         return sorted(map(_version, found), key=lambda version: version.version)
 
-    def numbers(self) -> list[int]:
+    def exists(self, number: int | None) -> bool:
+        return number is not None and self.version(number) is not None
+
+    def versions(self) -> list[Version]:
+        """All of them, by number: for what needs every one, since there may be thousands."""
         with mlflow_errors(self.settings):
-            return sorted(int(item.version) for item in self.client.search_model_versions(f"name = '{self.model}'"))
+            return sorted(map(_version, self._pages()), key=lambda version: version.version)
+
+    def _pages(self) -> Iterator[ModelVersion]:
+        token = None
+        while True:
+            page = self.client.search_model_versions(f"name = '{self.model}'", page_token=token)
+            yield from page
+            token = page.token
+            if not token:
+                return
+
+    def numbers(self) -> list[int]:
+        return [version.version for version in self.versions()]
 
     def aliases(self, version: Version) -> list[str]:
         return sorted(alias for alias, number in (self.all_aliases() or {}).items() if number == version.version)
 
-    def all_aliases(self) -> dict[str, int] | None:
-        """The version behind every alias; None where there is no registered model of this name."""
-        with mlflow_errors(self.settings):
-            model = or_none(lambda: self.client.get_registered_model(self.model))
-        return {alias: int(number) for alias, number in model.aliases.items()} if model else None
-
-    def model_tags(self) -> dict[str, str]:
+    def read_model(self) -> RegisteredTags | None:
+        """None where there is no registered model of this name."""
         with mlflow_errors(self.settings):
             found = or_none(lambda: self.client.get_registered_model(self.model))
-        return dict(found.tags) if found else {}
+        aliases = {alias: int(number) for alias, number in found.aliases.items()} if found else {}
+        return RegisteredTags(dict(found.tags), aliases) if found else None
+
+    def all_aliases(self) -> dict[str, int] | None:
+        """The version behind every alias; None where there is no registered model of this name."""
+        model = self.read_model()
+        return model.aliases if model else None
+
+    def model_tags(self) -> dict[str, str]:
+        model = self.read_model()
+        return model.tags if model else {}
 
     def make_model(self) -> None:
         with mlflow_errors(self.settings):
-            if or_none(lambda: self.client.get_registered_model(self.model)) is None:
-                _unless_there(lambda: self.client.create_registered_model(self.model))
+            if self.read_model() is None:
+                unless_there(lambda: self.client.create_registered_model(self.model))
 
     def with_weights(self, weights: str) -> list[Version]:
         """The versions with these weights, whatever other files they have; the first one first."""
@@ -129,7 +157,9 @@ class Registry:
         with mlflow_errors(self.settings):
             if lineage:
                 check()
-                files = self._add_lineage(self.source(existing) or model.model_id, lineage, existing, all_tags)
+                files = self._add_lineage(
+                    existing.model_id if existing else model.model_id, lineage, existing, all_tags
+                )
                 all_tags = {FILES_TAG: json.dumps(files), **all_tags}  # first, since it leads to those before
                 describe_model(self.client, model, lineage, run_id=self._parent_of(run_id), tags=tags)
             if existing:
@@ -172,7 +202,7 @@ class Registry:
     def verify(self, version: Version) -> None:
         """ValueError where a version's files are not the registered ones; a local store is read in place."""
         with mlflow_errors(self.settings), TemporaryDirectory() as temporary:
-            folder = store_folder(self.client.get_logged_model(self.source(version)))
+            folder = store_folder(self.client.get_logged_model(version.model_id))
             if folder is None or not folder.is_dir():
                 folder = Path(temporary)
                 self._download(version, folder)
@@ -259,40 +289,12 @@ class Registry:
         run = self.client.get_run(run_id)
         return str(run.data.tags.get("mlflow.parentRunId", run_id))
 
-    def source(self, version: Version | None) -> str | None:
-        """The id of the logged model that has its files."""
-        if version is None:
-            return None
-        return str(self.client.get_model_version(self.model, str(version.version)).source).removeprefix("models:/")
-
 
 def _size(snapshot: Path) -> str:
     """Bytes of the files at the top of a folder, weights included: known without fetching."""
     return str(sum(file.stat().st_size for file in snapshot.iterdir() if file.is_file() and file.name != MLMODEL))
 
 
-def _unless_there(call: Callable[[], Any]) -> None:
-    """Run `call`, which makes something that another process may have made a moment ago."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        call()
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
-
-
-def or_none(call: Callable[[], Any]) -> Any:
-    """The result of `call`, or None where MLflow says there is no such thing. Any other fault is raised."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        return call()
-    except MlflowException as error:
-        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-            return None
-        raise
-
-
 def _version(found: ModelVersion) -> Version:
-    return Version(found.name, int(found.version), found.tags.get("weights_hash", ""), dict(found.tags))
+    model_id = str(found.source).removeprefix("models:/")
+    return Version(found.name, int(found.version), found.tags.get("weights_hash", ""), dict(found.tags), model_id)

@@ -17,7 +17,7 @@ from tasks.core.provenance import git_branch, git_state
 from tasks.core.settings import Paths
 from tasks.core.workspace import folder_of_code
 from tasks.rewards.settings import RewardSettings
-from tasks.tracking.connection import connect, experiment_id, mlflow_errors
+from tasks.tracking.connection import connect, experiment_id, mlflow_errors, or_none
 from tasks.tracking.datasets import datasets_of, log_datasets
 from tasks.tracking.finished_runs import MODEL_TAG, keep_finished, reason_tags, record_finished
 from tasks.tracking.journal import operator
@@ -138,11 +138,15 @@ class FlowRuns:
 
     def _source_run(self, stage: str, lock_hash: str) -> str | None:
         where = f"tags.stage = '{stage}' and tags.dvc_lock_hash = '{lock_hash}' and attributes.status = 'FINISHED'"
-        runs = self.client.search_runs(
-            [self.experiment_id], where, max_results=50, order_by=["attributes.start_time DESC"]
+        newest = self.client.search_runs(
+            [self.experiment_id], where, max_results=1, order_by=["attributes.start_time DESC"]
         )
-        # A cached run without a known source has the numbers itself, so it can be a source.
-        return next((str(run.info.run_id) for run in runs if "source_run_id" not in run.data.tags), None)
+        if not newest:
+            return None
+        # A cached run without a known source has the numbers itself, so it is one.
+        run = newest[0]
+        source = or_none(lambda: self.client.get_run(run.data.tags.get("source_run_id", run.info.run_id)))
+        return str(source.info.run_id) if source and source.info.lifecycle_stage == "active" else None
 
     def _missing(self, run_id: str, points: list[Point]) -> list[Point]:
         """Those `points` that the run lacks: `train` may have logged most of them live."""
@@ -192,10 +196,11 @@ def _close_open_runs(client: MlflowClient, experiment: str, settings: TrackingSe
     machine may have a folder of the same path, so there the process must be known to be gone: calling a working run
     KILLED is worse.
     """
-    is_shared = not settings.uri.startswith(SQLITE)
-    is_open = f"attributes.status = 'RUNNING' and tags.folder = '{_quoted(str(Path.cwd()))}'"
-    for run in client.search_runs([experiment], is_open):
-        if not is_shared or _is_process_gone(run.data.tags.get(PROCESS_TAG)):
+    is_shared, here = not settings.uri.startswith(SQLITE), str(Path.cwd())
+    # The folder is compared here: MLflow's filter takes no apostrophe in a text.
+    for run in client.search_runs([experiment], "attributes.status = 'RUNNING'"):
+        is_ours = run.data.tags.get("folder") == here
+        if is_ours and (not is_shared or _is_process_gone(run.data.tags.get(PROCESS_TAG))):
             client.set_terminated(run.info.run_id, "KILLED")
 
 
@@ -219,7 +224,3 @@ def _tags(tags: Mapping[str, str]) -> list[Any]:
     from mlflow.entities import RunTag
 
     return [RunTag(name, value) for name, value in tags.items()]
-
-
-def _quoted(text: str) -> str:
-    return text.replace("'", "''")

@@ -23,12 +23,15 @@ EARLIER_FILE = "earlier.json"  # of weights registered again: the tags that were
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A registered model version; `weights` is the hash of its weight files, `tags` its lineage."""
+    """A registered model version; `weights` is the hash of its weight files, `tags` its lineage, `model_id` the logged
+    model that has its files.
+    """
 
     model: str
     version: int
     weights: str
     tags: dict[str, str]
+    model_id: str = ""
 
     @property
     def name(self) -> str:
@@ -38,6 +41,10 @@ class Version:
     def identity(self) -> str:
         """The hash of all its files; of its weights where somebody deleted that tag."""
         return self.tags.get(FOLDER_TAG, self.weights)
+
+    def has_files_of(self, other: Version) -> bool:
+        """Whether both are one version with the same files, whatever its other tags say by now."""
+        return (self.version, self.weights, self.identity) == (other.version, other.weights, other.identity)
 
     @property
     def lineage_files(self) -> dict[str, str]:

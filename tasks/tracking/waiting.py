@@ -161,10 +161,15 @@ def withdraw_decided_again(registry: Registry, lock: RegistryLock, files: str) -
 
 def withdraw_stale(registry: Registry, lock: RegistryLock, champion: Version | None) -> None:
     """End the waiting of a decision that expired, or whose champion is not `champion` any more."""
+    if ended := ending_of_stale(registry, champion):
+        record(registry, lock, ended)
+
+
+def ending_of_stale(registry: Registry, champion: Version | None) -> list[Entry]:
+    """The entry that ends the waiting, where one waits and `champion` makes its decision stale."""
     waiting = find_waiting(registry)
     word = stale_note(waiting, champion) if waiting else None
-    if waiting and word:
-        record(registry, lock, [withdrawal(waiting, word)])
+    return [withdrawal(waiting, word)] if waiting and word else []
 
 
 def withdrawal_note(journal: Journal, weights: str) -> str | None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import psutil
 import pytest
 
 from tasks.commands.registry import adopt
+from tasks.tracking import aliases
 from tasks.tracking import registry_lock as locks
 from tasks.tracking.aliases import LAST_EVENT, TRANSITION, current_champion, lock_registry, open_registry
 from tasks.tracking.history import events_of, first_promotion_note, read_history, rollback_note
@@ -20,6 +25,7 @@ from tests.tracking.candidates import MODEL, candidate, drill, fork_server, prom
 from tests.tracking.project import SETTINGS
 
 pytestmark = pytest.mark.slow
+WAIT_SECONDS = 60.0
 FOREIGN = {"host": "elsewhere", "machine": "another", "pid": 1, "started": 0.0}
 
 
@@ -43,6 +49,56 @@ def test_a_version_tells_when_it_came_and_when_it_went(registry: Registry):
     assert [(event["champion"], event["instead_of"]) for event in events] == [(1, None), (2, 1)]
     assert events[0]["reason"] == "It is better."
     assert "promotion by" in version.tags[LAST_EVENT] and "version 2, instead of 1" in version.tags[LAST_EVENT]
+
+
+def test_another_promotion_is_waited_for_and_is_never_taken_for_a_click(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+):
+    """Whoever opened the registry before reads it while the aliases move, and while a whole promotion comes between its
+    two reads.
+    """
+    promote("a")
+    promote("b")
+    reached, may_go_on, align = Event(), Event(), aliases.align
+
+    def wait_then_align(*given: Any) -> None:
+        reached.set()
+        assert may_go_on.wait(WAIT_SECONDS)
+        align(*given)
+
+    with ThreadPoolExecutor(2) as threads, monkeypatch.context() as patch:
+        patch.setattr(aliases, "align", wait_then_align)
+        promotion = threads.submit(promote, "c")
+        assert reached.wait(WAIT_SECONDS)
+        found = threads.submit(current_champion, registry)
+        time.sleep(0.2)
+        assert not found.done()
+        may_go_on.set()
+        assert promotion.result().version == getattr(found.result(), "version", None) == 3
+
+    read, others = aliases.read_history, ["d"]
+
+    def read_late(registry: Registry) -> Any:
+        history = read(registry)
+        if others:
+            promote(others.pop())
+        return history
+
+    monkeypatch.setattr(aliases, "read_history", read_late)
+    assert getattr(current_champion(registry), "version", None) == 4
+
+
+def test_what_a_look_costs_does_not_grow_with_the_versions_and_all_pages_are_read(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("a", "b", "c"):
+        promote(name)
+    search = registry.client.search_model_versions
+    monkeypatch.setattr(registry.client, "search_model_versions", partial(search, max_results=2))
+    assert registry.numbers() == [1, 2, 3]
+    monkeypatch.delattr(registry.client, "search_model_versions")
+    monkeypatch.setattr(registry.client, "search_model_versions", None)  # reads every version and all of its tags
+    assert getattr(current_champion(registry), "version", None) == 3
 
 
 @pytest.mark.parametrize(

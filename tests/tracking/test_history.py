@@ -46,11 +46,11 @@ def test_the_way_back_goes_along_the_champions_and_never_over_what_was_undone(
 ):
     history = summed_up(*events)
     assert history.champion == champion
-    assert history.way_back([1, 2, 3, 4]) == way_back
+    assert list(history.way_back([1, 2, 3, 4].__contains__)) == way_back
 
 
 def test_the_way_back_leads_past_versions_that_were_deleted():
-    assert summed_up(*promotions(1, 2, 3, 4)).way_back([1, 2, 4]) == [2, 1]
+    assert list(summed_up(*promotions(1, 2, 3, 4)).way_back([1, 2, 4].__contains__)) == [2, 1]
 
 
 def test_what_a_rollback_goes_back_over_is_the_champion_and_those_between():

@@ -63,8 +63,15 @@ def test_the_champion_the_way_back_the_waiting_and_the_newest_keep_their_weights
     assert unneeded(registry, keep=1) == [1, 2]
     assert unneeded(registry, keep=2) == [1]
     assert unneeded(registry, keep=3) == []
-    why = needed_versions(registry, read_journal(registry), keep=1)
+    why = needed_versions(registry, read_journal(registry), registry.versions(), keep=1)
     assert (why[3], why[4], why[5]) == ("alias previous", "champion by the journal", "challenger that waits")
+
+
+def test_what_is_asked_of_mlflow_does_not_grow_with_the_versions(registry: Registry, monkeypatch: pytest.MonkeyPatch):
+    for name in ("a", "b", "c"):
+        promote(name)
+    monkeypatch.setattr(registry.client, "get_model_version", None)  # asked once for each of them
+    assert unneeded(registry, keep=1) == [1]
 
 
 def test_a_version_without_weights_keeps_its_lineage_and_no_rollback_leads_to_it(registry: Registry):

@@ -58,6 +58,32 @@ def test_rollback_goes_back_as_far_as_asked_and_what_it_went_over_is_not_promote
         assert "both book twice" in str(rollback_note(read_history(registry), registry, candidate(name).weights))
 
 
+@pytest.mark.parametrize(("tag", "is_done"), [("note", True), ("weights_hash", False)])
+def test_a_note_written_while_files_are_verified_is_no_other_version(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, tag: str, is_done: bool
+):
+    for name in ("a", "b"):
+        promote(name)
+    monkeypatch.setattr(
+        Registry, "verify", lambda self, version: registry.client.set_model_version_tag(MODEL, "1", tag, "x")
+    )
+    if is_done:
+        assert "version 1 is champion" in rollback(reason="it books twice")
+    else:
+        with pytest.raises(ValueError, match="weights_hash was edited"):
+            rollback(reason="it books twice")
+
+
+def test_a_challenger_that_was_decided_against_what_is_rolled_back_waits_no_more(registry: Registry):
+    for name in ("a", "b"):
+        promote(name)
+    waiting = wait("c", registry)
+    rollback(reason="it books twice")
+    assert state(registry) == (1, None) and registry.at("challenger") is None
+    told = [event for event in events_of(registry, waiting) if event["event"] == "withdrawal"]
+    assert "decided against version 2, and now version 1 is champion" in told[0]["reason"]
+
+
 def test_what_was_rolled_back_for_a_defect_never_returns_by_a_rollback(registry: Registry):
     for name in ("a", "b", "c"):
         promote(name)

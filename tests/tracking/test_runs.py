@@ -15,7 +15,8 @@ from tasks.pipeline.order import STAGES
 from tasks.tracking.connection import connect, experiment_id
 from tasks.tracking.journal import operator
 from tasks.tracking.metrics import CURVES, MAX_METRICS, Point, log_points, log_table
-from tasks.tracking.runs import FlowRuns
+from tasks.tracking.runs import FlowRuns, close_killed_runs
+from tasks.tracking.settings import SQLITE
 from tasks.tracking.stage_results import StageResults, read_results
 from tests.measurement.synthetic import write_artifacts
 from tests.tracking.project import SETTINGS
@@ -158,6 +159,39 @@ def test_a_cached_stage_names_the_run_that_did_the_work_and_repeats_no_number(fi
         assert child.data.tags["cached"] == "true"
         assert child.data.tags["source_run_id"] == first.info.run_id
         assert set(child.data.metrics) == {"seconds"}
+
+
+@pytest.mark.slow
+def test_after_any_number_of_cached_stages_the_source_is_known_until_somebody_deletes_it(
+    finished: Paths, monkeypatch: pytest.MonkeyPatch
+):
+    first, runs = stage(flow(finished), "train"), flow(finished)
+    assert stage(runs, "train", cached=True).data.tags["source_run_id"] == first.info.run_id
+    search = runs.client.search_runs  # as if more were there than one page has
+    monkeypatch.setattr(
+        runs.client, "search_runs", lambda *given, **named: search(*given, **{**named, "max_results": 1})
+    )
+    assert stage(runs, "train", cached=True).data.tags["source_run_id"] == first.info.run_id
+    runs.client.delete_run(first.info.run_id)
+    assert "source_run_id" not in stage(runs, "train", cached=True).data.tags
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bob's runs", 'a "b" c', r"x\y", "100% é"])
+def test_what_a_killed_flow_left_open_is_closed_whatever_its_folder_is_called(
+    project: Paths, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    place = Path.cwd() / name
+    place.mkdir()
+    database, files = Path(SETTINGS.uri.removeprefix(SQLITE)).absolute(), Path(SETTINGS.artifact_location).absolute()
+    here = SETTINGS.model_copy(update={"uri": f"{SQLITE}{database}", "artifact_location": str(files)})
+    flow(project)
+    monkeypatch.chdir(place)
+    runs = FlowRuns(here, {}, project)
+    mine = runs.begin()
+    close_killed_runs(here)
+    assert [run.info.status for run in runs.client.search_runs([runs.experiment_id])].count("RUNNING") == 1
+    assert runs.client.get_run(mine).info.status == "KILLED"
 
 
 @pytest.mark.slow

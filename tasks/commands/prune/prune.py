@@ -153,9 +153,8 @@ def _of_checkpoints(paths: Paths) -> Iterator[Removal]:
 
 def _lineage_locks(registry: Registry) -> Iterator[str]:
     with TemporaryDirectory() as folder:
-        for number in registry.numbers():
-            version = registry.version(number)
-            file = version and registry.lineage_file(version, "dvc.lock", Path(folder))
+        for version in registry.versions():
+            file = registry.lineage_file(version, "dvc.lock", Path(folder))
             if file:
                 yield file.read_text(encoding="utf-8")
 

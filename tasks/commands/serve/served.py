@@ -46,6 +46,17 @@ class Served:
 Install = Callable[[Served], Served]  # the one before, which no turn uses any more → the one that answers from now on
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model made ready: called as an `Install`, or dropped where it is not wanted any more."""
+
+    install: Install
+    drop: Callable[[], None]
+
+    def __call__(self, before: Served) -> Served:
+        return self.install(before)
+
+
 class ModelHouse:
     """Opens models with the settings of `play`. ValueError where one cannot be served, and says why."""
 
@@ -68,7 +79,7 @@ class ModelHouse:
             raise
         return served
 
-    def prepare(self, version: str, folder: Path, before: Served) -> Install:
+    def prepare(self, version: str, folder: Path, before: Served) -> Prepared:
         """All that can be done while `before` answers. What is returned is called when no turn is under way, and
         leaves `before` as it was where it raises ValueError. RuntimeError: nobody knows what the engine computes now.
         """
@@ -80,7 +91,7 @@ class ModelHouse:
             before.engine.close()
             return fresh
 
-        return install
+        return Prepared(install, fresh.engine.close)
 
     def _chat(self, folder: Path) -> ChatFormat:
         chat = load_chat(folder)
@@ -88,7 +99,7 @@ class ModelHouse:
         check_context(model_config(folder), self.sampling)
         return chat
 
-    def _refresh(self, version: str, folder: Path, before: Served) -> Install:
+    def _refresh(self, version: str, folder: Path, before: Served) -> Prepared:
         chat = self._chat(folder)
         if (model_config(folder), chat.tokenizer.get_vocab()) != (
             model_config(before.folder),
@@ -111,7 +122,7 @@ class ModelHouse:
                 free_unused(find_device(self.compute))
             return fresh
 
-        return install
+        return Prepared(install, lambda: None)
 
     def _give_back(self, before: Served, refused: ValueError) -> None:
         try:

@@ -6,6 +6,7 @@ in the middle of a promotion, or by hand, without the journal, is no decision an
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,10 +21,17 @@ from tasks.tracking.versions import Version
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`version` is what replies say; `fetch` gives the folder with its files, verified."""
+    """`version` is what replies say; `fetch` puts its files into `folder`, verified. Numbers begin again where a
+    registered model was deleted, so a version is known by both.
+    """
 
     version: str
+    folder: Path
     fetch: Callable[[], Path]
+
+    @property
+    def key(self) -> tuple[str, Path]:
+        return self.version, self.folder
 
 
 class OneFolder:
@@ -35,9 +43,9 @@ class OneFolder:
         self.folder, self.name = folder, folder.name
 
     def now(self) -> Found:
-        return Found(f"{self.name}@{weights_hash(self.folder)[:12]}", lambda: self.folder)
+        return Found(f"{self.name}@{weights_hash(self.folder)[:12]}", self.folder, lambda: self.folder)
 
-    def tidy(self, kept: Path) -> None:
+    def tidy(self, *kept: Path) -> None:
         """The folder is the user's."""
 
 
@@ -86,15 +94,16 @@ class Registered:
             raise ValueError(f"{self.uri}: there is no such version any more.")
         return self._found(version)
 
-    def tidy(self, kept: Path) -> None:
-        """Remove the versions before: their files are in the registry."""
+    def tidy(self, *kept: Path) -> None:
+        """Remove other versions: their files are in the registry."""
         for folder in self.folder.iterdir():
-            if folder != kept and folder.is_dir():
+            if folder not in kept and folder.is_dir():
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _found(self, version: Version) -> Found:
-        target = self.folder / str(version.version)
-        return Found(f"{version.model}/{version.version}", lambda: self._fetch(version, target))
+        files = hashlib.sha256(version.identity.encode()).hexdigest()  # anybody can write the tag, so it is no path
+        target = self.folder / f"{version.version}-{files[:16]}"
+        return Found(f"{version.model}/{version.version}", target, lambda: self._fetch(version, target))
 
     def _fetch(self, version: Version, target: Path) -> Path:
         return target if target.is_dir() else self.registry.fetch_model(version, target)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import threading
 from datetime import UTC, datetime
+from pathlib import Path
 
 from tasks.commands.serve.loop import EngineLoop
-from tasks.commands.serve.served import ModelHouse
+from tasks.commands.serve.served import ModelHouse, Prepared
 from tasks.commands.serve.versions import Found, Source
 from tasks.core.terminal import tell, warn
 from tasks.core.text import one_line
@@ -27,7 +28,7 @@ class Watcher:
         self.trouble: str | None = None
         self.num_changes = 0
         self.changed_at: str | None = None
-        self._refused: str | None = None  # the version that would fail again
+        self._refused: tuple[str, Path] | None = None  # the key of the version that would fail again
         self._wake, self._is_ending = threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="alias-watcher", daemon=True)
 
@@ -62,9 +63,9 @@ class Watcher:
         found = self.source.now()
         if found is None:
             return
-        if found.version == self.loop.served.version:
+        if found.key == (self.loop.served.version, self.loop.served.folder):
             self._refused = self.trouble = None
-        elif found.version != self._refused:
+        elif found.key != self._refused:
             self._change_to(found)
 
     def _change_to(self, found: Found) -> None:
@@ -75,17 +76,35 @@ class Watcher:
             self._tell(f"{found.version} cannot be fetched: {one_line(error, 400)} {self._who_goes_on()}")
             return
         try:
-            install = self.house.prepare(found.version, folder, before)
-            self.loop.exchange(install).result()
+            prepared = self.house.prepare(found.version, folder, before)
+            if not self._is_still_wanted(found, prepared):
+                return
+            self.loop.exchange(prepared).result()
         except Exception as error:  # whatever is wrong with its files or its engine, nobody may be left without a reply
-            self._refused = found.version
+            self._refused = found.key
             self._tell(f"{found.version} is not served: {one_line(error, 400)} {self._who_goes_on()}")
             return
         self._refused = self.trouble = None
         self.num_changes += 1
         self.changed_at = datetime.now(UTC).isoformat(timespec="seconds")
         tell(f"{self.changed_at} {found.version} answers now, {before.version} before it")
-        self.source.tidy(folder)
+        self.source.tidy(folder, before.folder)  # a rollback leads to the one before
+
+    def _is_still_wanted(self, found: Found, prepared: Prepared) -> bool:
+        """Its files came and were loaded for minutes: where the alias has moved on since, by a rollback perhaps, it is
+        dropped, and the next look comes at once.
+        """
+        try:
+            now = self.source.now()
+        except Exception as error:
+            prepared.drop()
+            self._tell(f"{one_line(error, 400)} {self._who_goes_on()}")
+            return False
+        if now is not None and now.key == found.key:
+            return True
+        prepared.drop()
+        self.look_again()
+        return False
 
     def _who_goes_on(self) -> str:
         return f"{self.loop.served.version} goes on." if self.loop.fault is None else "Nothing is served any more."

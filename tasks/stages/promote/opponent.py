@@ -130,11 +130,11 @@ def find_anchor(opponent: Opponent, unseen: Unseen, conditions: Conditions) -> F
     registry, champion = conditions.registry, conditions.champion
     if champion is None:
         return None
-    path, numbers = anchors(conditions.journal.entries), registry.numbers()
-    left = [number for number in path if number in numbers]
-    deleted = path[-1] if path and path[-1] not in numbers else None
+    path = anchors(conditions.journal.entries)
+    number = next(filter(registry.exists, reversed(path)), None)
+    deleted = path[-1] if path and path[-1] != number else None
     of_champion = FoundAnchor(opponent.name, opponent.trajectories, champion.version, deleted)
-    version = registry.version(left[-1]) if left else None
+    version = None if number is None else registry.version(number)
     if version is None or version.version == champion.version:
         return of_champion
     played = unseen.keep(episodes_of_version(version, conditions).trajectories)

@@ -168,17 +168,34 @@ def test_a_passing_fault_is_told_and_tried_again_at_the_next_look(
             raise faults.pop()
         return models[1]
 
-    monkeypatch.setattr(alias, "now", lambda: Found(now().version, fetch))
+    monkeypatch.setattr(alias, "now", lambda: Found(now().version, models[1], fetch))
     for why in ("the store was slow", "the disk was full"):
         assert reload(serving, Authorization=f"Bearer {KEYS.request}") == 202  # the thread looks, and lives
         until(lambda why=why: why in (health(serving)["trouble"] or ""))  # type: ignore[misc]
         assert "cannot be fetched" in health(serving)["trouble"] and f"{first} goes on" in health(serving)["trouble"]
-    monkeypatch.setattr(alias, "tidy", lambda kept: (_ for _ in ()).throw(OSError("no such folder")))
+    monkeypatch.setattr(alias, "tidy", lambda *kept: (_ for _ in ()).throw(OSError("no such folder")))
     assert reload(serving, Authorization=f"Bearer {KEYS.request}") == 202
     until(lambda: "no such folder" in (health(serving)["trouble"] or ""))
     assert health(serving)["version"] != first and serving.watcher.num_changes == 1
     assert reload(serving, Authorization=f"Bearer {KEYS.request}") == 202
     until(lambda: health(serving)["trouble"] is None)
+
+
+def test_what_was_rolled_back_while_it_was_made_ready_never_answers(
+    serving: Serving, alias: Alias, models: list[Path], monkeypatch: pytest.MonkeyPatch
+):
+    first, good, prepare = serving.loop.served.version, alias.folder, serving.watcher.house.prepare
+
+    def roll_back_meanwhile(*given: Any) -> Any:
+        prepared = prepare(*given)
+        alias.folder = good
+        return prepared
+
+    monkeypatch.setattr(serving.watcher.house, "prepare", roll_back_meanwhile)
+    alias.folder = models[1]
+    serving.watcher.look()
+    assert reply(serving, [user("hello")])["system_fingerprint"] == first
+    assert health(serving)["trouble"] is None and serving.watcher.num_changes == 0
 
 
 def spoil(file: Path) -> None:

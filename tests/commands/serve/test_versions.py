@@ -27,6 +27,11 @@ def test_an_alias_is_followed_as_the_journal_has_it(project: Path):
     assert again is not None and again.version == f"{MODEL}/2"
     assert TRANSITION not in source.registry.model_tags()
 
+    client.set_model_version_tag(MODEL, "2", "folder_hash", "../elsewhere")  # as a number that begins again has
+    other = source.now()
+    assert other is not None and other.version == found.version and other.key != found.key
+    assert other.folder.parent == found.folder.parent
+
     client.set_registered_model_alias(MODEL, "champion", "1")
     with pytest.raises(ValueError, match="registry restore"):
         source.now()
