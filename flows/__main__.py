@@ -215,7 +215,8 @@ def _load_ahead(held: ExitStack) -> None:
 def _prepare(held: ExitStack | None, *, shows_log: bool) -> None:
     """Refuse what can be refused before a server starts. `held` keeps the lock; with None each run takes it."""
     from flows.server import prepare_environment
-    from tasks.core.settings import load, load_paths, read_params
+    from tasks.core.params_text import refuse_what_dvc_cannot_read
+    from tasks.core.settings import PARAMS_FILE, load, load_paths, read_params
     from tasks.core.surroundings import check_place, check_writable, refuse_unusable_socks
     from tasks.pipeline.order import check_params, check_sources, search_for_cycles_rarely
     from tasks.pipeline.run_lock import only_run
@@ -225,6 +226,7 @@ def _prepare(held: ExitStack | None, *, shows_log: bool) -> None:
 
     search_for_cycles_rarely()  # Prefect and MLflow are imported after this
     check_params()
+    refuse_what_dvc_cannot_read(PARAMS_FILE.read_text(encoding="utf-8"), PARAMS_FILE)
     params = read_params()
     share_endpoint(params)
     check_sources(params)

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from tasks.core.files import write_text
+from tasks.core.params_text import refuse_what_dvc_cannot_read
 from tasks.core.settings import PARAMS_FILE, load_paths, parse_params, read_params
 from tasks.core.yaml_text import PLAIN
 from tasks.pipeline.order import check_params
@@ -37,6 +38,7 @@ def write_params(text: str, what: str, source: Path) -> list[str]:
     """Make `text`, which is `what`, the `params.yaml` of the current folder; the lines say what changed."""
     params = parse_params(text, PARAMS_FILE)
     check_params(params, source=source)
+    refuse_what_dvc_cannot_read(text, source)
     with only_run(load_paths(params).artifacts):
         changed = _changed(params)
         write_text(PARAMS_FILE, text)

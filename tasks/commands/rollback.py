@@ -102,8 +102,8 @@ def _step_back(registry: Registry, history: ChampionHistory, back: int) -> int:
         asked = "there is no champion before this one" if not way else f"only {len(way)} champions are before this one"
         left = " Those that were rolled back themselves or deleted do not count." if history.undone else ""
         raise ValueError(
-            f"{registry.model}: {asked}, so there is nothing to roll back to.{left} {what_there_is(registry)} "
-            f"{NAME_ONE}"
+            f"{registry.model}: {asked}, so there is nothing to roll back to.{left} {what_there_is(registry)}"
+            f"{f' {NAME_ONE}' if len(history.fate) > 1 else ''}"
         )
     return way[back - 1]
 

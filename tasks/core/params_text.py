@@ -32,6 +32,23 @@ def read_as_dvc(text: str | bytes) -> Any:
     return OF_DVC.load(text)
 
 
+def refuse_what_dvc_cannot_read(text: str, source: Path) -> None:
+    """ValueError where DVC, which starts the stages, would call the file corrupted: its parser takes no bare colon
+    within braces or brackets, as in `{checker: tasks.custom.mine:check}`.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import MarkedYAMLError
+
+    try:
+        YAML(typ="safe").load(text)
+    except MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ValueError(
+            f"{source}: DVC cannot read line {line} ({error.problem}), so no stage would start. Within {{…}} and […] "
+            f'a text with a colon needs quotes: "tasks.custom.mine:check".'
+        ) from None
+
+
 def set_number(file: Path, place: tuple[str, ...], number: int) -> bool:
     """Write `number` at `place`, such as ("curate", "test_rotation"); comments and the rest stay. False, with nothing
     written, where the text has no such value or more would change.

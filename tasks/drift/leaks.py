@@ -77,8 +77,9 @@ def _calls_something(problem: Problem) -> bool:
 
 
 def _changes_something(environment: Environment, problem: Problem) -> bool:
-    read_only = {tool.name for tool in environment.tools if tool.read_only}
-    return any(call.name not in read_only for turn in problem.reference for call in turn.calls)
+    """A call of a tool that is not there changes nothing, and the replay of references names it."""
+    writing = {tool.name for tool in environment.tools if not tool.read_only}
+    return any(call.name in writing for turn in problem.reference for call in turn.calls)
 
 
 def _other_verdict(what: str, first: Played, second: Played) -> str:

@@ -166,10 +166,17 @@ def load_model(
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # reported below, with names
             output_loading_info=True,
-            device_map=None if device.type == "cpu" else {"": device},  # a map needs the package accelerate
+            device_map=None if device.type == "cpu" else {"": _with_index(device)},  # a map needs accelerate
         )
     refuse_other_tensors(folder, found)
     return model.eval()
+
+
+def _with_index(device: torch.device) -> torch.device:
+    """transformers copies weights in threads of its own, and in a new thread the GPU without a number is the first."""
+    import torch
+
+    return torch.device(device.type, torch.cuda.current_device())
 
 
 def _load_merged(folder: Path, load_base: Callable[[Path], PreTrainedModel]) -> PreTrainedModel:

@@ -16,6 +16,7 @@ import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 import typer
@@ -23,6 +24,7 @@ import typer
 from flows.__main__ import app as flows_app
 from tasks.__main__ import app as tasks_app
 from tasks.commands.profile import merge
+from tasks.core.params_text import refuse_what_dvc_cannot_read
 from tasks.core.settings import parse_params
 from tasks.pipeline.order import check_params
 from tests.conftest import ROOT
@@ -57,6 +59,20 @@ def anchors(page: Path) -> set[str]:
     prose = BLOCK.sub("", text_of(page))
     headings = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_dvc_can_read_what_a_page_has_its_reader_write() -> None:
+    blocks = [(page, *found) for page in PAGES for found in BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))]
+    texts = [(page, dedent(text)) for page, kind, text in blocks if kind.split()[:1] == ["yaml"]]
+    assert len(texts) > 20
+    for page, text in texts:
+        refuse_what_dvc_cannot_read(text, page)
+
+
+def test_a_colon_that_dvc_cannot_read_is_refused_with_its_line() -> None:
+    with pytest.raises(ValueError, match=r"mine.yaml: DVC cannot read line 2 .*needs quotes"):
+        refuse_what_dvc_cannot_read("a: 1\nb: {c: tasks.custom.mine:check}\n", Path("mine.yaml"))
+    refuse_what_dvc_cannot_read('b: {c: "tasks.custom.mine:check"}\n', Path("mine.yaml"))
 
 
 def test_the_first_page_fits_one_reading():

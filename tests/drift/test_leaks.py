@@ -84,6 +84,21 @@ def test_a_world_full_of_solutions_from_the_start_is_found_by_what_doing_nothing
     assert "always true" in line
 
 
+def test_a_call_of_a_tool_that_is_not_there_changes_nothing_and_is_left_to_the_replay() -> None:
+    class Trusting(SumEpisode):
+        def verdict(self, final_message: str | None) -> Verdict:
+            return Verdict(True)
+
+    class Trust(Sums):
+        episode_class = Trusting
+
+    turn = sum_problem("a").reference[0]
+    calls = [call.model_copy(update={"name": "of_the_agent"}) for call in turn.calls]
+    unknown = sum_problem("a").model_copy(update={"reference": [turn.model_copy(update={"calls": calls})]})
+    assert find_leaks(Trust(), [unknown]) == []
+    assert "doing nothing succeeds" in find_leaks(Trust(), [sum_problem("a")])[0]
+
+
 def test_silence_that_is_right_now_and_then_is_no_leak() -> None:
     """A problem whose solution only looks, solved by doing nothing, beside one that is not."""
 

@@ -113,6 +113,26 @@ def no_index(folder: Path) -> None:
     (folder / INDEX).write_text("[1, 2]")
 
 
+def test_on_several_gpus_each_rank_loads_onto_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers copies weights in threads of its own, to which the GPU that a rank chose in its main thread is
+    unknown.
+    """
+
+    class Asked(Exception):
+        pass
+
+    def ask(*_: Any, device_map: dict[str, torch.device], **__: Any) -> Any:
+        raise Asked(device_map)
+
+    folder = tiny.model_folder(tmp_path / "m")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", ask)
+    with pytest.raises(Asked) as asked:
+        load_model(folder, compute=on_cpu(1).model_copy(update={"device": "cuda"}))
+    assert asked.value.args == ({"": torch.device("cuda", 2)},)
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "a pickle beside a decoy": (pickle_beside_a_decoy, ("model.safetensors", "no such file")),
     "a second set of weights": (second_set, ("consolidated.safetensors", "vLLM", "Keep one set")),

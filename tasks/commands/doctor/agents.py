@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from tasks.commands.doctor.context import DoctorContext
+from dataclasses import replace
+
+from tasks.commands.doctor.context import DoctorContext, PlayedReference
 from tasks.commands.doctor.findings import Finding, failed, passed, warned
+from tasks.environments.agent.settings import AgentSettings
+
+NONSENSE = "zzz"
 
 
 def agent_plays(context: DoctorContext) -> Finding:
-    """The shortest reference, by the agent itself."""
+    """The shortest reference by the agent itself, and an answer of nonsense."""
     if not context.environment.is_driven_by_agent():
         return passed("none: our own loop asks the policy")
     reference = min(context.references, key=lambda reference: len(reference.texts))
@@ -24,4 +29,33 @@ def agent_plays(context: DoctorContext) -> Finding:
             f"{found}, by the budget {played.limit}",
             "It may not end by itself: an agent is over when its program or function ends.",
         )
-    return passed(found)
+    if not played.is_success and is_judged_by_agent(context):
+        return warned(
+            f"{found}: its verdict refuses the reference's own answer",
+            "Fine where the agent has to call its tools first, which no reference can; else correct the verdict, or "
+            "no episode will ever succeed.",
+        )
+    return _of_nonsense(context, reference, found)
+
+
+def _of_nonsense(context: DoctorContext, reference: PlayedReference, found: str) -> Finding:
+    """A model that has learnt nothing writes such texts: neither agent nor verdict may break down over them."""
+    played = context.play_by_agent(replace(reference, texts=[NONSENSE]))
+    if played.fault is not None:
+        return failed(
+            f"{reference.problem.id}, answered with nonsense: {played.fault}",
+            "A model that has learnt nothing answers so, and every such episode would be dropped: an agent ends, and a "
+            "verdict says false, whatever the model writes.",
+        )
+    if played.is_success:
+        return warned(
+            f"{reference.problem.id} succeeds with the answer {NONSENSE!r}",
+            "The verdict is too weak, or always true: nothing could be learnt from it.",
+        )
+    return passed(f"{found}; an answer of nonsense fails")
+
+
+def is_judged_by_agent(context: DoctorContext) -> bool:
+    """Without a world, the verdict is about what the agent itself has done."""
+    settings = context.settings.environment.settings
+    return isinstance(settings, AgentSettings) and settings.world is None

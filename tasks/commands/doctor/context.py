@@ -47,6 +47,7 @@ from tasks.stages.assess.settings import AssessSettings
 from tasks.stages.curate.settings import CurateSettings
 from tasks.stages.curate.splitting import SPLITS, in_turn
 from tasks.stages.evaluate.settings import EvaluateSettings
+from tasks.stages.promote.settings import PromoteSettings
 from tasks.storage.settings import PathsSettings, StorageSettings
 from tasks.tools.base import Environment
 from tasks.tracking.settings import TrackingSettings
@@ -100,6 +101,7 @@ class DoctorSections(Settings):
     warm_start: SupervisedSettings
     train: GRPOSettings
     evaluate: EvaluateSettings
+    promote: PromoteSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from tasks.commands.doctor.environment import (
 )
 from tasks.commands.doctor.findings import Finding, NotCheckable, Skipped, of_error, skipped
 from tasks.commands.doctor.machine import compiler, disk, duration, memory, threads
-from tasks.commands.doctor.scoring import doing_nothing, references_score
+from tasks.commands.doctor.scoring import doing_nothing, references_score, test_problems
 from tasks.commands.doctor.storage import storage
 from tasks.commands.doctor.transfer import notes, other_environments
 from tasks.core.files import json_hash, read_json, read_yaml, write_json
@@ -60,6 +60,7 @@ CHECKS: dict[str, Check] = {
     "references score 1": references_score,
     "doing nothing": doing_nothing,
     "agent": agent_plays,
+    "test problems": test_problems,
     "other environments": other_environments,
     "notes": notes,
     "threads": threads,

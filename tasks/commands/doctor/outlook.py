@@ -16,6 +16,7 @@ from tasks.core.settings import Paths, load, load_paths, read_params
 from tasks.core.splits import read_split
 from tasks.core.terminal import warn
 from tasks.stages.evaluate.sharded import choose_problems
+from tasks.stages.promote.settings import MORE_PROBLEMS
 
 COARSE = 0.25  # hardly any run gains that much success
 
@@ -47,6 +48,11 @@ def _small_splits(settings: DoctorSections, sizes: dict[str, int]) -> Iterator[s
                 f"be detected. Bring more problems (curate.source, "
                 f"curate.num_generated, curate.max_{split}_problems), or raise evaluate.{split}_samples_per_problem."
             )
+    if sizes["test"] < (asked := settings.promote.min_unseen_problems):
+        yield (
+            f"test has {sizes['test']:,} problems and promote.min_unseen_problems asks for {asked:,}, so no snapshot "
+            f"could be promoted. {MORE_PROBLEMS}"
+        )
     wanted = settings.train.problems_per_iteration
     if sizes["train"] < wanted:
         yield (

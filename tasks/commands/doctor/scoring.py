@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 
+from tasks.commands.doctor.agents import is_judged_by_agent
 from tasks.commands.doctor.context import DoctorContext, batches_for, choose
 from tasks.commands.doctor.findings import Finding, failed, list_some, passed, warned
 from tasks.core.records import Problem, Score, Trajectory
 from tasks.rewards.dominance import reward_bounds
 from tasks.rewards.limits import Bounds
 from tasks.rewards.parts import check_score, reward
+from tasks.stages.promote.settings import MORE_PROBLEMS
 from tasks.stages.train.settings import episode_limits
 
 NOTHING = ""  # the message of an agent that does nothing
@@ -23,6 +25,8 @@ ROUNDING = 1e-9  # of sums of parts
 
 def references_score(context: DoctorContext) -> Finding:
     """References of all splits and categories: success, and a reward within the bounds of a success."""
+    if is_judged_by_agent(context):
+        return passed("not asked here: without a world only what the agent itself played is judged")
     references = [item for item in context.references if context.environment.knows_solution(item.problem)]
     if not references:
         return warned(
@@ -62,6 +66,8 @@ def doing_nothing(context: DoctorContext) -> Finding:
     in turn, as many problems as the time allows.
     """
     assert context.references  # else nothing can be played, which is raised
+    if is_judged_by_agent(context):
+        return passed("not asked here: without a world only what the agent itself played is judged")
     bounds = _bounds(context)
     problems = [problem for _, problem in choose(context.problems, tools=[])]
     idle = list[tuple[Problem, Trajectory]]()
@@ -85,6 +91,14 @@ def doing_nothing(context: DoctorContext) -> Finding:
             "weak.",
         )
     return passed(f"an empty message fails on {len(pairs):,} problems")
+
+
+def test_problems(context: DoctorContext) -> Finding:
+    """As many as promotion asks for: else it refuses to decide, after the training."""
+    asked, found = context.settings.promote.min_unseen_problems, len(context.problems["test"])
+    if found < asked:
+        return failed(f"{found:,}, and promote.min_unseen_problems asks for {asked:,}", MORE_PROBLEMS)
+    return passed(f"{found:,}, at least {asked:,} are asked for")
 
 
 def _bounds(context: DoctorContext) -> Bounds:

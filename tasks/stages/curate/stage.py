@@ -99,6 +99,8 @@ def curate(settings: CurateSections, paths: Paths, environment: Environment) -> 
     counts = ", ".join(f"{len(splits[name]):,} {name}" for name in SPLITS)
     passed = f"{validation.num_passed()} of {len(suite)} expectations are met"
     tell(f"curate: {counts} problems, {len(shown):,} demonstrations; {passed}")
+    if num_duplicates := len(rows) - len(unique):
+        tell(f"curate: {num_duplicates:,} of {len(rows):,} problems are duplicates of others and were left out")
     tell(f"curate: the data card is {paths.stage('curate') / CARD}")
     warn_of_missing_categories(missing_categories(unique, options, halves=halves))
     if options.num_demonstrations and environment.expert() is None:

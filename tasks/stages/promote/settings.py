@@ -14,6 +14,12 @@ from tasks.tracking.settings import ModelName, TrackingSettings
 OnHoldoutReuse = Literal["warn", "refuse", "rotate"]
 
 
+MORE_PROBLEMS = (
+    "Bring problems of more split groups, raise curate.max_test_problems where it binds, or lower "
+    "promote.min_unseen_problems; fewer problems show larger differences alone."
+)
+
+
 class CheaperSettings(Settings):
     measure: Measure
     max_success_loss: float = Field(ge=0, lt=1)

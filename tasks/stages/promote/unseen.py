@@ -19,6 +19,7 @@ from tasks.core.records import Problem, Trajectory
 from tasks.core.splits import read_split
 from tasks.models.files import TRAINED_ON
 from tasks.models.trained_on import TrainedOn, read_trained_on, read_trained_on_file
+from tasks.stages.promote.settings import MORE_PROBLEMS
 
 if TYPE_CHECKING:
     from tasks.stages.promote.episodes import Conditions
@@ -68,11 +69,13 @@ class Unseen(NamedTuple):
     def refuse_too_few(self) -> None:
         if len(self.ids) >= self.minimum:
             return
-        why = self.sentence or f"The test set has {self.num_problems:,} problems."
+        asked = f"promote.min_unseen_problems asks for {self.minimum:,}, since so few show nothing."
+        if self.sentence is None:
+            raise ValueError(f"The test set has {self.num_problems:,} problems, and {asked} {MORE_PROBLEMS}")
         raise ValueError(
-            f"{why} promote.min_unseen_problems asks for {self.minimum:,}, since so few show nothing. Take a fresh "
-            f"test set (curate.test_rotation), set curate.split_seed and curate.train_share back to what the champion "
-            f"was trained with, or bring problems of new split groups; then run the pipeline again."
+            f"{self.sentence} {asked} Take a fresh test set (curate.test_rotation), set curate.split_seed and "
+            f"curate.train_share back to what the champion was trained with, or bring problems of new split groups; "
+            f"then run the pipeline again."
         )
 
     def keep(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:

@@ -27,7 +27,7 @@ def params(**changed: Any) -> dict[str, Any]:
     values = profile_params("test")
     roomy = {"sampling__max_turns": 10, "sampling__max_tokens_per_episode": 300}
     small = {"curate__num_generated": 66, "curate__max_level": 3, "curate__num_demonstrations": 20}
-    small["curate__num_test_sets"] = 1
+    small |= {"curate__num_test_sets": 1, "promote__min_unseen_problems": 5}
     for name, value in {**small, **roomy, "model__embedded__max_position_embeddings": 300, **changed}.items():
         *path, key = name.split("__")
         section = values

@@ -56,6 +56,12 @@ def test_a_tiny_split_is_warned_of_with_the_difference_it_could_show(curated: Pa
     assert [line.split()[0] for line in told(curated, train=3, select=4)] == ["select", "train"]
 
 
+def test_a_test_set_on_which_nothing_could_be_promoted_is_told_before_anything_is_trained(curated: Paths) -> None:
+    (warning,) = told(curated, promote__min_unseen_problems=301)
+    assert warning.startswith("test has 300 problems and promote.min_unseen_problems asks for 301")
+    assert "or lower promote.min_unseen_problems" in warning
+
+
 def test_budgets_that_cut_references_are_warned_of_with_the_values_to_set(curated: Paths) -> None:
     (warning,) = told(curated, sampling__max_turns=6)
     assert "references do not fit" in warning

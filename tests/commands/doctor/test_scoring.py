@@ -42,6 +42,11 @@ def test_a_reward_out_of_its_range_fails(
     found(look("references score 1", artifacts), "fail", says, "")
 
 
+def test_fewer_test_problems_than_promotion_asks_for_fail(artifacts: Path) -> None:
+    few = look("test problems", artifacts, promote__min_unseen_problems=1000)
+    found(few, "fail", ", and promote.min_unseen_problems asks for 1,000", "or lower promote.min_unseen_problems")
+
+
 def test_a_failure_that_earns_as_much_as_a_success_fails(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoring, "reward", lambda *_: Score(1.0, {}))
     found(look("doing nothing", artifacts), "fail", "a failure earns 1", "a success 1 or more")
