@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 # In the order of tasks/pipeline/order.py, which this package may not import.
 STAGES = ("curate", "assess", "warm_start", "train", "evaluate", "promote")
 SHARED_NUMBERS = ("success_rate", "ci_low", "ci_high", "num_problems", "samples_per_problem")
+BY_HAND = {"force": "forced", "approve": "approved"}  # kinds of override that promote
 
 
 def build_summary(paths: Paths) -> dict[str, Any]:
@@ -240,12 +242,20 @@ def _verdict(summary: dict[str, Any], results: StoredResults) -> Text:
         return Text(
             "No promotion was attempted. Run `python -m tasks promote`, or `python -m flows run` for everything."
         )
-    verdict = results.decision["decision"]
     if champion["promoted"]:
         told, tone = f"{champion['model']} version {champion['version']} became the champion", "bold green"
     else:
         told, tone = f"{results.best_snapshot} was not promoted", "bold yellow"
-    return Text.assemble((told, tone), f" ({verdict})")
+    return Text.assemble((told, tone), f" ({_answer(results.decision)})")
+
+
+def _answer(decision: Mapping[str, Any]) -> str:
+    """`promote`; where a person answered, that it was one and what the policy says."""
+    by_hand = decision.get("override")
+    if not by_hand:
+        return str(decision["decision"])
+    who = by_hand.get("by") or "an operator"
+    return printable(f"{BY_HAND[by_hand['kind']]} by {who}; the policy says {decision['policy_decision']}")
 
 
 def _places(paths: Paths) -> list[tuple[str, str]]:

@@ -125,6 +125,15 @@ def test_the_table_fits_80_columns_with_every_type_on_one_line(finished_run: Pat
         assert [float(word) for word in line.split()[1:4]] == [round(100 * rate, 1) for rate in rates]
 
 
+def test_a_promotion_that_a_person_forced_says_so_and_what_the_policy_says(tmp_path: Path):
+    paths = write_artifacts(tmp_path)
+    file = paths.stage("promote") / "decision.json"
+    decision = json.loads(file.read_text(encoding="utf-8"))
+    forced = {"kind": "force", "reason": "a demo", "by": "eve@host"}
+    file.write_text(json.dumps({**decision, "policy_decision": "hold", "override": forced}), encoding="utf-8")
+    assert "became the champion (forced by eve@host; the policy says hold)" in printed(paths, width=120)
+
+
 @pytest.mark.slow
 def test_the_table_names_results_intervals_seconds_and_the_verdict(finished_run: Paths):
     text = printed(finished_run)
