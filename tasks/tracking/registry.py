@@ -13,6 +13,7 @@ import json
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -240,7 +241,7 @@ class Registry:
         found: list[Version] = []
         with TemporaryDirectory() as folder:
             while file := self.lineage_file(found[-1] if found else version, EARLIER_FILE, Path(folder)):
-                found.append(Version(version.model, version.version, version.weights, read_json(file)))
+                found.append(replace(version, tags=read_json(file)))
         return found
 
     def _add_lineage(

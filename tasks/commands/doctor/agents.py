@@ -50,7 +50,7 @@ def _of_nonsense(context: DoctorContext, reference: PlayedReference, found: str)
     if played.is_success:
         return warned(
             f"{reference.problem.id} succeeds with the answer {NONSENSE!r}",
-            "The verdict is too weak, or always true: nothing could be learnt from it.",
+            "Fine where nothing has to be done for it; else the verdict is too weak, or always true.",
         )
     return passed(f"{found}; an answer of nonsense fails")
 
