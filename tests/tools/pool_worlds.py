@@ -78,10 +78,12 @@ class TroubleEpisode(ToolEpisode):
     def _is_first(self, *, keep: bool = False) -> bool:
         """`keep`: all through the first play, as the file has that worker's number."""
         file = Path(self.problem.world[ONCE])
-        if not file.exists():
-            file.write_text(str(os.getpid()), encoding="utf-8")
-            return True
-        return keep and file.read_text(encoding="utf-8") == str(os.getpid())
+        try:
+            with file.open("x", encoding="utf-8") as stream:  # of two workers at once only one is the first
+                stream.write(str(os.getpid()))
+        except FileExistsError:
+            return keep and file.read_text(encoding="utf-8") == str(os.getpid())
+        return True
 
     def verdict(self, final_message: str | None) -> Verdict:
         return Verdict(final_message == "Done.", details={"notes": self.notes})
