@@ -247,6 +247,7 @@ def test_what_is_curated_from_a_server_passes_the_doctor_who_warns_where_nobody_
     params["environment"]["settings"] |= {} if is_solved else {"solution": None}
     params["curate"] |= {"source": "tasks/environments/openenv", "num_generated": 300}
     params["curate"]["num_demonstrations"] = 50 if is_solved else 0
+    params["promote"]["min_unseen_problems"] = 1
     curate(load(CurateSections, params), paths)
     groups = [{item.split_group for item in read_split(paths, name)} for name in ("train", "select", "test")]
     assert all(groups) and len(set.union(*groups)) == sum(map(len, groups))  # no task is on two sides
