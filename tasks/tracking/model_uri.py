@@ -21,6 +21,7 @@ from tasks.tracking.registry import Registry
 from tasks.tracking.settings import REFUSED_IN_MODELS, SQLITE, TrackingSections, TrackingSettings
 from tasks.tracking.versions import ALIASES, TRAJECTORIES_FILE, Version
 
+MOST_LISTED = 10  # versions, in a message
 URI = re.compile(
     rf"models:/(?P<model>[^{re.escape(REFUSED_IN_MODELS)}]+)(?:/(?P<number>[1-9][0-9]{{0,8}})|@(?P<alias>[\w-]+))"
 )
@@ -77,7 +78,9 @@ def what_there_is(registry: Registry) -> str:
     if not numbers:
         return f"{registry.settings.uri} has no version of {registry.model}; `python -m tasks promote` makes one."
     aliases = [f"{alias} is {version.version}" for alias in ALIASES if (version := registry.at(alias))]
-    return f"{registry.model} has version {', '.join(map(str, numbers))} ({'; '.join(aliases) or 'no alias'})."
+    newest = ", ".join(map(str, numbers[-MOST_LISTED:]))
+    which = f"version {newest}" if len(numbers) <= MOST_LISTED else f"{len(numbers):,} versions, the newest {newest}"
+    return f"{registry.model} has {which} ({'; '.join(aliases) or 'no alias'})."
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,11 @@ import psutil
 import pytest
 
 from tasks.commands.registry import adopt
-from tasks.tracking import aliases
+from tasks.tracking import aliases, model_uri
 from tasks.tracking import registry_lock as locks
 from tasks.tracking.aliases import LAST_EVENT, TRANSITION, current_champion, lock_registry, open_registry
 from tasks.tracking.history import events_of, first_promotion_note, read_history, rollback_note
+from tasks.tracking.model_uri import what_there_is
 from tasks.tracking.registry import Registry
 from tasks.tracking.registry_lock import LOCK, hold_lock
 from tests.tracking.candidates import MODEL, candidate, drill, fork_server, promote, state, two_at_once
@@ -99,6 +100,14 @@ def test_what_a_look_costs_does_not_grow_with_the_versions_and_all_pages_are_rea
     monkeypatch.delattr(registry.client, "search_model_versions")
     monkeypatch.setattr(registry.client, "search_model_versions", None)  # reads every version and all of its tags
     assert getattr(current_champion(registry), "version", None) == 3
+
+
+def test_a_message_names_the_newest_of_many_versions(registry: Registry, monkeypatch: pytest.MonkeyPatch):
+    for name in ("a", "b", "c"):
+        promote(name)
+    assert what_there_is(registry) == f"{MODEL} has version 1, 2, 3 (champion is 3; previous is 2)."
+    monkeypatch.setattr(model_uri, "MOST_LISTED", 2)
+    assert what_there_is(registry) == f"{MODEL} has 3 versions, the newest 2, 3 (champion is 3; previous is 2)."
 
 
 @pytest.mark.parametrize(
