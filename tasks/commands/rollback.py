@@ -52,7 +52,8 @@ def rollback(*, reason: str, to: int | None = None, back: int = 1, defect: bool 
         undone = history.gone_back_over(target.version)
         body = {"champion": target.version, "instead_of": history.champion, "undone": undone, "defect": defect}
         entries = [new_entry("rollback", {**body, "reason": reason, **identity(target)})]
-        entries += [*ending_of_stale(registry, target), *([new_entry("hold", {"reason": reason})] if hold else [])]
+        entries += ending_of_stale(registry, target)
+        entries += [new_entry("hold", {"reason": reason})] if hold else []
         record(registry, lock, entries)
     told = _describe_rollback(target, history.champion, registry.at(PREVIOUS), hold=hold)
     _tell_prefect(registry.model, target.version, told)

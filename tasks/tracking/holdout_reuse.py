@@ -78,6 +78,9 @@ class HoldoutHistory:
         """Names of test sets, each with an evaluation on it."""
         return {(entry.body["test"], entry.body.get("evaluation")) for entry in (*self.decisions, *self.looks)}
 
+    def has_seen(self, test: HoldoutSet, evaluation: str) -> bool:
+        return (test.name, evaluation) in self.seen()
+
     def looks_at(self, test: HoldoutSet) -> Looks:
         ours = [_hash_of(id) for id in test.problem_ids]
         per_set, per_problem = self._looks_per_set(), Counter[bytes]()

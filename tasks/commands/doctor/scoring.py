@@ -17,6 +17,7 @@ from tasks.rewards.parts import check_score, reward
 from tasks.stages.promote.settings import MORE_PROBLEMS
 from tasks.stages.train.settings import episode_limits
 
+JUDGED_BY_AGENT = passed("not asked here: without a world only what the agent itself played is judged")
 NOTHING = ""  # the message of an agent that does nothing
 MOST_IDLE = 24  # side by side
 IDLE_SECONDS = 1.0
@@ -26,7 +27,7 @@ ROUNDING = 1e-9  # of sums of parts
 def references_score(context: DoctorContext) -> Finding:
     """References of all splits and categories: success, and a reward within the bounds of a success."""
     if is_judged_by_agent(context):
-        return passed("not asked here: without a world only what the agent itself played is judged")
+        return JUDGED_BY_AGENT
     references = [item for item in context.references if context.environment.knows_solution(item.problem)]
     if not references:
         return warned(
@@ -67,7 +68,7 @@ def doing_nothing(context: DoctorContext) -> Finding:
     """
     assert context.references  # else nothing can be played, which is raised
     if is_judged_by_agent(context):
-        return passed("not asked here: without a world only what the agent itself played is judged")
+        return JUDGED_BY_AGENT
     bounds = _bounds(context)
     problems = [problem for _, problem in choose(context.problems, tools=[])]
     idle = list[tuple[Problem, Trajectory]]()

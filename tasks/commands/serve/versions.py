@@ -6,12 +6,12 @@ in the middle of a promotion, or by hand, without the journal, is no decision an
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tasks.core.files import json_hash
 from tasks.models.folders import weights_hash
 from tasks.tracking.aliases import TRANSITION, lock_registry
 from tasks.tracking.model_uri import SCHEME, URI, check_alias, find_version
@@ -101,8 +101,8 @@ class Registered:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _found(self, version: Version) -> Found:
-        files = hashlib.sha256(version.identity.encode()).hexdigest()  # anybody can write the tag, so it is no path
-        target = self.folder / f"{version.version}-{files[:16]}"
+        files = json_hash(version.identity)[:16]  # anybody can write the tag, so it is no path
+        target = self.folder / f"{version.version}-{files}"
         return Found(f"{version.model}/{version.version}", target, lambda: self._fetch(version, target))
 
     def _fetch(self, version: Version, target: Path) -> Path:

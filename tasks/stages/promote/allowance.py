@@ -219,7 +219,7 @@ def _way(decision: Decision, allowance: Allowance) -> str | None:
 
 def _is_look_too_many(settings: PromoteSettings, allowance: Allowance) -> bool:
     past, seen = allowance.past, (allowance.test, allowance.evaluation)
-    is_counted = (seen[0].name, seen[1]) in past.seen() and past.num_decisions_on(*seen) == 0
+    is_counted = past.has_seen(*seen) and past.num_decisions_on(*seen) == 0
     looks = allowance.looks.median + (not is_counted)
     return allowance.is_new and looks > settings.max_looks_per_problem
 
