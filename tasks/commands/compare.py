@@ -15,9 +15,9 @@ from tasks.commands.policies import Source, find_policy
 from tasks.core.records import Trajectory
 from tasks.core.settings import Settings, load, load_paths, read_params
 from tasks.core.text import printable
+from tasks.measurement.points import level_text
 from tasks.rewards.stored import read_trajectories
 from tasks.stages.evaluate.settings import EvaluateSettings
-from tasks.stages.promote.checks.check import level_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -164,7 +164,7 @@ def print_comparison(compared: Comparison, labels: Sequence[str], confidence: fl
     if len(compared.by_category) > 1:
         console.print(
             f"· the p of categories is adjusted by Holm for {len(compared.by_category)}; their intervals are joint "
-            f"(each at {100 * compared.category_confidence:.4g}%)."
+            f"(each at {level_text(compared.category_confidence)})."
         )
     for note in compared.notes:
         console.print(f"· {note}")

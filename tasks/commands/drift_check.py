@@ -57,14 +57,14 @@ def check_champion(settings: DriftCheckSections, paths: Paths) -> dict[str, Any]
     """Measure the champion and record the check in MLflow; empty where there is no champion."""
     from tasks.measurement.statistics import summarise
     from tasks.tracking.aliases import current_champion, open_registry
-    from tasks.tracking.measurements import CHAMPION_CHECK, log_measurement, read_measurements
+    from tasks.tracking.measurements import CHAMPION_CHECK, log_measurement, read_checks
 
     options, model = settings.pipeline.drift_check, settings.promote.model_name
     registry = open_registry(settings.tracking, model)
     champion = current_champion(registry)
     if champion is None:
         return {}
-    past, at = read_measurements(settings.tracking, CHAMPION_CHECK, model), datetime.now(UTC)
+    past, at = read_checks(settings.tracking, model), datetime.now(UTC)
     alpha, number = check_error(options, past, at=at), len(past) + 1
     promoted = summarise(promoted_episodes(registry, champion), confidence=confidence_of(alpha))
     played = play_champion(settings, paths, registry, champion, number=number)

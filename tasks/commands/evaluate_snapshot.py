@@ -112,10 +112,19 @@ def describe_model(model: Path, settings: SnapshotSections, paths: Paths, *, nam
 
 def table_of(row: dict[str, Any]) -> Table:
     from tasks.core.text import printable
+    from tasks.measurement.points import level_text
     from tasks.report.results import interval, percent
     from tasks.report.summary import new_table
 
-    columns = ("success", f"{row['confidence']:.0%} interval", "problems", "samples", "tokens", "calls", "invalid")
+    columns = (
+        "success",
+        f"{level_text(row['confidence'])} interval",
+        "problems",
+        "samples",
+        "tokens",
+        "calls",
+        "invalid",
+    )
     table = new_table("On select", *columns)
     for label, result in {row["name"]: row, **row["by_category"]}.items():
         table.add_row(

@@ -16,6 +16,7 @@ from tasks.core import background
 from tasks.core.files import file_hash, write_json
 from tasks.core.settings import Settings, load, read_params
 from tasks.environments.settings import EnvironmentSettings
+from tasks.measurement.points import level_text
 from tasks.tools.base import EnvironmentFault
 from tasks.tools.judge.evidence import Agreement, Evidence, Table, shortfalls
 from tasks.tools.judge.judge import Judge, Judgement, describe_judge
@@ -129,7 +130,7 @@ def _numbers(wanted: AgreementSettings, measured: Agreement) -> RenderableType:
     from rich.table import Table as Grid
 
     grid = Grid.grid(padding=(0, 2))
-    interval = f"{measured.ci_low:.1%} to {measured.ci_high:.1%} at {measured.confidence:.0%}"
+    interval = f"{measured.ci_low:.1%} to {measured.ci_high:.1%} at {level_text(measured.confidence)}"
     grid.add_row("agreement", f"{measured.agreement:.1%}", interval, f"wanted: surely {wanted.min_agreement:.1%}")
     grid.add_row("Cohen's kappa", f"{measured.kappa:.3f}", "", f"wanted: {wanted.min_kappa:.3f}")
     return grid

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.provenance import ARTIFACTS, cpu_model, package_versions
+from tasks.core.text import first_few
 from tasks.core.urls import is_url
 from tasks.core.workspace import LINKED, folder_of_code
 from tasks.drift.pin import ACCEPT_VARIABLE
@@ -130,11 +131,9 @@ def _describe_differences(record: Mapping[str, Any] | None) -> list[str]:
         for name in sorted({*record["packages"], *here})
         if record["packages"].get(name) != here.get(name)
     ]
-    if len(packages) > MAX_NAMED:
-        packages = [*packages[:MAX_NAMED], f"and {len(packages) - MAX_NAMED} more packages"]
-    if record["cpu"] != cpu_model():
-        packages.append(f"{record['cpu']} → {cpu_model()}")
-    return [f"Different on this machine than at training: {', '.join(packages)}."] if packages else []
+    processors = [f"{record['cpu']} → {cpu_model()}"] if record["cpu"] != cpu_model() else []
+    differing = [*processors, *([first_few(packages, MAX_NAMED)] if packages else [])]
+    return [f"Different on this machine than at training: {', '.join(differing)}."] if differing else []
 
 
 def _accept_prefix(row: Mapping[str, Any]) -> str:

@@ -116,10 +116,11 @@ class EnvironmentSettings(NamedEnvironment):
 
     def refuse_no_verdict(self) -> None:
         """ValueError where nothing decides on success; also for one that took the place of another."""
-        if getattr(self.settings, "needs_judge", False) and not (self.judge and self.judge.decides):
+        instead = getattr(self.settings, "instead_of_judge", None)
+        if instead is not None and not (self.judge and self.judge.decides):
             raise ValueError(
-                "settings.checker is null, so only a judge can say whether an episode succeeded, and there is none "
-                "that decides. Name a function as settings.checker, or fill in judge with decides: true"
+                f"only a judge can say whether an episode succeeded, and there is none that decides. Fill in judge "
+                f"with decides: true, or {instead}"
             )
 
 

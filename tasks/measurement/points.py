@@ -1,4 +1,6 @@
-"""Differences of two shares as texts have them, in percentage points: a `%` is a share or a relative change."""
+"""How texts write differences of two shares, in percentage points, and how sure they are. A `%` is a share or a
+relative change.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,11 @@ def points_text(size: float) -> str:
 def interval_text(row: Mapping[str, Any]) -> str:
     """`+29.1 to +39.9`."""
     return f"{points(row['ci_low'])} to {points(row['ci_high'])}"
+
+
+def level_text(confidence: float) -> str:
+    """`95%`, or `99.2%` where a whole number is not exact."""
+    return f"{100 * confidence:.4g}%"
 
 
 def difference_text(row: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ from tasks.core.params_text import read_as_dvc, set_number
 from tasks.core.provenance import CODE
 from tasks.core.resume import GRAPH
 from tasks.core.settings import PARAMS_FILE, Paths, load
-from tasks.core.text import one_line
+from tasks.core.text import first_few, one_line
 from tasks.drift.fall import note_fall
 from tasks.drift.pin import find_drift
 from tasks.environments.settings import EnvironmentSettings
@@ -38,7 +38,7 @@ from tasks.tracking.finished_runs import (
     reason_text,
     write_reasons,
 )
-from tasks.tracking.measurements import CHAMPION_CHECK, read_measurements
+from tasks.tracking.measurements import read_checks
 from tasks.tracking.registry import Registry
 from tasks.tracking.settings import TrackingSections, TrackingSettings
 from tasks.tracking.waiting import ended_unapproved
@@ -113,7 +113,7 @@ def find_reasons(params: dict[str, Any], paths: Paths, *, asked: str | None = No
         if unapproved:
             reasons.append(Reason("decision", unapproved))
     reasons += _drift(params, paths)
-    checks = read_measurements(tracking, CHAMPION_CHECK, model)
+    checks = read_checks(tracking, model)
     fall = find_fall(checks, _champion(tracking, model) if checks else None, last)
     if fall is not None:
         reasons.append(Reason("champion_fell", _describe_fall(fall)))
@@ -285,5 +285,4 @@ def _unfinished(text: str) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return one_line(", ".join(names[:MAX_NAMED]) + more)
+    return one_line(first_few(names, MAX_NAMED))

@@ -10,6 +10,7 @@ from tasks.core.files import content_hash, number_of, read_json, read_jsonl
 from tasks.core.settings import Paths
 from tasks.core.text import one_line
 from tasks.measurement.learnt import read_untrained
+from tasks.measurement.points import level_text
 
 # The policies measured on `test`: their names in evaluation.json and for people.
 POLICIES = {"base": "base", "warm_start": "warm start", "best": "best snapshot"}
@@ -113,7 +114,9 @@ class StoredResults:
 
     @property
     def interval_name(self) -> str:
-        return f"{self.evaluation['confidence']:.0%} interval" if "confidence" in self.evaluation else "interval"
+        return (
+            f"{level_text(self.evaluation['confidence'])} interval" if "confidence" in self.evaluation else "interval"
+        )
 
 
 def read_results(paths: Paths) -> StoredResults:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tasks.core.files import content_hash, read_json, write_json
 from tasks.core.settings import Paths
 from tasks.tracking.finished_runs import FinishedRun, last_finished, read_kept
-from tasks.tracking.measurements import CHAMPION_CHECK, read_measurements
+from tasks.tracking.measurements import read_checks
 from tasks.tracking.settings import SQLITE, TrackingSettings
 
 SEEN_FILE = "finish_seen.json"
@@ -25,7 +25,7 @@ def note_finish(settings: TrackingSettings, model: str, paths: Paths) -> None:
     if before is None:
         return
     last = last_finished(settings, model, paths)
-    if last is None or last.waits or last != read_kept(paths) or read_measurements(settings, CHAMPION_CHECK, model):
+    if last is None or last.waits or last != read_kept(paths) or read_checks(settings, model):
         return
     if _hash(settings) == before:
         write_json(file, _seen(settings, model, last, before))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from tasks.tracking.settings import SQLITE, TrackingSettings
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from pydantic import TypeAdapter
 
 CHAMPION_CHECK, SNAPSHOT = "champion_check", "evaluate_snapshot"  # kinds
 ROW_TAG = "row"
@@ -43,8 +45,10 @@ def log_measurement(
     return run_id
 
 
-def read_measurements(settings: TrackingSettings, kind: str, model: str) -> list[Row]:
-    """The rows of all finished measurements of a kind, each with its run's id; the oldest first."""
+def read_checks(settings: TrackingSettings, model: str) -> list[Row]:
+    """The rows of all finished checks of a champion, each with its run's id; the oldest first. One whose
+    tag was edited until it is none is left out.
+    """
     if settings.uri.startswith(SQLITE) and not Path(settings.uri.removeprefix(SQLITE)).exists():
         return []
     with mlflow_errors(settings):
@@ -52,7 +56,7 @@ def read_measurements(settings: TrackingSettings, kind: str, model: str) -> list
         experiment = client.get_experiment_by_name(settings.experiment)
         if experiment is None:
             return []
-        where = f"tags.kind = '{kind}' and tags.{MODEL_TAG} = '{model}' and attributes.status = 'FINISHED'"
+        where = f"tags.kind = '{CHAMPION_CHECK}' and tags.{MODEL_TAG} = '{model}' and attributes.status = 'FINISHED'"
         oldest, token, rows = ["attributes.start_time ASC"], None, []
         while True:
             found = client.search_runs(
@@ -68,6 +72,22 @@ def read_measurements(settings: TrackingSettings, kind: str, model: str) -> list
 
 def _row(tags: Mapping[str, str]) -> Row | None:
     try:
-        return dict(json.loads(tags[ROW_TAG]))
-    except (KeyError, TypeError, ValueError):  # anybody can edit a tag
+        _shape_of_check().validate_json(tags.get(ROW_TAG, ""))
+    except ValueError:  # anybody can edit a tag
         return None
+    return dict(json.loads(tags[ROW_TAG]))
+
+
+@cache
+def _shape_of_check() -> TypeAdapter[Any]:
+    """What readers need of a row."""
+    from pydantic import AwareDatetime, TypeAdapter
+
+    from tasks.core.file_shapes import shape
+
+    rate = shape(success_rate=float)
+    return TypeAdapter(
+        shape(
+            at=AwareDatetime, champion=int, fell=bool, alpha=float, most_change=float, success_rate=float, promoted=rate
+        )
+    )

@@ -11,7 +11,7 @@ from tasks.commands import drift_check as module
 from tasks.core.records import Trajectory
 from tasks.core.settings import Paths, load, read_params
 from tasks.tracking import aliases
-from tasks.tracking.measurements import CHAMPION_CHECK, read_measurements
+from tasks.tracking.measurements import read_checks
 from tasks.tracking.versions import Version
 from tests.conftest import ROOT
 from tests.simulations.episodes import episodes
@@ -48,7 +48,7 @@ def test_a_champion_as_good_as_it_was_shows_no_fall_and_the_check_is_in_mlflow(c
     row = check()
     assert (row["fell"], row["champion"], row["number"]) == (False, 4, 1)
     assert row["success_rate"] == row["promoted"]["success_rate"] == 0.9
-    (kept,) = read_measurements(SETTINGS, CHAMPION_CHECK, MODEL)
+    (kept,) = read_checks(SETTINGS, MODEL)
     assert kept == {name: row[name] for name in kept}
     assert {"at", "alpha", "fell", "champion", "promoted", "mlflow_run_id"} <= kept.keys()
     assert "version 4 shows no fall: 90.0%" in module.describe(row)
@@ -69,5 +69,5 @@ def test_without_a_champion_the_environment_alone_is_checked(champion: dict[str,
     champion["version"] = None
     row = check()
     assert "no champion" in module.describe(row)
-    assert read_measurements(SETTINGS, CHAMPION_CHECK, MODEL) == []
+    assert read_checks(SETTINGS, MODEL) == []
     assert "changed since curation: a new tool" in module.describe({**row, "environment": ["a new tool"]})

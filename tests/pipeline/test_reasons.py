@@ -22,7 +22,7 @@ from tasks.tracking import finish_seen
 from tasks.tracking.connection import connect
 from tasks.tracking.finish_seen import note_finish, recall_finish
 from tasks.tracking.finished_runs import FINISHED_FILE, REASONS_FILE, read_kept
-from tasks.tracking.measurements import CHAMPION_CHECK, log_measurement, read_measurements
+from tasks.tracking.measurements import CHAMPION_CHECK, ROW_TAG, log_measurement, read_checks
 from tasks.tracking.runs import FlowRuns
 from tests.conftest import ROOT
 from tests.pipeline.project import Project
@@ -306,6 +306,18 @@ def test_a_fall_trains_anew_with_the_next_seed_against_a_champion_measured_anew_
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("champion")
+@pytest.mark.parametrize(
+    "edited", ["{}", "[]", "null", '"x"', "{", json.dumps({**check(4, fell=True), "at": "yesterday", "alpha": None})]
+)
+def test_a_check_whose_tag_was_edited_by_hand_is_left_out(finished: Workspace, edited: str):
+    number = log_measurement(SETTINGS, CHAMPION_CHECK, "check", check(4, fell=True), model=MODEL)
+    connect(SETTINGS).set_tag(number, ROW_TAG, edited)
+    assert read_checks(SETTINGS, MODEL) == []
+    assert finished.texts() == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("champion")
 @pytest.mark.parametrize("row", [check(4, fell=False), check(3, fell=True)])
 def test_a_champion_that_holds_its_level_or_was_replaced_is_no_reason(finished: Workspace, row: dict[str, Any]):
     log_measurement(SETTINGS, CHAMPION_CHECK, "check", row, model=MODEL)
@@ -361,11 +373,11 @@ def test_a_fall_that_is_stored_while_mlflow_is_asked_is_not_missed(
     finished: Workspace, monkeypatch: pytest.MonkeyPatch
 ):
     def read(*asked: Any) -> list[dict[str, Any]]:
-        found = read_measurements(*asked)
+        found = read_checks(*asked)
         log_measurement(SETTINGS, CHAMPION_CHECK, "check", check(4, fell=True), model=MODEL)
         return found
 
-    monkeypatch.setattr(finish_seen, "read_measurements", read)
+    monkeypatch.setattr(finish_seen, "read_checks", read)
     note_finish(SETTINGS, MODEL, finished.paths)
     assert find_unchanged(read_params(), finished.paths) is None
     assert finished.reasons().kinds == ["champion_fell"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.commands.ablate.table import caveats, points, stopped, what_was_compared
 from tasks.commands.ablate.variants import BASE
 from tasks.core.settings import Paths
+from tasks.measurement.points import level_text
 from tasks.report.drawing import (
     LIGHT,
     LINE,
@@ -184,7 +185,7 @@ def _name_lines(axes: Axes, lines: list[Line], style: Style) -> None:
 
 def _draw_final(axes: Axes, results: dict[str, Any], colors: dict[str, str], style: Style) -> None:
     """One row per variant: a point with its interval, a tick per seed, and the numbers to the right."""
-    variants, name = results["variants"], f"{results['confidence']:.0%} interval"
+    variants, name = results["variants"], f"{level_text(results['confidence'])} interval"
     axes.set_ylim(len(variants) - 0.5, -0.5)
     axes.set_yticks([])
     _rates(axes, "x", min(item["ci_low"] for variant in variants for item in (variant["result"], *variant["runs"])))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.commands.ablate.variants import BASE, Variant
 from tasks.commands.compare import STYLES, compare_each
 from tasks.core.records import Trajectory
+from tasks.measurement.points import level_text
 from tasks.measurement.statistics import summarise
 from tasks.report.results import interval, percent
 from tasks.report.summary import new_table
@@ -101,7 +102,7 @@ def _describe_run(run: VariantRun, confidence: float) -> Row:
 
 def markdown(results: Row) -> str:
     """The text of table.md."""
-    shared = ("success", f"{results['confidence']:.0%} interval", "tokens")
+    shared = ("success", f"{level_text(results['confidence'])} interval", "tokens")
     rows = [
         [
             variant["label"],
@@ -167,8 +168,8 @@ def what_was_compared(results: Row) -> list[str]:
         f"Base: {results['about_base']}. Each run: {results['num_iterations']} iterations from the same warm start, "
         f"{'seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}.",
         f"Measured: the last snapshot on the {num_problems} problems of {results['split']}; "
-        f"{results['confidence']:.0%} intervals, differences in points and paired problem by problem, sampled tokens "
-        f"per episode.",
+        f"{level_text(results['confidence'])} intervals, differences in points and paired problem by problem, sampled "
+        f"tokens per episode.",
     ]
 
 
@@ -194,7 +195,7 @@ def caveats(results: Row) -> list[str]:
     if compared > 1:
         lines.append(
             f"The intervals of the {compared} differences are joint (each at "
-            f"{100 * results['confidence_of_each']:.4g}%), and their p-values are adjusted by Holm."
+            f"{level_text(results['confidence_of_each'])}), and their p-values are adjusted by Holm."
         )
     return lines
 

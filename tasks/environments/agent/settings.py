@@ -43,7 +43,7 @@ class VerdictSettings(Settings):
 class ErrandSettings(Settings):
     """What an agent without a world is in: no tools, and what the model is told decides nothing."""
 
-    needs_judge: ClassVar[bool] = False
+    instead_of_judge: ClassVar[str | None] = None
 
 
 class AgentSettings(Settings):
@@ -90,10 +90,13 @@ class AgentSettings(Settings):
         return None if self.world is None else [self.world]
 
     @property
-    def needs_judge(self) -> bool:
+    def instead_of_judge(self) -> str | None:
+        """What to do without a judge, where only one can say whether an episode succeeded."""
         if self.world is not None:
-            return bool(getattr(self.world.settings, "needs_judge", False))
-        return self.verdict is not None and self.verdict.by == "judge"
+            way: str | None = getattr(self.world.settings, "instead_of_judge", None)
+            return way and way.replace("settings.", "settings.world.settings.")
+        is_judged = self.verdict is not None and self.verdict.by == "judge"
+        return "set settings.verdict.by to result, checker or http" if is_judged else None
 
 
 SETTINGS = AgentSettings

@@ -64,8 +64,9 @@ class MCPSettings(ServerAddress):
         return any(SCRATCH in text for text in (*(self.command or []), *values))
 
     @property
-    def needs_judge(self) -> bool:
-        return self.checker is None
+    def instead_of_judge(self) -> str | None:
+        """What to do without a judge, where only one can say whether an episode succeeded."""
+        return "name a function as settings.checker" if self.checker is None else None
 
 
 SETTINGS = MCPSettings

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.core.records import Problem
 from tasks.core.text import first_few
-from tasks.measurement.points import interval_text
+from tasks.measurement.points import interval_text, level_text
 from tasks.stages.evaluate.racing import Race, block_ends, chance_of_losing_its_place
 from tasks.stages.evaluate.settings import EvaluateSettings
 
@@ -39,8 +39,8 @@ def describe_plan(settings: EvaluateSettings, num_snapshots: int, num_select: in
         f"{_describe_racing(settings, num_snapshots, num_select)}"
         f"test: {len(test)} problems of {num_groups} groups × {settings.test_samples_per_problem}; the smallest "
         f"difference found {settings.power:.0%} of\n"
-        f"      the time at {settings.confidence:.0%} confidence is {smallest(0.5):.1f} points near 50% success, "
-        f"{smallest(0.9):.1f} near 90%"
+        f"      the time at {level_text(settings.confidence)} confidence is {smallest(0.5):.1f} points near 50% "
+        f"success, {smallest(0.9):.1f} near 90%"
     )
 
 

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 from tasks.core.records import Trajectory
-from tasks.measurement.points import interval_text, points
+from tasks.measurement.points import interval_text, level_text, points
 from tasks.measurement.significance import smallest_p_value
 from tasks.measurement.statistics import CategoryResult, Difference, summarise
 from tasks.stages.promote.checks.categories import check_categories
-from tasks.stages.promote.checks.check import Check, level_text, p_text
+from tasks.stages.promote.checks.check import Check, p_text
 from tasks.stages.promote.checks.cost import Anchor, check_cheaper, check_cost
 from tasks.stages.promote.checks.lost_episodes import Sides, check_lost
 from tasks.stages.promote.settings import PolicySettings

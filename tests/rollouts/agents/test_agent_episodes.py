@@ -326,7 +326,7 @@ def test_an_agent_with_its_own_tools_is_judged_by_what_it_tells(
         ({"object": None, "command": ["python"], "environment": {"KEY": "sk-123"}}, "name of an environment variable"),
         ({"verdict": VERDICT}, "exactly one of world"),
         ({"world": None, "verdict": {**VERDICT, "by": "checker"}}, "belong together"),
-        ({"world": None, "verdict": {**VERDICT, "by": "judge"}}, "only a judge can say"),
+        ({"world": None, "verdict": {**VERDICT, "by": "judge"}}, "set settings.verdict.by to result, checker or http"),
         ({"world": {"name": "agent", "settings": agent_settings()}}, "no world to play in"),
     ],
 )

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from tasks.core.json_diff import listed, shown_name
-from tasks.measurement.points import points_text
+from tasks.measurement.points import level_text, points_text
 from tasks.measurement.power import detectable_change
 from tasks.measurement.significance import family_level, holm, possible_p_values, sign_flip_p_value
 from tasks.measurement.statistics import (
@@ -28,7 +28,7 @@ from tasks.measurement.statistics import (
     summarise,
     sums_by_group,
 )
-from tasks.stages.promote.checks.check import Check, level_text, p_text
+from tasks.stages.promote.checks.check import Check, p_text
 from tasks.stages.promote.checks.lost_episodes import Sides
 from tasks.stages.promote.settings import CategorySettings
 

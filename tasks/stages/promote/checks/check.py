@@ -22,8 +22,3 @@ class Check:
 
 def p_text(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-
-
-def level_text(confidence: float) -> str:
-    """`95%`, or `99.2%` where a whole number is not exact."""
-    return f"{100 * confidence:.4g}%"

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.core.records import Trajectory
-from tasks.measurement.points import points, points_text
+from tasks.measurement.points import level_text, points, points_text
 from tasks.measurement.power import chance_to_show
 from tasks.measurement.savings import COSTS, Measure, saving
 from tasks.measurement.statistics import Difference, non_inferiority_p_value, success_by_problem
-from tasks.stages.promote.checks.check import Check, level_text, p_text
+from tasks.stages.promote.checks.check import Check, p_text
 from tasks.stages.promote.checks.lost_episodes import Sides
 from tasks.stages.promote.settings import CheaperSettings, CostBound
 
