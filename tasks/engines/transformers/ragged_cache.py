@@ -24,16 +24,14 @@ class RaggedLayer(CacheLayerMixin):
         self.cache = cache
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        shape = (self.cache.num_slots + 1, key_states.shape[1], self.cache.capacity)
-        self.keys = key_states.new_zeros(*shape, key_states.shape[-1])
-        self.values = value_states.new_zeros(*shape, value_states.shape[-1])
+        self.keys, self.values = self.cache.storage_like(key_states), self.cache.storage_like(value_states)
         self.is_initialized = True
 
     def resize(self, *, num_rows: int, length: int) -> None:
         """Allocate for the owner's new size; one layer after another, so that hardly more than one is there twice."""
         for name in ("keys", "values"):
             before = getattr(self, name)
-            after = before.new_zeros(self.cache.num_slots + 1, before.shape[1], self.cache.capacity, before.shape[3])
+            after = self.cache.storage_like(before)
             after[:num_rows, :, :length] = before[:num_rows, :, :length]
             setattr(self, name, after)
 
@@ -73,6 +71,12 @@ class RaggedCache(Cache):
         for layer, layer_keys, layer_values in zip(cache.layers, keys, values, strict=True):
             layer.keys, layer.values, layer.is_initialized = layer_keys, layer_values, True
         return cache
+
+    def storage_like(self, states: Tensor) -> Tensor:
+        """Keys or values of one layer, with the heads, size and type of `states`. Zeros: a forward multiplies what it
+        masks by nothing, which must be a number.
+        """
+        return states.new_zeros(self.num_slots + 1, states.shape[1], self.capacity, states.shape[3])
 
     @property
     def storage(self) -> list[Tensor]:

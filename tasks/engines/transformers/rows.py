@@ -75,6 +75,7 @@ class Rows:
         self.slot: dict[EpisodeHandle, int] = {}
         self.known: dict[EpisodeHandle, Row] = {}
         self.num_opened = self.num_recomputed = 0
+        self.size_before = 0, 0  # slots and positions of the storage, also where the cache is without it
 
     def open(self, request: TurnRequest) -> Row:
         row = Row(request.episode, self.num_opened, list(request.token_ids), block_hashes(request.token_ids))
@@ -171,6 +172,9 @@ class Rows:
         if capacity < longest:
             return False
         num_slots = min(1 << (len(rows) - 1).bit_length(), self.max_positions // capacity - 1)
+        if not self.cache.num_slots and num_slots <= self.size_before[0] and capacity <= self.size_before[1]:
+            num_slots, capacity = self.size_before  # at once: most plays are like the one before
+        self.size_before = num_slots, capacity
         fed = max((row.fed for row in self.live), default=0)
         self.cache.resize(num_slots, capacity, num_rows=len(self.live), length=fed)
         return True

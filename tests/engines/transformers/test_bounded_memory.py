@@ -4,6 +4,7 @@ has the tokens and log-probs it has alone.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -16,9 +17,10 @@ from transformers import PreTrainedModel
 from tasks.engines.transformers.decode_step import Decoder
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.engines.transformers.memory import ForwardLimits, batch_prompts, position_bytes
+from tasks.engines.transformers.ragged_cache import RaggedCache
 from tasks.engines.transformers.rows import Row
 from tasks.engines.transformers.shard import EngineShard, Shard
-from tasks.engines.transformers.shard_in_c import ShardInC
+from tasks.engines.transformers.shard_in_c import CopyingCache, ShardInC
 from tasks.engines.transformers.step_in_c import StepInC
 from tasks.models.folders import load_model
 from tasks.models.settings import on_cpu
@@ -120,8 +122,12 @@ def assert_alike(found: Sequence[TurnReply], expected: Sequence[TurnReply]) -> N
 def test_every_episode_is_as_it_is_alone_under_any_budget_and_any_size_of_forward(
     stepper: Decoder | StepInC, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Budgets of one to six of the longest episodes, growth by 1 to 40 positions, forwards of 1 to 90 tokens."""
+    """Budgets of one to six of the longest episodes, growth by 1 to 40 positions, forwards of 1 to 90 tokens; storage
+    that C has not written has no numbers.
+    """
     chance = random.Random(seed)
+    storage_like = CopyingCache.storage_like
+    monkeypatch.setattr(CopyingCache, "storage_like", lambda *given: storage_like(*given).fill_(math.nan))
     monkeypatch.setattr("tasks.engines.transformers.rows.STEP", chance.randint(1, 40))
     monkeypatch.setattr("tasks.engines.transformers.rows.PREFIX_BLOCK", chance.choice((4, 8, 512)))
     start = [chance.randrange(20, 90) for _ in range(24)]
@@ -219,6 +225,31 @@ def test_sleep_gives_the_cache_back_and_the_next_turn_goes_on(model: PreTrainedM
                     at_hand.sleep()
                     assert all(layer.keys is None for shard in at_hand.shards for layer in shard.cache.layers)
         assert_alike(replies[:2], replies[2:])
+
+
+def test_a_play_after_a_sleep_has_the_cache_of_the_one_before_at_once(
+    stepper: Decoder | StepInC, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows come one at a time: 1, 2, 4 and 8 slots the first time. More of them, or longer ones, make it grow."""
+    shard, sizes, resize = a_shard(stepper), list[tuple[int, int]](), RaggedCache.resize
+
+    def noted(cache: RaggedCache, num_slots: int, capacity: int, **kept: int) -> None:
+        sizes.append((num_slots, capacity))
+        resize(cache, num_slots, capacity, **kept)
+
+    monkeypatch.setattr(RaggedCache, "resize", noted)
+    monkeypatch.setattr("tasks.engines.transformers.rows.STEP", 8)
+
+    def play(num_episodes: int, length: int) -> list[tuple[int, int]]:
+        sizes.clear()
+        played(shard, {episode: Script([[30] * length], [2], [0]) for episode in range(num_episodes)})
+        shard.sleep([])
+        return sizes
+
+    assert play(6, 20) == [(1, 24), (2, 24), (4, 24), (8, 24)]
+    assert play(6, 20) == play(3, 5) == [(8, 24)]
+    assert play(9, 20) == [(8, 24), (16, 24)]
+    assert play(1, 40) == [(1, 48)]
 
 
 def test_a_prompt_that_starts_as_another_is_copied_up_to_there(
