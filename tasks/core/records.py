@@ -193,6 +193,14 @@ class Trajectory:
         return sum(turn.num_thought_tokens for turn in self.turns)
 
     @property
+    def has_thoughts(self) -> bool:
+        return any(turn.thought is not None for turn in self.turns)
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.sequences)
+
+    @property
     def is_success(self) -> bool:
         return self.outcome == "success"
 

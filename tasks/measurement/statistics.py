@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NotRequired, TypedDict, get_args
+from typing import Literal, NamedTuple, NotRequired, Protocol, TypedDict, get_args
 
 from tasks.core.records import Outcome, Trajectory
 from tasks.measurement.intervals import (
@@ -24,6 +24,53 @@ from tasks.measurement.intervals import (
 from tasks.measurement.significance import mcnemar_p_value, sign_flip_p_values
 
 Success = dict[str, list[bool]]  # of each sample, by problem id
+
+
+class Episode(Protocol):
+    """What statistics read of an episode: a Trajectory has it, and its summary."""
+
+    @property
+    def problem_id(self) -> str: ...
+    @property
+    def category(self) -> str: ...
+    @property
+    def split_group(self) -> str: ...
+    @property
+    def outcome(self) -> Outcome: ...
+    @property
+    def is_success(self) -> bool: ...
+    @property
+    def num_sampled_tokens(self) -> int: ...
+    @property
+    def num_thought_tokens(self) -> int: ...
+    @property
+    def has_thoughts(self) -> bool: ...
+    @property
+    def num_sequences(self) -> int: ...
+    @property
+    def num_calls(self) -> int: ...
+    @property
+    def num_invalid_calls(self) -> int: ...
+
+
+class EpisodeSummary(NamedTuple):
+    """That much of an episode and no more: thousands of them fit in memory."""
+
+    problem_id: str
+    category: str
+    split_group: str
+    outcome: Outcome
+    is_success: bool
+    num_sampled_tokens: int
+    num_thought_tokens: int
+    has_thoughts: bool
+    num_sequences: int
+    num_calls: int
+    num_invalid_calls: int
+
+    @classmethod
+    def of(cls, episode: Episode) -> EpisodeSummary:
+        return cls(*(getattr(episode, name) for name in cls._fields))
 
 
 class CategoryResult(TypedDict):
@@ -75,23 +122,22 @@ class Difference(TypedDict):
     test: Literal["sign_flip", "mcnemar"]
 
 
-def summarise(trajectories: list[Trajectory], *, confidence: float) -> Result:
+def summarise(trajectories: Iterable[Episode], *, confidence: float) -> Result:
     """Everything reported about one policy on a set of problems, rounded to 6 digits. A category whose episodes all
     ended in an environment error is left out.
     """
     check_confidence(confidence)
-    if not any(is_measured(item) for item in trajectories):
+    episodes = [EpisodeSummary.of(item) for item in trajectories]
+    if not any(map(is_measured, episodes)):
         raise ValueError(
-            f"{len(trajectories)} trajectories, all ended by an environment error, so there is no success rate. "
+            f"{len(episodes)} trajectories, all ended by an environment error, so there is no success rate. "
             f"Look for the fault in the environment's tools, then run the stage again."
         )
-    categories = sorted(_by_category(trajectories).items())
+    categories = sorted(_by_category(episodes).items())
     return {
-        **_summary(trajectories, confidence),
+        **_summary(episodes, confidence),
         "by_category": {
-            category: _summary(items, confidence)
-            for category, items in categories
-            if any(is_measured(item) for item in items)
+            category: _summary(items, confidence) for category, items in categories if any(map(is_measured, items))
         },
     }
 
@@ -134,7 +180,7 @@ def non_inferiority_p_value(ours: Success, theirs: Success, groups: Mapping[str,
     return _round_p(difference_p_value([step / unit for step in steps], labels, above=-margin))
 
 
-def groups_by_problem(trajectories: Iterable[Trajectory]) -> dict[str, str]:
+def groups_by_problem(trajectories: Iterable[Episode]) -> dict[str, str]:
     """The split group of each problem; a problem without one is a group of its own."""
     return {item.problem_id: item.split_group or item.problem_id for item in trajectories}
 
@@ -165,7 +211,7 @@ def _in_units(samples: Sequence[bool], unit: int) -> int:
     return sum(samples) * (unit // len(samples))
 
 
-def success_by_problem(trajectories: Iterable[Trajectory]) -> Success:
+def success_by_problem(trajectories: Iterable[Episode]) -> Success:
     """Success of each measured sample by problem; problems with only environment errors are left out."""
     success: Success = defaultdict(list)
     for item in filter(is_measured, trajectories):
@@ -173,7 +219,7 @@ def success_by_problem(trajectories: Iterable[Trajectory]) -> Success:
     return dict(success)
 
 
-def is_measured(trajectory: Trajectory) -> bool:
+def is_measured(trajectory: Episode) -> bool:
     """Whether an episode counts: an environment error is our fault, not the policy's."""
     return trajectory.outcome != "environment_error"
 
@@ -190,7 +236,7 @@ def pass_hat_k(num_samples: int, num_successes: int, k: int) -> float:
     return math.comb(num_successes, k) / math.comb(num_samples, k)
 
 
-def _summary(trajectories: list[Trajectory], confidence: float) -> CategoryResult:
+def _summary(trajectories: list[EpisodeSummary], confidence: float) -> CategoryResult:
     measured = [item for item in trajectories if is_measured(item)]
     success = success_by_problem(measured)
     means, groups = [sum(samples) / len(samples) for samples in success.values()], groups_by_problem(measured)
@@ -219,12 +265,12 @@ def _summary(trajectories: list[Trajectory], confidence: float) -> CategoryResul
     }
 
 
-def _where_some(measured: list[Trajectory]) -> _WhereSome:
+def _where_some(measured: list[EpisodeSummary]) -> _WhereSome:
     found: _WhereSome = {}
-    if any(turn.thought is not None for item in measured for turn in item.turns):
+    if any(item.has_thoughts for item in measured):
         found["mean_thinking_tokens"] = _round(mean([item.num_thought_tokens for item in measured]))
-    if any(len(item.sequences) > 1 for item in measured):
-        found["mean_sequences"] = _round(mean([len(item.sequences) for item in measured]))
+    if any(item.num_sequences > 1 for item in measured):
+        found["mean_sequences"] = _round(mean([item.num_sequences for item in measured]))
     return found
 
 
@@ -238,8 +284,8 @@ def _refuse_other_problems(challenger: list[Trajectory], other: list[Trajectory]
         )
 
 
-def _by_category(trajectories: list[Trajectory]) -> dict[str, list[Trajectory]]:
-    categories: dict[str, list[Trajectory]] = defaultdict(list)
+def _by_category(trajectories: list[EpisodeSummary]) -> dict[str, list[EpisodeSummary]]:
+    categories: dict[str, list[EpisodeSummary]] = defaultdict(list)
     for item in trajectories:
         categories[item.category].append(item)
     return dict(categories)

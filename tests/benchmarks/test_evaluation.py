@@ -77,7 +77,7 @@ def measured(snapshots: dict[str, Path], select: list[Problem], settings: Evalua
             "episodes": int(sum(spent["episodes"] for spent in player.timings["select"].values())),
             "snapshots_by_round": [len(row["snapshots"]) for row in outcome.rounds],
             "winner": outcome.winner,
-            "winners_episodes": player.played(select, "select", outcome.winner),
+            "winners_episodes": player.play(snapshots[outcome.winner], select, "select", outcome.winner),
         }
 
 

@@ -17,7 +17,8 @@ from tasks.rollouts.settings import PlaySettings
 
 if TYPE_CHECKING:
     from tasks.core.progress import Bar
-    from tasks.rollouts.finished import FinishedEpisodes
+    from tasks.measurement.statistics import EpisodeSummary
+    from tasks.rollouts.finished import EpisodeId, FinishedEpisodes
     from tasks.tools.base import Environment
 
 Timings = dict[str, dict[str, dict[str, float]]]
@@ -37,6 +38,7 @@ class EpisodeRunner:
         self.engines = Engines(next(iter(plays.values())), self.kept)
         self.timings: Timings = {split: {} for split in plays}
         self._finished: dict[tuple[str, str], FinishedEpisodes] = {}
+        self._summaries: dict[tuple[str, str], dict[EpisodeId, EpisodeSummary]] = {}
 
     def play(
         self,
@@ -51,6 +53,7 @@ class EpisodeRunner:
         """Episodes of the model called `name`; several models may share a `bar`. `stage` names the random streams,
         None: as the split does.
         """
+        from tasks.measurement.statistics import EpisodeSummary
         from tasks.rollouts.collect import sample_episodes
 
         finished = self.finished(split, name)
@@ -71,6 +74,9 @@ class EpisodeRunner:
             spent = self.timings[split].setdefault(name, {"seconds": 0.0, "episodes": 0})
             spent["seconds"] = round(spent["seconds"] + time.monotonic() - started, 3)
             spent["episodes"] += num_played
+        self._summaries.setdefault((split, name), {}).update(
+            ((item.problem_id, item.sample_index), EpisodeSummary.of(item)) for item in trajectories
+        )
         return trajectories
 
     def expect(self, models: Iterable[Path]) -> None:
@@ -87,18 +93,19 @@ class EpisodeRunner:
     def num_finished(self, problems: Sequence[Problem], split: str, name: str) -> int:
         return len(self._episodes(problems, split, name))
 
-    def played(self, problems: Sequence[Problem], split: str, name: str) -> list[Trajectory]:
-        """All stored episodes of a model, in the order of the problems."""
-        return self.finished(split, name).read(self._episodes(problems, split, name))
+    def summaries(self, problems: Sequence[Problem], split: str, name: str) -> list[EpisodeSummary]:
+        """Of all episodes that `play` returned of a model, in the order of the problems."""
+        found = self._summaries[split, name]
+        return [found[episode] for episode in self._episodes(problems, split, name)]
 
     def store(self, problems: Sequence[Problem], split: str, name: str, file: Path) -> None:
-        """The same in a file, as one trajectory a line."""
+        """The episodes themselves in a file, as one trajectory a line."""
         self.finished(split, name).copy(self._episodes(problems, split, name), file)
 
     def close(self) -> None:
         self.engines.close()
 
-    def _episodes(self, problems: Sequence[Problem], split: str, name: str) -> list[tuple[str, int]]:
+    def _episodes(self, problems: Sequence[Problem], split: str, name: str) -> list[EpisodeId]:
         finished = self.finished(split, name)
         asked = [
             (problem.id, sample) for problem in problems for sample in range(self.plays[split].samples_per_problem)

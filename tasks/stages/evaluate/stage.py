@@ -216,7 +216,7 @@ def keep_selection(
     found = {}
     for name in snapshots:
         runner.store(select, "select", name, episodes_in(folder, f"select_{name}"))
-        found[name] = summarise(runner.played(select, "select", name), confidence=confidence)
+        found[name] = summarise(runner.summaries(select, "select", name), confidence=confidence)
     return found
 
 
