@@ -20,7 +20,7 @@ from tasks.core.records import Problem, Trajectory
 from tasks.core.terminal import tell
 from tasks.rollouts.clock import RolloutClock
 from tasks.rollouts.conversation import Conversation, EpisodeKey, EpisodeKind
-from tasks.rollouts.fault_log import FaultLog, in_words
+from tasks.rollouts.fault_log import FaultLog, JudgedTogether, in_words
 from tasks.rollouts.finished import FinishedEpisodes, find_missing, merge_finished
 from tasks.rollouts.kinds import kind_of
 from tasks.rollouts.settings import PlaySettings
@@ -36,17 +36,24 @@ class Abandoned(Exception):
 
 
 class Collector:
-    """Runs episodes of one stage and kind, which share `environment`. `faults` counts what faults cost so far, `clock`
-    has the seconds of the last episodes' turns.
+    """Runs episodes of one stage and kind, which share `environment`. `faults` counts what faults cost so far, and is
+    judged with those of `others`; `clock` has the seconds of the last episodes' turns.
     """
 
     def __init__(
-        self, kind: EpisodeKind[Any], environment: Environment, *, max_concurrent_episodes: int, seed: int, stage: str
+        self,
+        kind: EpisodeKind[Any],
+        environment: Environment,
+        *,
+        max_concurrent_episodes: int,
+        seed: int,
+        stage: str,
+        others: JudgedTogether | None = None,
     ):
         self.kind, self.environment, self.max_concurrent_episodes = kind, environment, max_concurrent_episodes
         self.seed, self.stage = seed, stage
         self.fingerprint = environment.fingerprint()
-        self.faults = FaultLog(environment.limits)
+        self.faults = FaultLog(environment.limits, others)
         self.clock = RolloutClock()
         self.is_abandoned = False
         self.answered: SimpleQueue[Conversation | None] = SimpleQueue()  # episodes that waited; None ends a wait
@@ -195,11 +202,12 @@ def sample_episodes(
     engines: Engines | None = None,
     finished: FinishedEpisodes | None = None,
     bar: Bar | None = None,
+    others: JudgedTogether | None = None,
 ) -> list[Trajectory]:
     """Play every problem `play.samples_per_problem` times with the model in a folder; order is problems × samples.
 
-    `engines` and `bar` belong to a caller that plays several models. `finished` episodes are not played again; new ones
-    are added to them. Where none is missing, no model is loaded.
+    `engines`, `bar` and `others` belong to a caller that plays several models. `finished` episodes are not played
+    again; new ones are added to them. Where none is missing, no model is loaded.
     """
     from tasks.rollouts.load import Engines, load_checked_chat
 
@@ -216,6 +224,7 @@ def sample_episodes(
             max_concurrent_episodes=play.engine.max_concurrent_episodes,
             seed=play.seed,
             stage=stage,
+            others=others,
         )
         played = collect_missing(collector, keys, finished, label=label, bar=bar)
         try:

@@ -18,7 +18,7 @@ from tasks.models.settings import on_cpu
 from tasks.rollouts.collect import Collector, sample_episodes
 from tasks.rollouts.engine import TurnRequest
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
-from tasks.rollouts.fault_log import FaultLog, TooManyFaults
+from tasks.rollouts.fault_log import FaultLog, JudgedTogether, TooManyFaults
 from tasks.rollouts.finished import FinishedEpisodes
 from tasks.rollouts.settings import PlaySettings
 from tasks.stages.train.groups import score_group
@@ -205,8 +205,8 @@ def trajectory(number: int, fault: str | None) -> Trajectory:
     )  # fmt: skip
 
 
-def fault_log(share: float) -> FaultLog:
-    return FaultLog(ToolSettings.model_validate({**QUICK.model_dump(), "max_dropped_share": share}))
+def fault_log(share: float, others: JudgedTogether | None = None) -> FaultLog:
+    return FaultLog(ToolSettings.model_validate({**QUICK.model_dump(), "max_dropped_share": share}), others)
 
 
 def test_the_run_stops_as_soon_as_no_faultless_rest_could_save_the_share():
@@ -221,6 +221,28 @@ def test_the_run_stops_as_soon_as_no_faultless_rest_could_save_the_share():
         "        3  book: timeout: late",
         "        1  pay: unavailable: down",
     ]
+
+
+def test_a_short_play_is_judged_with_those_beside_it():
+    """Three plays of 20 episodes of which 10% may be lost: 6 of 60. By itself one play could lose 2."""
+    others = JudgedTogether(60)
+    for num_lost in (4, 2):
+        others.begin(20)
+        log, played = (
+            fault_log(0.1, others),
+            [trajectory(number, "t" if number < num_lost else None) for number in range(20)],
+        )
+        for number, item in enumerate(played):
+            log.finish(item, num_left=19 - number)
+        others.end(played)
+    others.begin(20)
+    with pytest.raises(TooManyFaults, match="lost 7 of 60 episodes"):
+        fault_log(0.1, others).finish(trajectory(0, "t"), num_left=19)
+    alone = fault_log(0.1)
+    for number in range(2):
+        alone.finish(trajectory(number, "t"), num_left=19 - number)
+    with pytest.raises(TooManyFaults, match="lost 3 of 20 episodes"):
+        alone.finish(trajectory(2, "t"), num_left=17)
 
 
 def test_a_loss_within_the_share_is_listed_and_the_run_goes_on():

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.environments.travel_desk.environment import TravelDesk
-from tasks.models.folders import load_model
+from tasks.models.folders import load_model, write_pointer
 from tasks.models.settings import on_cpu
 from tasks.rollouts import kept_weights
 from tasks.rollouts.collect import sample_episodes
@@ -27,6 +27,7 @@ from tasks.rollouts.kept_models import KeptModels
 from tasks.rollouts.kept_weights import KeptWeights
 from tasks.rollouts.load import Engines
 from tasks.rollouts.settings import PlaySettings
+from tasks.stages.evaluate.runner import EpisodeRunner
 from tests import tiny
 from tests.stages.evaluate.stage_folder import play_settings
 
@@ -96,6 +97,28 @@ def test_sixteen_snapshots_open_one_model_and_read_each_file_once(snapshots: lis
     assert counted == {"models": 1, "engines": 1, **{str(folder): 1 for folder in snapshots}}
     assert rounds[0] == rounds[1] == [rows(folder) for folder in snapshots]
     assert rounds[0][0] != rounds[0][15]
+
+
+@pytest.mark.slow
+def test_a_model_under_another_name_is_played_once_and_has_the_same_episodes(
+    snapshots: list[Path], counted: Counter[str], tmp_path: Path
+) -> None:
+    """A warm start that was not needed is a pointer to the base model; `skip_rl` makes one of the best."""
+    write_pointer(tmp_path / "pointer", str(snapshots[0]))
+    plays = {"test": play_settings(), "greedy": play_settings()}
+    with closing(EpisodeRunner(TravelDesk(), plays=plays, resume=tmp_path / "resume")) as runner:
+        base, warm_start, other = (
+            [item.to_row() for item in runner.play(model, PROBLEMS, "test", name)]
+            for name, model in (("base", snapshots[0]), ("warm_start", tmp_path / "pointer"), ("best", snapshots[9]))
+        )
+        assert base == warm_start != other
+        assert counted["models"] == counted[str(snapshots[9])] == 1
+        assert [file.name for file in (tmp_path / "resume").iterdir()] == ["test_base.jsonl", "test_best.jsonl"]
+        assert runner.timings["test"]["warm_start"] == runner.timings["test"]["base"]
+        assert runner.summaries(PROBLEMS, "test", "warm_start") == runner.summaries(PROBLEMS, "test", "base")
+        for name in ("base", "warm_start"):
+            runner.store(PROBLEMS, "test", name, tmp_path / name)
+        assert (tmp_path / "base").read_bytes() == (tmp_path / "warm_start").read_bytes()
 
 
 @pytest.mark.slow

@@ -11,21 +11,22 @@ round two rules drop snapshots:
                 this rule; `chance_of_losing_its_place` simulates it.
 
 A round doubles the problems played, so engines change models only a few times. The winner has played all of `select`.
-The best of many looks better than it is, so only `test` measures it. Source: F-Race, Birattari et al. 2002; sequential
-halving, Karnin et al. 2013.
+An episode that the environment lost counts as failed here, so every snapshot is ranked on the same problems and none
+gains by the calls that a tool does not survive. The best of many looks better than it is, so only
+`test` measures it. Source: F-Race, Birattari et al. 2002; sequential halving, Karnin et al. 2013.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
 from tasks.core.files import natural_order
-from tasks.core.records import Problem
+from tasks.core.records import Problem, Trajectory
 from tasks.measurement.statistics import Success, paired_steps, sums_by_group
 from tasks.stages.evaluate.settings import RacingSettings
 
@@ -128,6 +129,14 @@ def chance_of_losing_its_place(
             last = -np.partition(-ranked, places - 1, axis=1)[:, places - 1]
             is_running &= ranked >= last[:, None]
     return float(1 - is_running[:, 0].mean())
+
+
+def success_in_race(played: Iterable[Trajectory]) -> Success:
+    """Success of each sample by problem; of a lost episode too, which `success_by_problem` leaves out."""
+    success: Success = defaultdict(list)
+    for item in played:
+        success[item.problem_id].append(item.is_success)
+    return dict(success)
 
 
 def _find_dropped(

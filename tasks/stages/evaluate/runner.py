@@ -18,6 +18,7 @@ from tasks.rollouts.settings import PlaySettings
 if TYPE_CHECKING:
     from tasks.core.progress import Bar
     from tasks.measurement.statistics import EpisodeSummary
+    from tasks.rollouts.fault_log import JudgedTogether
     from tasks.rollouts.finished import EpisodeId, FinishedEpisodes
     from tasks.tools.base import Environment
 
@@ -26,7 +27,8 @@ Timings = dict[str, dict[str, dict[str, float]]]
 
 class EpisodeRunner:
     """Plays models on splits with the settings in `plays`. Close it when done. `timings` has the episodes played by
-    this run and their wall seconds, loading included, by split and model.
+    this run and their wall seconds, loading included, by split and model. A model that has played on a split, under
+    whatever name, has the same episodes there again: a warm start that was not needed is the base model.
     """
 
     def __init__(self, environment: Environment, *, plays: Mapping[str, PlaySettings], resume: Path):
@@ -37,6 +39,7 @@ class EpisodeRunner:
         self.kept = KeptModels(machine.available_memory)
         self.engines = Engines(next(iter(plays.values())), self.kept)
         self.timings: Timings = {split: {} for split in plays}
+        self._names: dict[tuple[str, str], str] = {}  # by split and hash of a model, the first one
         self._finished: dict[tuple[str, str], FinishedEpisodes] = {}
         self._summaries: dict[tuple[str, str], dict[EpisodeId, EpisodeSummary]] = {}
 
@@ -49,14 +52,17 @@ class EpisodeRunner:
         *,
         bar: Bar | None = None,
         stage: str | None = None,
+        others: JudgedTogether | None = None,
     ) -> list[Trajectory]:
-        """Episodes of the model called `name`; several models may share a `bar`. `stage` names the random streams,
-        None: as the split does.
+        """Episodes of the model called `name`; several models may share a `bar`, and be judged by what `others` lost.
+        `stage` names the random streams, None: as the split does.
         """
         from tasks.measurement.statistics import EpisodeSummary
+        from tasks.models.folders import folder_hash
         from tasks.rollouts.collect import sample_episodes
 
-        finished = self.finished(split, name)
+        first = self._names.setdefault((split, folder_hash(model)), name)
+        finished = self._finished[split, name] = self.finished(split, first)
         num_before, started = len(finished), time.monotonic()
         self.engines.play_as(self.plays[split])
         trajectories = sample_episodes(
@@ -69,11 +75,17 @@ class EpisodeRunner:
             engines=self.engines,
             finished=finished,
             bar=bar,
+            others=others,
         )
         if num_played := len(finished) - num_before:
             spent = self.timings[split].setdefault(name, {"seconds": 0.0, "episodes": 0})
             spent["seconds"] = round(spent["seconds"] + time.monotonic() - started, 3)
             spent["episodes"] += num_played
+        if first != name and first in self.timings[split]:
+            self.timings[split][name] = self.timings[split][first]
+        if first != name and bar is not None:
+            for _ in trajectories:
+                bar.advance()
         self._summaries.setdefault((split, name), {}).update(
             ((item.problem_id, item.sample_index), EpisodeSummary.of(item)) for item in trajectories
         )

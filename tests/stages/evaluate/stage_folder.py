@@ -1,4 +1,4 @@
-"""What the stages before `evaluate` leave, in small: twelve test problems, and one untrained model as all three."""
+"""What the stages before `evaluate` leave, in small: twelve test problems, and three untrained models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from tasks.core.files import read_json, write_jsonl
 from tasks.core.settings import Paths, load, read_params
 from tasks.drift.pin import make_pin, play_probes, write_pin
 from tasks.environments.travel_desk.environment import TravelDesk
-from tasks.models.folders import write_pointer
 from tasks.rollouts.settings import PlaySettings
 from tasks.stages.evaluate import stage as evaluate
 from tasks.stages.evaluate.settings import EvaluateSections
@@ -26,9 +25,9 @@ def stage_folder(folder: Path) -> Paths:
     for split, count in (("select", 2), ("test", 12)):
         write_jsonl(made.split(split), (problem.model_dump() for problem in PROBLEMS[:count]))
     write_pin(made.stage("curate"), make_pin(TravelDesk(), PROBLEMS[:2], [play_probes(ENVIRONMENT, PROBLEMS[:2])]))
-    model = tiny.model_folder(made.stage("train") / "snapshots" / "iteration-0001")
-    write_pointer(made.stage("assess") / "base_model", str(model))
-    write_pointer(made.stage("warm_start") / "model", str(model))
+    tiny.model_folder(made.stage("train") / "snapshots" / "iteration-0001")
+    tiny.model_folder(made.stage("assess") / "base_model", seed=2)
+    tiny.model_folder(made.stage("warm_start") / "model", seed=3)
     return made
 
 

@@ -33,6 +33,8 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         (paths.stage("train") / "snapshots" / name).mkdir(parents=True)
     for model in (paths.stage("assess") / "base_model", paths.stage("warm_start") / "model"):
         model.mkdir(parents=True)
+    for model in (*(paths.stage("train") / "snapshots").iterdir(), *paths.artifacts.glob("*/*model")):
+        (model / "weights").write_text(model.name, encoding="utf-8")
     number = {problem.id: position for position, problem in enumerate(PROBLEMS)}
 
     def sample_episodes(model: Path, *arguments: Any, finished: Any, **_: Any) -> Any:

@@ -75,7 +75,8 @@ def test_each_file_of_weights_is_read_twice_and_a_machine_without_room_finds_the
         tiny.model_folder(paths.stage("train") / "snapshots" / name, seed=n) for n, name in enumerate(SNAPSHOTS)
     ]
     reads = read(paths, loads)
-    assert reads == {str(folder / "model.safetensors"): 2 for folder in (base, *snapshots)}
+    warm_start = paths.stage("warm_start") / "model"
+    assert reads == {str(folder / "model.safetensors"): 2 for folder in (base, warm_start, *snapshots)}
     rounds = read_json(paths.stage("evaluate") / "evaluation.json")["racing"]["rounds"]
     assert [(row["num_problems"], len(row["snapshots"])) for row in rounds] == [(2, 3), (4, 3), (8, 2)]
 

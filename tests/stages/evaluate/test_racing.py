@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.core.records import Problem
+from tasks.core.records import Problem, Trajectory
 from tasks.measurement.intervals import paired_interval
-from tasks.measurement.statistics import Success
-from tasks.stages.evaluate.racing import Race, Round, block_ends, chance_of_losing_its_place, race
+from tasks.measurement.statistics import Success, success_by_problem
+from tasks.stages.evaluate.racing import Race, Round, block_ends, chance_of_losing_its_place, race, success_in_race
 from tasks.stages.evaluate.settings import RacingSettings
 from tests import tiny
+from tests.measurement.synthetic import trajectory
 
 PROBLEMS = tiny.problems(400)
 RULES = RacingSettings(error_rate=0.05, num_rounds=4, min_problems=10, max_finalists=None)
@@ -115,15 +116,31 @@ def test_the_order_in_which_snapshots_come_changes_nothing_and_the_seed_orders_t
     )
 
 
-def test_a_problem_only_environment_errors_are_known_of_is_left_out_of_the_comparison():
-    def play(block: Round) -> dict[str, Success]:
-        lost = {"b": PROBLEMS[0].id}
-        return {
-            name: {problem.id: [name == "a"] for problem in block.problems if problem.id != lost.get(name)}
-            for name in block.snapshots
-        }
+def test_a_snapshot_whose_failures_crash_a_tool_gains_nothing_by_them():
+    """Of ten problems `a` solves nine and `b` eight. The environment loses the two that b fails."""
 
+    def play(block: Round) -> dict[str, Success]:
+        return {name: success_in_race(episode(name, problem.id) for problem in block.problems) for name in "ab"}
+
+    def episode(name: str, problem: str) -> Trajectory:
+        number = [problem.id for problem in PROBLEMS].index(problem) % 10
+        is_solved = number < (9 if name == "a" else 8)
+        return trajectory(problem, is_solved, outcome="environment_error" if name == "b" and not is_solved else None)
+
+    left = success_by_problem(episode("b", problem.id) for problem in PROBLEMS)
+    assert len(left) == 320
+    assert all(map(all, left.values()))
+    assert race(["a", "b"], PROBLEMS, play, None, seed=0).winner == "a"
     assert race(["a", "b"], PROBLEMS, play, RULES, seed=0).winner == "a"
+
+
+def test_a_block_whose_every_episode_was_lost_ranks_last():
+    def play(block: Round) -> dict[str, Success]:
+        lost = [trajectory(problem.id, False, outcome="environment_error") for problem in block.problems]
+        won = [trajectory(problem.id, True) for problem in block.problems]
+        return {name: success_in_race(lost if name == "a" else won) for name in block.snapshots}
+
+    assert race(["a", "b"], PROBLEMS, play, RULES, seed=0).winner == "b"
 
 
 @pytest.mark.slow
