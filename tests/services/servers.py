@@ -194,7 +194,9 @@ class Postgres(Server):
         return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=120, check=False)
 
     def command(self) -> list[str]:
-        settings = ("listen_addresses=127.0.0.1", f"unix_socket_directories={self.folder}", "fsync=off")
+        # A killed one leaves nothing in the system's shared memory.
+        settings = ("listen_addresses=127.0.0.1", f"unix_socket_directories={self.folder}", "fsync=off",
+                    "dynamic_shared_memory_type=mmap")  # fmt: skip
         given = [part for setting in settings for part in ("-c", setting)]
         return [*self._program("postgres"), "-D", str(self.folder / "data"), "-p", str(self.port), *given]
 

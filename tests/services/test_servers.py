@@ -21,7 +21,9 @@ def test_postgres_takes_its_password_alone_and_keeps_what_was_committed_through_
     postgres.query("CREATE TABLE numbers (number int)", "kept")
     postgres.query("INSERT INTO numbers VALUES (1), (2)", "kept")
     postgres.kill()
+    shared = sorted(Path("/dev/shm").glob("PostgreSQL.*"))
     postgres.start()
+    assert sorted(Path("/dev/shm").glob("PostgreSQL.*")) == shared
     assert postgres.query("SELECT sum(number) FROM numbers", "kept") == [(3,)]
     with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
         psycopg.connect(postgres.url("kept").replace(postgres.password, "guess"))

@@ -57,7 +57,7 @@ class Watcher:
         try:
             self._follow()
         except Exception as error:
-            self._tell(f"{one_line(error, 400)} {self._who_goes_on()}")
+            self._tell_failed(error)
 
     def _follow(self) -> None:
         found = self.source.now()
@@ -73,7 +73,7 @@ class Watcher:
         try:
             folder = found.fetch()
         except Exception as error:
-            self._tell(f"{found.version} cannot be fetched: {one_line(error, 400)} {self._who_goes_on()}")
+            self._tell_failed(error, f"{found.version} cannot be fetched: ")
             return
         try:
             prepared = self.house.prepare(found.version, folder, before)
@@ -82,7 +82,7 @@ class Watcher:
             self.loop.exchange(prepared).result()
         except Exception as error:  # whatever is wrong with its files or its engine, nobody may be left without a reply
             self._refused = found.key
-            self._tell(f"{found.version} is not served: {one_line(error, 400)} {self._who_goes_on()}")
+            self._tell_failed(error, f"{found.version} is not served: ")
             return
         self._refused = self.trouble = None
         self.num_changes += 1
@@ -98,7 +98,7 @@ class Watcher:
             now = self.source.now()
         except Exception as error:
             prepared.drop()
-            self._tell(f"{one_line(error, 400)} {self._who_goes_on()}")
+            self._tell_failed(error)
             return False
         if now is not None and now.key == found.key:
             return True
@@ -106,10 +106,9 @@ class Watcher:
         self.look_again()
         return False
 
-    def _who_goes_on(self) -> str:
-        return f"{self.loop.served.version} goes on." if self.loop.fault is None else "Nothing is served any more."
-
-    def _tell(self, trouble: str) -> None:
+    def _tell_failed(self, error: Exception, what: str = "") -> None:
+        goes_on = f"{self.loop.served.version} goes on." if self.loop.fault is None else "Nothing is served any more."
+        trouble = f"{what}{one_line(error, 400)} {goes_on}"
         if trouble != self.trouble and not self._is_ending:
             warn(f"warning: {trouble}")
         self.trouble = trouble
