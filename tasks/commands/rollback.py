@@ -83,11 +83,11 @@ def require_reason(reason: str, verb: str) -> str:
 
 
 def _find_target(registry: Registry, to: int | None, back: int) -> Version:
-    (history, aliases), numbers = read_settled(registry), registry.numbers()
-    if not numbers and not history.before and history.champion is None:
+    (history, aliases), has_versions = read_settled(registry), registry.has_versions()
+    if not has_versions and not history.before and history.champion is None:
         raise ValueError(f"There is nothing to roll back to: {what_there_is(registry)}")
     for discrepancy in find_discrepancies(registry, history, aliases):
-        if discrepancy.alias == CHAMPION and not (discrepancy.is_deleted and numbers):
+        if discrepancy.alias == CHAMPION and not (discrepancy.is_deleted and has_versions):
             raise ValueError(discrepancy.sentence)
     number = _step_back(registry, history, back) if to is None else to
     version = registry.version(number)

@@ -98,6 +98,10 @@ class Registry:
             if not token:
                 return
 
+    def has_versions(self) -> bool:
+        with mlflow_errors(self.settings):
+            return bool(self.client.search_model_versions(f"name = '{self.model}'", max_results=1))
+
     def numbers(self) -> list[int]:
         return [version.version for version in self.versions()]
 
