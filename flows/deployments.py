@@ -7,12 +7,14 @@ the name of the model, so that one server can have those of several agents: `ret
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
+from zoneinfo import ZoneInfo
 
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -75,7 +77,18 @@ def read_schedule(option: str, cron: str | None) -> CronSchedule | None:
             f"{option} {cron!r} is not a cron expression, so no run would ever start. "
             f'It needs five fields: minute, hour, day, month, weekday, as in "0 3 * * *".'
         ) from None
-    return CronSchedule(cron=cron, timezone=get_localzone_name())
+    return CronSchedule(cron=cron, timezone=_time_zone())
+
+
+def _time_zone() -> str:
+    """The machine's, by name. ValueError for a TZ such as EST5EDT, which has none and would be read as UTC."""
+    name, now = str(get_localzone_name()), datetime.now().astimezone()
+    if now.utcoffset() != now.astimezone(ZoneInfo(name)).utcoffset():
+        raise ValueError(
+            f"TZ={os.environ.get('TZ', '')} is a rule, not the name of a time zone, and Prefect keeps a schedule by "
+            f"name, so it would run in {name}. Set TZ to a name, such as Europe/Berlin."
+        )
+    return name
 
 
 def next_run(schedule: CronSchedule) -> datetime:

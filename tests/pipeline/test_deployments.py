@@ -5,6 +5,7 @@ Prefect is imported by the first test that needs it: two seconds that only one w
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +176,23 @@ def test_two_folders_of_one_model_are_two_workspaces_and_one_folder_is_one(tmp_p
     assert here != there
     assert here == workspace_name("my agent!", tmp_path / "b" / ".." / "a")
     assert here.startswith("my-agent-")
+
+
+@pytest.mark.parametrize(("given", "told"), [("Asia/Tokyo", "Asia/Tokyo"), ("UTC0", "Etc/UTC"), ("JST-9", None)])
+def test_a_schedule_is_in_the_machines_time_zone_and_a_rule_without_a_name_is_no_utc(
+    given: str, told: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows.deployments import read_schedule
+
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", given)
+        time.tzset()
+        patch.setattr("flows.deployments.get_localzone_name", lambda: told or "Etc/UTC")  # as tzlocal takes a rule
+        if told is None:
+            with pytest.raises(ValueError, match=r"^TZ=JST-9 is a rule.*Set TZ to a name"):
+                read_schedule("--cron", "0 3 * * *")
+        else:
+            schedule = read_schedule("--cron", "0 3 * * *")
+            assert schedule is not None
+            assert schedule.timezone == told
+    time.tzset()
