@@ -100,7 +100,7 @@ def test_near_misses_are_judged_as_the_package_judges_them() -> None:
     assert not wrong
 
 
-@pytest.mark.slow
+@pytest.mark.bench  # a proof of a minute, to be repeated where checker or package changed
 @pytest.mark.parametrize(
     ("category", "turns", "per_problem"),
     [
