@@ -16,7 +16,7 @@ from tasks.core.files import atomic_folder
 from tasks.core.pages import STYLE
 from tasks.core.records import Trajectory
 from tasks.report.episodes import errors_of, shown_episode, texts_of, tools_of
-from tasks.report.script_files import ChunkWriter, script_json, write_script
+from tasks.report.script_files import ChunkWriter, ScriptFolder, script_json
 from tasks.report.token_heat import Numbers, TokenReader
 from tasks.report.word_index import WordIndex
 from tasks.rewards.stored import Rescorer, read_trajectories
@@ -62,7 +62,8 @@ def write_browser(
     assert len({policy.name for policy in policies}) == len(policies), "links name policies"
     data = folder / "data"
     data.mkdir(parents=True)
-    writer = DataWriter(data, rescorer)
+    scripts = ScriptFolder(data)
+    writer = DataWriter(scripts, rescorer)
     problems = [writer.add(policy) for policy in policies]
     if len(policies) < 2 or not problems[0] & problems[1]:
         files = " and ".join(str(policy.trajectories) for policy in policies[:2])
@@ -70,7 +71,7 @@ def write_browser(
             f"{files}: share no problem, so nothing can be compared. "
             f"Run `python -m tasks evaluate` again, or compare two models that played the same problems."
         )
-    write_script(data, "index", script_json({"title": title, "overview": overview, **writer.finish()}))
+    scripts.write("index", script_json({"title": title, "overview": overview, **writer.finish()}))
     for file in [*PAGE.iterdir(), STYLE]:
         shutil.copyfile(file, folder / file.name)
     return writer.changes()
@@ -83,9 +84,9 @@ def files_of_browser() -> set[str]:
 class DataWriter:
     """Writes the chunks while episodes come, and gathers the index: one list per column, one entry per episode."""
 
-    def __init__(self, folder: Path, rescorer: Rescorer | None):
-        self.folder, self.rescorer = folder, rescorer
-        self.shown, self.tokens = ChunkWriter(folder, "episodes"), ChunkWriter(folder, "tokens")
+    def __init__(self, scripts: ScriptFolder, rescorer: Rescorer | None):
+        self.scripts, self.rescorer = scripts, rescorer
+        self.shown, self.tokens = ChunkWriter(scripts, "episodes"), ChunkWriter(scripts, "tokens")
         self.words, self.texts = WordIndex(), Numbers()
         self.policies: list[dict[str, Any]] = []
         self.problems: dict[str, list[Any]] = {}  # id: its number, category and the start of its request
@@ -164,12 +165,13 @@ class DataWriter:
     def finish(self) -> dict[str, Any]:
         self.shown.close()
         self.tokens.close()
-        write_script(self.folder, "token-texts", script_json(self.texts.values))
+        self.scripts.write("token-texts", script_json(self.texts.values))
         return {
             "policies": self.policies,
             "problems": [[name, *row[1:]] for name, row in self.problems.items()],
             "episodes": {name: [row[name] for row in self.rows] for name in self.rows[0]},
             **{name: numbers.values for name, numbers in self.numbers.items()},
             "chunks": {"episodes": self.shown.starts, "tokens": self.tokens.starts},
-            "words": self.words.write(self.folder),
+            "words": self.words.write(self.scripts),
+            "digests": self.scripts.digests,
         }

@@ -1,11 +1,13 @@
 """Data as script files, since a page opened from disk may fetch nothing.
 
-Each file is one line, `turnwise.receive("name",…)`. Every string in it is made visible, and nothing in it can end a
-script or open markup.
+Each file is one line, `turnwise.receive("name","digest",…)`. Every string in it is made visible, and nothing in it can
+end a script or open markup. The index lists the digest of every other file, so that a page left open notices when the
+report is built again.
 """
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from tasks.core.json_text import json_line, json_row
 from tasks.core.pages import HIDDEN_IN_JSON, page_text
 
 CHUNK_CHARACTERS = 250_000  # read and shown in a few hundredths of a second
+DIGEST_CHARACTERS = 12  # hexadecimal
 IN_SCRIPTS = {"<": r"\u003c", ">": r"\u003e", "\u2028": r"\u2028", "\u2029": r"\u2029"}
 
 
@@ -27,16 +30,25 @@ def script_json(value: Any) -> str:
     return text
 
 
-def write_script(folder: Path, name: str, json_text: str) -> None:
-    """Write the script that gives the page a value under `name`; `json_text` is from `script_json`."""
-    write_text(folder / f"{name}.js", f'turnwise.receive("{name}",{json_text});\n')
+class ScriptFolder:
+    """Writes scripts into a folder; `digests` has the digest of each one's value, by name."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.digests: dict[str, str] = {}
+
+    def write(self, name: str, json_text: str) -> None:
+        """Write the script that gives the page a value under `name`; `json_text` is from `script_json`."""
+        digest = hashlib.sha256(json_text.encode()).hexdigest()[:DIGEST_CHARACTERS]
+        self.digests[name] = digest
+        write_text(self.folder / f"{name}.js", f'turnwise.receive("{name}","{digest}",{json_text});\n')
 
 
 class ChunkWriter:
     """Writes numbered chunks `<kind>-0000.js`, each a list of consecutive items, as the items come."""
 
-    def __init__(self, folder: Path, kind: str):
-        self.folder, self.kind = folder, kind
+    def __init__(self, scripts: ScriptFolder, kind: str):
+        self.scripts, self.kind = scripts, kind
         self.starts: list[int] = []  # the number of each chunk's first item
         self._items: list[str] = []
         self._num_characters = self._num_items = 0
@@ -51,7 +63,7 @@ class ChunkWriter:
     def close(self) -> None:
         if self._items:
             self.starts.append(self._num_items - len(self._items))
-            write_script(self.folder, f"{self.kind}-{len(self.starts) - 1:04d}", f"[{','.join(self._items)}]")
+            self.scripts.write(f"{self.kind}-{len(self.starts) - 1:04d}", f"[{','.join(self._items)}]")
             self._items, self._num_characters = [], 0
 
 

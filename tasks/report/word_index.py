@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from itertools import chain
-from pathlib import Path
 
-from tasks.report.script_files import script_json, write_script
+from tasks.report.script_files import ScriptFolder, script_json
 
 UNSPACED = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\u0e00-\u0eff"  # Han, kana, hangul; Thai and Lao
 WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
@@ -35,7 +34,7 @@ class WordIndex:
         for beginning in set(chain.from_iterable(map(known.__getitem__, words))):
             self._episodes.setdefault(beginning, []).append(number)
 
-    def write(self, folder: Path) -> list[str]:
+    def write(self, scripts: ScriptFolder) -> list[str]:
         """One file `words-<key>.js` for each first character; returns the keys. Episodes are stored as differences,
         which are short.
         """
@@ -46,7 +45,7 @@ class WordIndex:
             words.append(word)
             episodes.append([after - before for before, after in zip([0, *numbers], numbers, strict=False)])
         for key, (words, episodes) in files.items():
-            write_script(folder, f"words-{key}", script_json({"words": words, "episodes": episodes}))
+            scripts.write(f"words-{key}", script_json({"words": words, "episodes": episodes}))
         return sorted(files)
 
 

@@ -411,3 +411,17 @@ def test_a_chunk_that_is_missing_is_named_with_the_remedy(small: Path, open_page
     page = open_page(folder / "trajectories.html", "problem=p-same").page
     alert = page.get_by_role("alert").inner_text()
     assert "data/episodes-0000.js did not load" in alert and "python -m tasks report" in alert
+
+
+def test_a_page_left_open_shows_no_episode_of_a_report_that_was_built_again(tmp_path: Path, open_page: Open):
+    policies = small_policies(tmp_path)
+    file = build_browser(tmp_path / "report", policies, title="first").absolute()
+    page = open_page(file).page
+    for policy in policies:
+        write_jsonl(policy.trajectories, [row for _, row in read_jsonl(policy.trajectories)][::-1])
+    build_browser(tmp_path / "report", policies, title="second")
+    page.locator(".row", has_text="p-better").click()
+    assert "The report was built again; reload this page" in page.get_by_role("alert").inner_text()
+    page.reload()
+    wait_for_request(page, "Book a seat from Oslo to Rome.")
+    assert page.locator(".side .badge").all_inner_texts()[::2] == ["✗ failure", "✓ success"]

@@ -16,7 +16,7 @@ from tasks.core.records import ToolCall, Turn
 from tasks.core.settings import Paths
 from tasks.report.browser import PAGE, Policy, build_browser, write_browser
 from tasks.report.episodes import HEAD_CHARACTERS, TAIL_CHARACTERS, TOOL_CALL, shorten, shown_episode
-from tasks.report.script_files import CHUNK_CHARACTERS, ChunkWriter, script_json
+from tasks.report.script_files import CHUNK_CHARACTERS, ChunkWriter, ScriptFolder, script_json
 from tasks.report.token_heat import MOST, Numbers, TokenReader, load_tokenizer
 from tasks.report.word_index import WordIndex
 from tasks.rewards.stored import Rescorer
@@ -28,9 +28,9 @@ from tests.rewards.shaped import shaped
 def received(file: Path) -> Any:
     """What a data script hands to the page."""
     text = file.read_text(encoding="utf-8")
-    name, _, rest = text.removeprefix("turnwise.receive(").partition(",")
-    assert json.loads(name) == file.stem and rest.endswith(");\n")
-    return json.loads(rest.removesuffix(");\n"))
+    name, digest, value = text.removeprefix("turnwise.receive(").split(",", 2)
+    assert json.loads(name) == file.stem and len(json.loads(digest)) == 12 and value.endswith(");\n")
+    return json.loads(value.removesuffix(");\n"))
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +68,20 @@ def test_the_index_has_a_row_an_episode_and_the_first_two_policies_are_compared_
     assert [index["errors"][number] for number in index["sets"][of_worse["errors"]]] == ["timeout"]
     assert {index["tools"][number] for number in index["sets"][of_worse["tools"]]} == {"find_city", "get_cost"}
     assert index["episodes"]["num_sampled_tokens"][-1] is None  # the frontier shows no tokens
+
+
+def test_the_index_has_the_digest_of_every_other_script_and_of_nothing_else(data: Path, tmp_path: Path):
+    def digests(folder: Path) -> dict[str, str]:
+        texts = {file.stem: file.read_text(encoding="utf-8") for file in folder.glob("*.js")}
+        return {name: json.loads(text.split(",", 2)[1]) for name, text in texts.items() if name != "index"}
+
+    assert received(data / "index.js")["digests"] == digests(data)
+    policies = small_policies(tmp_path)
+    again = build_browser(tmp_path / "again", policies, title="another title").parent / "data"
+    assert digests(again) == digests(data)  # no time, no path
+    write_jsonl(policies[0].trajectories, [small_episode("base", "p-same", 0, False).to_row()])
+    other = build_browser(tmp_path / "other", policies, title="small").parent / "data"
+    assert digests(other)["episodes-0000"] != digests(data)["episodes-0000"]
 
 
 def test_an_episode_is_told_turn_by_turn_with_where_it_stands_in_its_file(data: Path):
@@ -132,7 +146,7 @@ def test_words_find_episodes_by_whole_name_part_and_character(data: Path):
 def test_a_word_of_a_megabyte_takes_forty_characters_of_the_index(tmp_path: Path):
     index = WordIndex()
     index.add(0, [HUGE])
-    assert index.write(tmp_path) == ["x"]
+    assert index.write(ScriptFolder(tmp_path)) == ["x"]
     assert received(tmp_path / "words-x.js") == {"words": ["x" * 40], "episodes": [[0]]}
 
 
@@ -232,7 +246,7 @@ def test_an_episode_lost_to_a_fault_has_no_reward_parts():
 
 
 def test_chunks_close_by_size_and_say_where_they_start(tmp_path: Path):
-    writer = ChunkWriter(tmp_path, "episodes")
+    writer = ChunkWriter(ScriptFolder(tmp_path), "episodes")
     for size in (CHUNK_CHARACTERS, 10, 10, CHUNK_CHARACTERS, 10):
         writer.add("y" * size)
     writer.close()

@@ -7,7 +7,7 @@ const turnwise = {};
 (() => {
   const CHUNK_NAME = /^[a-z]+(-[a-z0-9]+)*$/;
   const loads = new Map();
-  const receivers = new Map();
+  const received = new Map();
 
   function chunkAddress(name) {
     if (!CHUNK_NAME.test(name)) throw new TypeError(`${name} is no chunk of a report`);
@@ -15,27 +15,33 @@ const turnwise = {};
   }
   const trusted = window.trustedTypes?.createPolicy("turnwise", { createScriptURL: chunkAddress });
 
-  // The content of a chunk once it is loaded; each chunk is loaded once.
+  // The content of a chunk, loaded once; a load that failed may be tried again.
   turnwise.load = (name) => {
-    if (!loads.has(name)) {
-      loads.set(name, new Promise((resolve, reject) => {
-        receivers.set(name, resolve);
-        const script = document.createElement("script");
-        script.src = trusted ? trusted.createScriptURL(name) : chunkAddress(name);
-        script.onload = () => script.remove();
-        script.onerror = () => {
-          loads.delete(name);
-          reject(new Error(`data/${name}.js did not load. Keep the whole report folder together, or build it again ` +
-            "with python -m tasks report."));
-        };
-        document.head.append(script);
-      }));
-    }
+    if (!loads.has(name)) loads.set(name, loadScript(name).catch((error) => { loads.delete(name); throw error; }));
     return loads.get(name);
   };
 
+  function loadScript(name) {
+    return new Promise((resolve, reject) => {
+      const script = document.createElement("script");
+      const settle = () => {
+        script.remove();
+        const { digest, value } = received.get(name) ?? {};
+        received.delete(name);
+        if (digest === undefined) reject(new Error(`data/${name}.js did not load. Reload this page if the report was ` +
+          "built again; else keep the whole report folder together, or build it again with python -m tasks report."));
+        else if (name !== "index" && digest !== turnwise.index.digests[name]) {
+          reject(new Error("The report was built again; reload this page."));
+        } else resolve(value);
+      };
+      script.src = trusted ? trusted.createScriptURL(name) : chunkAddress(name);
+      script.onload = script.onerror = settle; // a script that was cut loads and gives nothing
+      document.head.append(script);
+    });
+  }
+
   // Called by every chunk.
-  turnwise.receive = (name, value) => receivers.get(name)?.(value);
+  turnwise.receive = (name, digest, value) => received.set(name, { digest, value });
 
   // Episode `number` from its chunk of `kind`: episodes or tokens.
   turnwise.loadEpisode = async (kind, number) => {
