@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tasks.core.files import read_json, write_json
 from tasks.report.browser import build_browser
 from tasks.report.build import build_report
 from tests.measurement.hostile import write_hostile_episodes
@@ -117,6 +118,9 @@ def hostile_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with an episode whose every text tries to break the page."""
     paths = tell_in_parts(write_artifacts(tmp_path_factory.mktemp("hostile")))
     write_hostile_episodes(paths)
+    decision = paths.stage("promote") / "decision.json"
+    row = read_json(decision)
+    write_json(decision, {**row, "reasons": [*row["reasons"], f"Measured again ({'code.tasks/core/' * 20})."]})
     return build_report(paths).absolute()
 
 

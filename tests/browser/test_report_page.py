@@ -21,6 +21,13 @@ SHAPES = {
     "phone at night": {"width": 390, "height": 844, "color_scheme": "dark"},
 }
 Open = Callable[..., Tab]
+BROKEN_WORDS = """() => [...document.querySelectorAll('th[scope=row]:not(:has(wbr))')].flatMap(name =>
+  [...name.textContent.matchAll(/\\S+/g)].filter(({ 0: word, index }) => {
+    const range = document.createRange();
+    range.setStart(name.firstChild, index);
+    range.setEnd(name.firstChild, index + word.length);
+    return new Set([...range.getClientRects()].map(line => line.top)).size > 1 && !word.includes('-');
+  }).map(([word]) => word))"""
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -75,7 +82,12 @@ def test_no_column_of_numbers_presses_the_names_beside_it_into_a_letter_a_line(
 ):
     page = open_page(report, width=width, height=800).page
     widths = page.evaluate("[...document.querySelectorAll('th[scope=row]')].map(name => name.offsetWidth)")
-    assert len(widths) > 10 and min(widths) >= 72  # pixels
+    assert len(widths) > 10 and min(widths) >= 104  # pixels
+    assert page.evaluate(BROKEN_WORDS) == []
+    reached = page.evaluate(
+        "[...document.querySelectorAll('.panel:has(table)')].map(panel => [panel.tabIndex, panel.ariaLabel])"
+    )
+    assert all(order == 0 and label for order, label in reached)  # whoever scrolls with keys can scroll each table
 
 
 def test_a_count_of_the_overview_opens_the_list_it_counts(report: Path, open_page: Open):

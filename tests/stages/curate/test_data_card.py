@@ -124,6 +124,12 @@ def test_the_page_says_whether_splits_share_groups(group: str, said: str) -> Non
     assert said in render_card(card(splits))
 
 
+def test_a_long_name_may_break_after_its_parts() -> None:
+    splits = {"train": [row("a", category="book/sold_out")], "select": [row("b")], "test": [row("c")]}
+    page = render_card(card(splits, left_out={"more than curate.max_test_problems": ["x"]}))
+    assert "book/<wbr>sold_<wbr>out" in page and "curate.<wbr>max_<wbr>test_" in page
+
+
 def test_a_card_without_a_problem_is_still_a_page() -> None:
     page = render_card(card({"train": [], "select": [], "test": []}))
     assert "every row of the source is in a split" in page
