@@ -425,3 +425,25 @@ def test_a_page_left_open_shows_no_episode_of_a_report_that_was_built_again(tmp_
     page.reload()
     wait_for_request(page, "Book a seat from Oslo to Rome.")
     assert page.locator(".side .badge").all_inner_texts()[::2] == ["✗ failure", "✓ success"]
+
+
+def test_the_focus_and_the_open_folds_outlast_what_is_drawn_again(small: Path, open_page: Open):
+    page = open_page(small, "problem=p-better").page
+    page.wait_for_selector(".side")
+    focused = "document.activeElement.dataset.key || document.activeElement.id"
+    for name, key in (("sample 1", "sample 1"), ("+ warm start", "policy warm_start"), ("log-probs", "heat")):
+        page.get_by_role("button", name=name).focus()
+        page.keyboard.press("Space")
+        page.wait_for_selector(f"button[data-key='{key}'][aria-pressed=true]")
+        assert page.evaluate(focused) == key
+    page.keyboard.press("t")
+    page.wait_for_selector(".fold")
+    page.get_by_text("as written").first.click()
+    page.get_by_role("radio", name="All").click(force=True)
+    page.fill("#q", "oslo")
+    page.wait_for_function(IS_SEARCHED, arg="oslo")
+    wait_for_rows(page, 4)
+    assert page.locator("#problem details[open]").count() == 1
+    page.get_by_role("radio", name="Improved").click(force=True)
+    page.keyboard.press("?")  # letters are commands on a radio button too
+    assert page.locator("#help").is_visible()

@@ -31,7 +31,7 @@
     if (event.ctrlKey || event.metaKey || event.altKey || help.open) return;
     const target = event.target;
     if (target === search) return onSearchKey(event);
-    if (target.matches("select, textarea, input")) return;
+    if (target.matches("select, textarea, input:not([type=radio])")) return;
     if (event.key === "Enter" && target.matches("button, a, summary")) return;
     const isFree = target === document.body || target === list; // elsewhere arrows scroll
     const action = ACTIONS[event.key] ?? (isFree ? IN_LIST[event.key] : undefined);

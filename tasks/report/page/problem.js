@@ -6,11 +6,18 @@
   const pane = document.getElementById("problem");
   let drawing = 0; // the newest; an older one that is still loading must not overwrite it
   let drawn = null; // the problem in the pane
+  let shownState = null; // what of the state the pane shows, as text
 
+  // Draw the pane unless it shows the state already: folds stay open and the focus where it is while one types.
   turnwise.drawProblem = async () => {
     const mine = ++drawing;
-    const { problem: id, sample, heat } = turnwise.state;
-    if (id === null) return pane.replaceChildren(welcome());
+    const { problem: id, sample, policies, heat } = turnwise.state;
+    const wanted = JSON.stringify([id, sample, policies, heat]);
+    if (wanted === shownState) return;
+    if (id === null) {
+      show([welcome()], null, wanted);
+      return;
+    }
     const problem = turnwise.index.problemNumbers.get(id);
     const columns = turnwise.shownPolicies().map((policy) => ({ policy, episode: turnwise.episodeOf(policy, problem, sample) }));
     const met = columns.map(({ episode }) => episode).filter((episode) => episode !== undefined);
@@ -22,14 +29,22 @@
         column.shown = shown[met.indexOf(column.episode)];
         column.tokens = tokens.get(column.episode) ?? null;
       });
-      pane.replaceChildren(head(problem, sample, columns), ...(heat ? [turnwise.heatLegend()] : []), sides(columns, heat));
-      if (drawn !== id) pane.scrollTop = 0;
-      drawn = id;
+      show([head(problem, sample, columns), ...(heat ? [turnwise.heatLegend()] : []), sides(columns, heat)], id, wanted);
     } catch (error) {
-      if (mine === drawing) pane.replaceChildren(el("p.empty", { role: "alert" }, error.message));
+      if (mine === drawing) show([el("p.empty", { role: "alert" }, error.message)], null, null);
     }
-    return undefined;
   };
+
+  // Fill the pane. Who was at a button of it is then at the button that took its place, else at the pane.
+  function show(elements, id, wanted) {
+    const focused = pane.contains(document.activeElement) ? document.activeElement.closest("[data-key]")?.dataset.key ?? "" : null;
+    pane.replaceChildren(...elements);
+    if (drawn !== id) pane.scrollTop = 0;
+    [drawn, shownState] = [id, wanted];
+    if (focused === null) return;
+    const successor = [...pane.querySelectorAll("[data-key]")].find(({ dataset, disabled }) => dataset.key === focused && !disabled);
+    (successor ?? pane).focus({ preventScroll: true });
+  }
 
   function welcome() {
     const { total } = turnwise.fitting(turnwise.state, null);
@@ -42,14 +57,14 @@
     const samples = [...new Set(turnwise.shownPolicies().flatMap((policy) =>
       (policy.samplesOf.get(problem) ?? []).map((episode) => turnwise.index.episodes.sample[episode])))].sort((a, b) => a - b);
     return el("header.head",
-      el("p.where", el("button.plain.back", { type: "button", onclick: () => turnwise.close() }, "‹ problems"),
+      el("p.where", el("button.plain.back", { type: "button", "data-key": "back", onclick: () => turnwise.close() }, "‹ problems"),
         el("span.category", turnwise.index.categories[category]), el("code", id)),
       el("h2.request", { dir: "auto" }, request),
       el("div.tools",
         el("div.samples", { role: "group", "aria-label": "Sample" }, ...samples.map((number) => sampleButton(problem, number, sample))),
         el("div.also", { role: "group", "aria-label": "Also show" }, ...alsoButtons()),
-        toggle("log-probs", turnwise.state.heat, () => turnwise.go({ heat: !turnwise.state.heat }), "Colour every sampled token by its log-prob"),
-        el("button.plain.jump", { type: "button", onclick: () => turnwise.jumpToDifference() }, "first difference")));
+        toggle("heat", "log-probs", turnwise.state.heat, () => turnwise.go({ heat: !turnwise.state.heat }), "Colour every sampled token by its log-prob"),
+        el("button.plain.jump", { type: "button", "data-key": "jump", onclick: () => turnwise.jumpToDifference() }, "first difference")));
   }
 
   function sampleButton(problem, number, current) {
@@ -57,7 +72,7 @@
       const episode = turnwise.episodeOf(policy, problem, number);
       return episode === undefined ? "–" : turnwise.isSuccess(episode) ? "✓" : "✗";
     });
-    return toggle(`sample ${number} ${marks.join(" ")}`, number === current, () => turnwise.go({ sample: number }));
+    return toggle(`sample ${number}`, `sample ${number} ${marks.join(" ")}`, number === current, () => turnwise.go({ sample: number }));
   }
 
   // The policies beside the two compared, which are chosen above the list.
@@ -65,20 +80,20 @@
     const { policies } = turnwise.state;
     return turnwise.index.policies.filter(({ name }) => !policies.slice(0, 2).includes(name)).map(({ name, label }) => {
       const isOn = policies.includes(name);
-      const button = toggle(`${isOn ? "−" : "+"} ${label}`, isOn, () =>
+      const button = toggle(`policy ${name}`, `${isOn ? "−" : "+"} ${label}`, isOn, () =>
         turnwise.go({ policies: isOn ? policies.filter((other) => other !== name) : [...policies, name] }));
       button.disabled = !isOn && policies.length >= turnwise.MAX_COLUMNS;
       return button;
     });
   }
 
-  const toggle = (text, isOn, onclick, title = "") =>
-    el("button.toggle", { type: "button", "aria-pressed": String(isOn), title, onclick }, text);
+  const toggle = (key, text, isOn, onclick, title = "") =>
+    el("button.toggle", { type: "button", "data-key": key, "aria-pressed": String(isOn), title, onclick }, text);
 
   function sides(columns, heat) {
     const numTurns = Math.max(0, ...columns.map(({ shown }) => shown?.turns.length ?? 0));
     const differences = turnwise.findDifferences(columns);
-    const box = el("div.sides", { role: "region", tabindex: "0", "aria-label": "Episodes side by side" },
+    const box = el("div.sides", { role: "region", tabindex: "0", "data-key": "sides", "aria-label": "Episodes side by side" },
       ...columns.map((column, i) => side(column, numTurns, differences[i], heat)));
     box.style.setProperty("--columns", columns.length);
     box.style.setProperty("--rows", numTurns + 2); // a heading, the turns, the verdict

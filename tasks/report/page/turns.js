@@ -44,7 +44,13 @@
   function drawReply(reply, error) {
     const text = el("pre", { dir: "auto" }, reply.slice(0, LONG) || "(empty)");
     const rest = reply.length - LONG;
-    const more = rest > 0 && el("button.plain", { type: "button", onclick: () => { text.textContent = reply; more.remove(); } },
+    const showAll = () => {
+      text.textContent = reply;
+      text.tabIndex = -1;
+      text.focus({ preventScroll: true }); // the button that had the focus goes
+      more.remove();
+    };
+    const more = rest > 0 && el("button.plain", { type: "button", onclick: showAll },
       `show ${turnwise.count(rest, "more character")}`);
     return el(`div.reply${error ? ".failed" : ""}`, error ? el("span.error", words(error)) : null, text, more);
   }
