@@ -447,3 +447,15 @@ def test_the_focus_and_the_open_folds_outlast_what_is_drawn_again(small: Path, o
     page.get_by_role("radio", name="Improved").click(force=True)
     page.keyboard.press("?")  # letters are commands on a radio button too
     assert page.locator("#help").is_visible()
+
+
+def test_enter_opens_what_was_typed_and_never_what_an_input_method_is_still_composing(small: Path, open_page: Open):
+    page = open_page(small).page
+    page.focus("#q")
+    page.locator("#q").dispatch_event("keydown", {"key": "Enter", "isComposing": True})
+    assert page.evaluate("document.activeElement.id") == "q" and place_of(page) == ""
+    page.keyboard.type("vienna")
+    page.keyboard.press("Enter")  # before the pause that starts a search
+    page.wait_for_selector(".request")
+    assert place_of(page) == "problem=p-same&sample=0&q=vienna"
+    assert page.locator(".request").inner_text() == "Book the night train to Vienna."

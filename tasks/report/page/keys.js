@@ -28,6 +28,7 @@
   }
 
   function onKey(event) {
+    if (event.isComposing) return; // the keys of an input method choose letters
     if (event.ctrlKey || event.metaKey || event.altKey || help.open) return;
     const target = event.target;
     if (target === search) return onSearchKey(event);
@@ -44,7 +45,7 @@
     if (event.key === "Enter" || event.key === "ArrowDown") {
       event.preventDefault();
       list.focus();
-      turnwise.moveBy(0);
+      turnwise.finishSearch().then(() => turnwise.moveBy(0));
     } else if (event.key === "Escape") {
       event.preventDefault();
       if (search.value) turnwise.setSearch("");

@@ -8,6 +8,7 @@
   const TYPING_PAUSE = 120; // milliseconds
   let flags = { q: "", found: null };
   let typing = null; // the timer of a search that is typed and not yet run
+  let drawn = null; // settled when the page shows the newest state
 
   async function start() {
     turnwise.openIndex(await turnwise.load("index"));
@@ -36,7 +37,9 @@
   }
 
   // The address has changed: read it and draw.
-  turnwise.changed = async () => {
+  turnwise.changed = () => { drawn = draw(); return drawn; };
+
+  async function draw() {
     turnwise.state = turnwise.readState(location.hash);
     const { q } = turnwise.state;
     if (flags.q !== q) {
@@ -49,7 +52,7 @@
     drawControls(rows, counts, total);
     turnwise.showRows(rows);
     await turnwise.drawProblem();
-  };
+  }
 
   // Where the address names a problem without a sample: the first sample that fits the filters, or the first.
   function sampleToOpen(rows) {
@@ -95,6 +98,12 @@
     typing = null;
     byId("q").value = q;
     turnwise.go({ q });
+  };
+
+  // Run at once what is typed; settled when its rows are in the list.
+  turnwise.finishSearch = async () => {
+    if (typing !== null) turnwise.setSearch(byId("q").value);
+    await drawn;
   };
 
   // The two compared, then the others shown before. The same policy twice is not a comparison: the two are swapped.
