@@ -405,12 +405,36 @@ def test_the_pages_policy_would_stop_what_slipped_through(small: Path, open_page
     assert not [address for address in tab.requests if "elsewhere" in address]
 
 
-def test_a_chunk_that_is_missing_is_named_with_the_remedy(small: Path, open_page: Open, tmp_path: Path):
+@pytest.mark.parametrize("kept", [None, 60])
+def test_a_chunk_that_is_missing_or_cut_is_named_with_the_remedy(
+    small: Path, open_page: Open, tmp_path: Path, kept: int | None
+):
     folder = shutil.copytree(small.parent, tmp_path / "report")
-    (folder / "data" / "episodes-0000.js").unlink()
+    spoil(folder / "data" / "episodes-0000.js", kept)
+    spoil(folder / "data" / "words-v.js", kept)
     page = open_page(folder / "trajectories.html", "problem=p-same").page
     alert = page.get_by_role("alert").inner_text()
     assert "data/episodes-0000.js did not load" in alert and "python -m tasks report" in alert
+    page.fill("#q", "vienna")
+    page.wait_for_function("() => document.getElementById('status').textContent.includes('words-v.js did not load')")
+    assert listed(page) == []
+    page.click("#clear")
+    wait_for_rows(page, 4)
+    assert page.locator("#status").inner_text() == "4 problems"
+    spoil(folder / "data" / "index.js", kept)
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto("about:blank")
+    page.goto((folder / "trajectories.html").as_uri())
+    page.get_by_role("alert").wait_for()
+    assert "data/index.js did not load" in page.get_by_role("alert").inner_text()
+
+
+def spoil(file: Path, kept: int | None) -> None:
+    """Delete a file, or keep its first bytes."""
+    if kept is None:
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:kept])
 
 
 def test_a_page_left_open_shows_no_episode_of_a_report_that_was_built_again(tmp_path: Path, open_page: Open):

@@ -42,14 +42,16 @@
   async function draw() {
     turnwise.state = turnwise.readState(location.hash);
     const { q } = turnwise.state;
+    let failure = null;
     if (flags.q !== q) {
-      const found = await turnwise.search(q);
+      const found = await turnwise.search(q).catch((error) => { failure = error.message; return []; });
       if (turnwise.state.q !== q) return; // the reader typed on meanwhile
-      flags = { q, found };
+      flags = { q: failure === null ? q : null, found };
     }
     const { rows, counts, total } = turnwise.fitting(turnwise.state, flags.found);
     if (turnwise.state.problem !== null && !Number.isInteger(turnwise.state.sample)) turnwise.state.sample = sampleToOpen(rows);
     drawControls(rows, counts, total);
+    if (failure !== null) byId("status").textContent = failure;
     turnwise.showRows(rows);
     await turnwise.drawProblem();
   }
@@ -131,5 +133,8 @@
     byId("clear").hidden = !turnwise.FILTERS.some((name) => state[name]);
   }
 
-  start().catch((error) => byId("problem").replaceChildren(el("p.empty", { role: "alert" }, error.message)));
+  start().catch((error) => {
+    document.body.dataset.view = "problem";
+    byId("problem").replaceChildren(el("p.empty", { role: "alert" }, error.message));
+  });
 })();
