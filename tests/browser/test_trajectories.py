@@ -483,3 +483,24 @@ def test_enter_opens_what_was_typed_and_never_what_an_input_method_is_still_comp
     page.wait_for_selector(".request")
     assert place_of(page) == "problem=p-same&sample=0&q=vienna"
     assert page.locator(".request").inner_text() == "Book the night train to Vienna."
+
+
+@pytest.mark.parametrize(("width", "height"), [(844, 390), (320, 256), (1280, 500)])
+def test_in_a_low_window_the_list_can_be_scrolled_to_and_read(small: Path, open_page: Open, width: int, height: int):
+    page = open_page(small, "category=book/none", width=width, height=height).page
+    assert page.locator("#list").bounding_box()["height"] >= 240
+    assert not page.locator("#more").evaluate("more => more.open")
+    page.locator(".row", has_text="p-same").click()  # scrolls there as a person would
+    page.wait_for_selector(".request")
+    assert "Vienna" in page.locator(".request").inner_text()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_rows_grow_with_the_readers_font(small: Path, open_page: Open):
+    page = open_page(small).page
+    page.evaluate("document.documentElement.style.fontSize = '32px'")
+    page.wait_for_function("() => document.querySelector('.row:nth-child(2)').style.top === '156px'")
+    clipped = page.evaluate(
+        "[...document.querySelectorAll('.row')].filter(row => row.scrollHeight > row.clientHeight).length"
+    )
+    assert clipped == 0

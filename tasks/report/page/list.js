@@ -3,29 +3,35 @@
 
 (() => {
   const { el } = turnwise;
-  const ROW_HEIGHT = 78; // pixels; as in browser.css
   const SPARE_ROWS = 6; // above and below the visible rows
   const MAX_MARKS = 4; // samples shown one by one; more are counted
   const SIGNS = { improved: "▲", regressed: "▼", same: "=" };
   const box = document.getElementById("list");
   const sizer = document.getElementById("sizer");
   let rows = [];
+  let rowHeight = 0; // pixels, by browser.css and the reader's font
 
   turnwise.rows = () => rows;
   turnwise.currentRow = () => rows.findIndex(({ problem }) => turnwise.index.problems[problem][0] === turnwise.state.problem);
 
   turnwise.showRows = (next) => {
     rows = next;
-    sizer.style.height = `${rows.length * ROW_HEIGHT}px`;
-    drawRows();
+    fitRows();
   };
+
+  function fitRows() {
+    const probe = sizer.appendChild(el("div.row"));
+    rowHeight = parseFloat(getComputedStyle(probe).height); // known in a hidden list too
+    sizer.style.height = `${rows.length * rowHeight}px`;
+    drawRows();
+  }
 
   // Scroll to the chosen row with the least movement.
   turnwise.revealRow = () => {
-    const top = turnwise.currentRow() * ROW_HEIGHT;
+    const top = turnwise.currentRow() * rowHeight;
     if (top < 0) return;
     if (top < box.scrollTop) box.scrollTop = top;
-    else if (top + ROW_HEIGHT > box.scrollTop + box.clientHeight) box.scrollTop = top + ROW_HEIGHT - box.clientHeight;
+    else if (top + rowHeight > box.scrollTop + box.clientHeight) box.scrollTop = top + rowHeight - box.clientHeight;
     drawRows();
   };
 
@@ -43,8 +49,8 @@
   }
 
   function drawRows() {
-    const first = Math.max(0, Math.floor(box.scrollTop / ROW_HEIGHT) - SPARE_ROWS);
-    const last = Math.min(rows.length, Math.ceil((box.scrollTop + box.clientHeight) / ROW_HEIGHT) + SPARE_ROWS);
+    const first = Math.max(0, Math.floor(box.scrollTop / rowHeight) - SPARE_ROWS);
+    const last = Math.min(rows.length, Math.ceil((box.scrollTop + box.clientHeight) / rowHeight) + SPARE_ROWS);
     const current = turnwise.currentRow();
     const numbers = new Set(Array.from({ length: Math.max(0, last - first) }, (_, i) => first + i));
     if (current >= 0) numbers.add(current); // the active row must be in the page
@@ -66,7 +72,7 @@
       el("p.kind", el(`span.change.${change}`, { title: change }, SIGNS[change]), el("span.category", turnwise.index.categories[category]), el("span.id", id)),
       el("p.ask", { dir: "auto" }, request),
       el("p.marks", ...shown.slice(0, 2).flatMap((policy, i) => [i > 0 && el("span.to", "→"), marks(policy, problem)])));
-    row.style.top = `${number * ROW_HEIGHT}px`;
+    row.style.top = `${number * rowHeight}px`;
     return row;
   }
 
@@ -89,5 +95,5 @@
     requestAnimationFrame(() => { isDue = false; drawRows(); });
   }
   box.addEventListener("scroll", drawSoon, { passive: true });
-  new ResizeObserver(drawSoon).observe(box);
+  new ResizeObserver(() => requestAnimationFrame(fitRows)).observe(box);
 })();

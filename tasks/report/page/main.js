@@ -6,6 +6,7 @@
   const byId = (id) => document.getElementById(id);
   const SELECTS = ["category", "of", "outcome", "error", "tool", "limit"];
   const TYPING_PAUSE = 120; // milliseconds
+  const LOW_WINDOW = 600; // pixels; below it open filters would leave no room for the list
   let flags = { q: "", found: null };
   let typing = null; // the timer of a search that is typed and not yet run
   let drawn = null; // settled when the page shows the newest state
@@ -18,7 +19,8 @@
     fillControls();
     window.addEventListener("popstate", follow);
     showWhatIsChosen();
-    if (matchMedia("(min-width: 60rem)").matches || SELECTS.some((name) => turnwise.state[name])) byId("more").open = true;
+    const isWanted = matchMedia("(min-width: 60rem)").matches || SELECTS.some((name) => turnwise.state[name]);
+    byId("more").open = isWanted && innerHeight >= LOW_WINDOW;
     await turnwise.changed();
     turnwise.revealRow();
     document.documentElement.dataset.ready = String(Math.round(performance.now()));
