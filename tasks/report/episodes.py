@@ -12,6 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 from tasks.core.records import Score, TokenSequence, Trajectory, Turn
+from tasks.report.script_files import digest_of
 from tasks.rewards.built_in import valid_call_share, well_formed_share
 from tasks.rewards.stored import TurnTokens, turn_tokens
 
@@ -103,7 +104,7 @@ def _turn(turn: Turn, tokens: TurnTokens | None, sequence_note: str | None) -> d
     return {
         "prose": shorten(TOOL_CALL.sub("", turn.text).strip() if turn.calls else turn.text),
         "raw": shorten(turn.text) if turn.calls else None,
-        "calls": [_call(*item) for item in zip_longest(turn.calls, turn.replies, turn.errors)],
+        "calls": [_call(turn.text, *item) for item in zip_longest(turn.calls, turn.replies, turn.errors)],
         "num_tokens": tokens.num_sampled if tokens else None,
         **({} if sequence_note is None else {"sequence_note": sequence_note}),
         **({} if turn.sequence == 0 else {"sequence": turn.sequence}),
@@ -121,13 +122,17 @@ def _thought(turn: Turn) -> dict[str, Any]:
     }
 
 
-def _call(call: dict[str, Any] | None, reply: str | None, error: str | None) -> dict[str, Any]:
-    arguments = (call or {}).get("arguments")
-    named: Pairs = list(arguments.items()) if isinstance(arguments, dict) else []
+def _call(written: str, call: dict[str, Any] | None, reply: str | None, error: str | None) -> dict[str, Any]:
+    """A call of a turn in which `written` was written; a digest tells two apart that look the same once shortened."""
+    name, arguments = (call or {}).get("name"), (call or {}).get("arguments")
+    named = [(str(key), _json(value)) for key, value in arguments.items()] if isinstance(arguments, dict) else []
+    whole = [str(name), *(value for _, value in named)] if name else [written]
+    is_shortened = len(str(name)) > MAX_NAME_CHARACTERS or any(shorten(text) != text for text in whole)
     return {
         "name": _tool(call),
-        "malformed": not (call or {}).get("name"),
-        "arguments": [(str(name), shorten(_json(value))) for name, value in named],
+        "malformed": not name,
+        "arguments": [(key, shorten(value)) for key, value in named],
+        **({"digest": digest_of(_json(whole))} if is_shortened else {}),
         "reply": None if reply is None else shorten(reply),
         "error": error,
     }

@@ -30,6 +30,11 @@ def script_json(value: Any) -> str:
     return text
 
 
+def digest_of(text: str) -> str:
+    """Short, and the same wherever the text is."""
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:DIGEST_CHARACTERS]
+
+
 class ScriptFolder:
     """Writes scripts into a folder; `digests` has the digest of each one's value, by name."""
 
@@ -39,7 +44,7 @@ class ScriptFolder:
 
     def write(self, name: str, json_text: str) -> None:
         """Write the script that gives the page a value under `name`; `json_text` is from `script_json`."""
-        digest = hashlib.sha256(json_text.encode()).hexdigest()[:DIGEST_CHARACTERS]
+        digest = digest_of(json_text)
         self.digests[name] = digest
         write_text(self.folder / f"{name}.js", f'turnwise.receive("{name}","{digest}",{json_text});\n')
 

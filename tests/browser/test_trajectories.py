@@ -14,12 +14,13 @@ from urllib.parse import unquote
 import pytest
 
 from tasks.core.files import read_jsonl, write_jsonl
+from tasks.core.records import Turn
 from tasks.report.browser import build_browser
 from tests.browser.conftest import PATIENCE, Tab
 from tests.browser.test_report_page import SHAPES
 from tests.core.test_records import with_a_helper
 from tests.measurement.hostile import HANDLER, NO_UTF_8_SHOWN, PROBLEM, SCRIPT
-from tests.measurement.small_world import small_policies
+from tests.measurement.small_world import TYPES, call_turn, small_episode, small_policies
 
 pytestmark = pytest.mark.browser
 Open = Callable[..., Tab]
@@ -504,3 +505,34 @@ def test_rows_grow_with_the_readers_font(small: Path, open_page: Open):
         "[...document.querySelectorAll('.row')].filter(row => row.scrollHeight > row.clientHeight).length"
     )
     assert clipped == 0
+
+
+def test_with_tokens_shown_replies_errors_and_the_first_difference_stay(small: Path, open_page: Open):
+    page = open_page(small, "problem=p-worse&sample=1&heat=1").page
+    page.wait_for_selector(".tokens")
+    assert "no answer in 3 s" in page.locator(".reply.failed").inner_text()
+    assert page.locator(".differs").count() == 2 and page.locator(".call .head").count() == 0
+    assert page.locator(".jump").is_enabled()
+    page.evaluate("location.hash = 'problem=p-same'")
+    wait_for_request(page, "Vienna")
+    assert page.locator(".jump").is_disabled()
+
+
+def test_malformed_calls_and_long_arguments_that_differ_are_told_apart(tmp_path: Path, open_page: Open):
+    """Two malformed calls look the same on the page but for their text; long arguments once their middle is cut."""
+    policies = small_policies(tmp_path)[:2]
+    for policy, letter in zip(policies, "ab", strict=True):
+        malformed, long, same = (small_episode(policy.name, problem, 0, True) for problem in list(TYPES)[:3])
+        malformed.turns[0] = Turn(text=f"<tool_call>{letter}</tool_call>", calls=[{}], replies=["?"])
+        long.turns[1] = call_turn("book_flight", "ok", seat="x" * 9_000 + letter + "x" * 9_000)
+        same.turns[0] = Turn(text="<tool_call>?</tool_call>", calls=[{}], replies=[letter])
+        write_jsonl(policy.trajectories, [episode.to_row() for episode in (malformed, long, same)])
+    page = open_page(build_browser(tmp_path / "report", policies, title="").absolute()).page
+    marks = {}
+    for problem in list(TYPES)[:3]:
+        page.locator(".row", has_text=problem).click()
+        page.wait_for_selector(f".where:has-text('{problem}')")
+        marks[problem] = page.evaluate(
+            "[...document.querySelectorAll('.differs')].map(mark => mark.closest('li').value)"
+        )
+    assert marks == {"p-better": [1, 1], "p-worse": [2, 2], "p-mixed": []}

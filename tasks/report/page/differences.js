@@ -20,7 +20,7 @@
   }
 
   const callsOf = ({ turns }) => turns.flatMap((turn, t) => turn.calls.map((call, c) =>
-    ({ turn: t, call: c, what: JSON.stringify([call.name, [...call.arguments].sort()]) })));
+    ({ turn: t, call: c, what: JSON.stringify([call.malformed ? turn.raw : call.name, [...call.arguments].sort(), call.digest]) })));
 
   turnwise.jumpToDifference = () => {
     const mark = document.querySelector(".differs");

@@ -29,7 +29,9 @@
         column.shown = shown[met.indexOf(column.episode)];
         column.tokens = tokens.get(column.episode) ?? null;
       });
-      show([head(problem, sample, columns), ...(heat ? [turnwise.heatLegend()] : []), sides(columns, heat)], id, wanted);
+      const differences = turnwise.findDifferences(columns);
+      const parts = [head(problem, sample, columns, differences.some(Boolean)), ...(heat ? [turnwise.heatLegend()] : [])];
+      show([...parts, sides(columns, differences, heat)], id, wanted);
     } catch (error) {
       if (mine === drawing) show([el("p.empty", { role: "alert" }, error.message)], null, null);
     }
@@ -51,7 +53,7 @@
     return el("div.empty", el("p", turnwise.index.title), el("p.muted", `${turnwise.count(total, "problem")}. Choose one in the list, or press j.`));
   }
 
-  function head(problem, sample, columns) {
+  function head(problem, sample, columns, isDifferent) {
     const [id, category, beginning] = turnwise.index.problems[problem];
     const request = columns.find(({ shown }) => shown)?.shown.request ?? beginning;
     const samples = [...new Set(turnwise.shownPolicies().flatMap((policy) =>
@@ -64,7 +66,7 @@
         el("div.samples", { role: "group", "aria-label": "Sample" }, ...samples.map((number) => sampleButton(problem, number, sample))),
         el("div.also", { role: "group", "aria-label": "Also show" }, ...alsoButtons()),
         toggle("heat", "log-probs", turnwise.state.heat, () => turnwise.go({ heat: !turnwise.state.heat }), "Colour every sampled token by its log-prob"),
-        el("button.plain.jump", { type: "button", "data-key": "jump", onclick: () => turnwise.jumpToDifference() }, "first difference")));
+        el("button.plain.jump", { type: "button", "data-key": "jump", disabled: !isDifferent, onclick: () => turnwise.jumpToDifference() }, "first difference")));
   }
 
   function sampleButton(problem, number, current) {
@@ -90,9 +92,8 @@
   const toggle = (key, text, isOn, onclick, title = "") =>
     el("button.toggle", { type: "button", "data-key": key, "aria-pressed": String(isOn), title, onclick }, text);
 
-  function sides(columns, heat) {
+  function sides(columns, differences, heat) {
     const numTurns = Math.max(0, ...columns.map(({ shown }) => shown?.turns.length ?? 0));
-    const differences = turnwise.findDifferences(columns);
     const box = el("div.sides", { role: "region", tabindex: "0", "data-key": "sides", "aria-label": "Episodes side by side" },
       ...columns.map((column, i) => side(column, numTurns, differences[i], heat)));
     box.style.setProperty("--columns", columns.length);

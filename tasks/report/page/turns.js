@@ -8,18 +8,20 @@
   // `difference` is {call, words} where a call of this turn is the first that differs, {call: null, words} where this
   // turn makes no call and another column does; `tokens` is what heat.js draws, or null.
   turnwise.drawTurn = (turn, number, { difference = null, tokens = null } = {}) => {
-    const body = tokens ? [turnwise.heatOf(tokens)] : [
+    const said = tokens ? [turnwise.heatOf(tokens)] : [
       turn.thought ? drawThought(turn.thought) : null,
       turn.prose ? el("pre.prose", { dir: "auto" }, turn.prose) : null,
-      ...turn.calls.map((call, i) => drawCall(call, difference && difference.call === i ? difference.words : null)),
     ];
+    const calls = turn.calls.map((call, i) =>
+      drawCall(call, difference && difference.call === i ? difference.words : null, { isWritten: tokens !== null }));
     const facts = factsOf(turn);
     return el(`li.turn${turn.sequence ? ".branch" : ""}`, { value: String(number) },
       el("span.number", { "aria-hidden": "true" }, String(number)),
       el("div.said",
         turn.sequence_note ? el("p.sequence", turn.sequence_note) : null,
         difference && difference.call === null ? el("p.differs", difference.words) : null,
-        ...body,
+        ...said,
+        ...calls,
         turn.raw === null || tokens ? facts && el("p.foot", facts)
           : fold(["as written", facts].filter(Boolean).join(" · "), el("pre.raw", { dir: "auto" }, turn.raw)),
         turn.follow_up === null ? null : el("p.user", { dir: "auto" }, el("b", "user "), turn.follow_up)));
@@ -33,10 +35,11 @@
       el("pre", { dir: "auto" }, thought.text || "(empty)"));
   }
 
-  function drawCall(call, difference) {
+  // `isWritten`: its tokens are shown above.
+  function drawCall(call, difference, { isWritten }) {
     return el("div.call",
       difference === null ? null : el("p.differs", difference),
-      el("p.head", el(`span.tool${call.malformed ? ".malformed" : ""}`, call.name),
+      isWritten ? null : el("p.head", el(`span.tool${call.malformed ? ".malformed" : ""}`, call.name),
         ...call.arguments.flatMap(([name, value]) => [" ", el("span.argument", el("span.key", name), " ", el("bdi", value))])),
       call.reply === null ? null : drawReply(call.reply, call.error));
   }
