@@ -536,3 +536,16 @@ def test_malformed_calls_and_long_arguments_that_differ_are_told_apart(tmp_path:
             "[...document.querySelectorAll('.differs')].map(mark => mark.closest('li').value)"
         )
     assert marks == {"p-better": [1, 1], "p-worse": [2, 2], "p-mixed": []}
+
+
+def test_a_problem_that_only_one_policy_met_is_no_change_of_any_kind(tmp_path: Path, open_page: Open):
+    base, best = small_policies(tmp_path)[:2]
+    rows = [row for _, row in read_jsonl(base.trajectories)]
+    write_jsonl(base.trajectories, [row for row in rows if row["problem_id"] in ("p-better", "p-same")])
+    rows = [row for _, row in read_jsonl(best.trajectories)]
+    write_jsonl(best.trajectories, [row for row in rows if row["problem_id"] != "p-same"])
+    page = open_page(build_browser(tmp_path / "report", [base, best], title="").absolute()).page
+    assert page.locator("#changes b").all_inner_texts() == ["4", "1", "0", "0"]
+    assert page.locator("#status").inner_text() == "4 problems · 1 met by both"
+    signs = dict(zip(listed(page), page.locator(".row .change").all_inner_texts(), strict=True))
+    assert signs == {"p-better": "▲", "p-same": "–", "p-worse": "–", "p-mixed": "–"}

@@ -80,13 +80,17 @@ const turnwise = {};
   turnwise.episodeOf = (policy, problem, sample) =>
     policy.samplesOf.get(problem)?.find((e) => turnwise.index.episodes.sample[e] === sample);
 
-  // "improved" where `after` solves more of the samples that both have, "regressed" where fewer, else "same".
+  // "improved" where `after` solves more of the samples that both have, "regressed" where fewer, else "same"; "unmatched"
+  // where they share none.
   turnwise.changeOf = (problem, before, after) => {
-    let gain = 0;
+    let [gain, isMatched] = [0, false];
     for (const earlier of before.samplesOf.get(problem) ?? []) {
       const later = turnwise.episodeOf(after, problem, turnwise.index.episodes.sample[earlier]);
-      if (later !== undefined) gain += turnwise.isSuccess(later) - turnwise.isSuccess(earlier);
+      if (later === undefined) continue;
+      isMatched = true;
+      gain += turnwise.isSuccess(later) - turnwise.isSuccess(earlier);
     }
+    if (!isMatched) return "unmatched";
     return gain > 0 ? "improved" : gain < 0 ? "regressed" : "same";
   };
 })();

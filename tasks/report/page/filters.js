@@ -13,7 +13,7 @@
     const fits = episodeTest(state, found);
     const policies = state.of ? [turnwise.index.policyNamed(state.of)].filter(Boolean) : turnwise.shownPolicies();
     const category = state.category ? turnwise.index.categories.indexOf(state.category) : null;
-    const counts = { improved: 0, regressed: 0, same: 0 };
+    const counts = { improved: 0, regressed: 0, same: 0, unmatched: 0 };
     const rows = [];
     let total = 0;
     turnwise.index.problems.forEach(([, categoryOfProblem], problem) => {

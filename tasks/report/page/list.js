@@ -5,7 +5,7 @@
   const { el } = turnwise;
   const SPARE_ROWS = 6; // above and below the visible rows
   const MAX_MARKS = 4; // samples shown one by one; more are counted
-  const SIGNS = { improved: "▲", regressed: "▼", same: "=" };
+  const SIGNS = { improved: "▲", regressed: "▼", same: "=", unmatched: "–" };
   const box = document.getElementById("list");
   const sizer = document.getElementById("sizer");
   let rows = [];

@@ -124,14 +124,16 @@
     [byId("before").value, byId("after").value] = state.policies;
     for (const id of SELECTS) byId(id).value = state[id];
     for (const input of byId("changes").querySelectorAll("input")) input.checked = input.value === state.change;
+    const numFitting = Object.values(counts).reduce((sum, some) => sum + some);
     for (const count of byId("changes").querySelectorAll("b")) {
       const change = count.dataset.count;
-      count.textContent = (change ? counts[change] : counts.improved + counts.regressed + counts.same).toLocaleString("en");
+      count.textContent = (change ? counts[change] : numFitting).toLocaleString("en");
     }
     const numFilters = SELECTS.filter((id) => id !== "of" && state[id]).length;
     byId("num-filters").textContent = numFilters ? ` · ${numFilters} on` : "";
-    byId("status").textContent = rows.length === total ? turnwise.count(total, "problem")
-      : `${rows.length.toLocaleString("en")} of ${turnwise.count(total, "problem")}`;
+    const [listed, all] = [rows.length.toLocaleString("en"), turnwise.count(total, "problem")];
+    const matched = counts.unmatched && !state.change ? ` · ${(numFitting - counts.unmatched).toLocaleString("en")} met by both` : "";
+    byId("status").textContent = (rows.length === total ? all : `${listed} of ${all}`) + matched;
     byId("clear").hidden = !turnwise.FILTERS.some((name) => state[name]);
   }
 
