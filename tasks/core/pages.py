@@ -19,8 +19,14 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).parent / "templates"
 STYLE = TEMPLATES / "style.css"
-# Controls (C0 but tab and newline, DEL, C1) and bidirectional formatting, which reorders text.
-HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# Tags spell the region of a flag, as of Scotland; anywhere else they are text that no screen shows.
+FLAG = "\U0001f3f4[\U000e0030-\U000e0039\U000e0061-\U000e007a]{3,6}\U000e007f"
+# Controls (C0 but tab and newline, DEL, C1), bidirectional formatting, which reorders text, and what has no shape.
+# Joiners and the selectors of emoji stay, since scripts and emoji need them.
+HIDDEN = re.compile(
+    f"{FLAG}|[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u202a-\u202e"
+    "\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff]"
+)
 # The same in JSON text, where C0 controls are escaped.
 HIDDEN_IN_JSON = re.compile(rf"\\u00|\\[bfr]|{HIDDEN.pattern}|{HALF_A_PAIR.pattern}")
 
@@ -51,9 +57,9 @@ def _environment(folder: Path, filters: tuple[tuple[str, Callable[..., Any]], ..
 
 
 def page_text(text: str) -> str:
-    """`text` with lone surrogates, controls and reordering marks replaced by visible signs."""
+    """`text` with lone surrogates, controls, reordering marks and invisible characters replaced by visible signs."""
     text = encodable(text.replace("\r\n", "\n"))
-    return HIDDEN.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", text)
+    return HIDDEN.sub(lambda found: found[0] if len(found[0]) > 1 else f"⟨U+{ord(found[0]):04X}⟩", text)
 
 
 def percent(share: float) -> str:

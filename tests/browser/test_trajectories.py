@@ -362,7 +362,7 @@ def test_what_models_and_tools_wrote_is_inert_and_readable(hostile_report: Path,
     broken = ("half a pair: \N{REPLACEMENT CHARACTER}", f"no text: {NO_UTF_8_SHOWN}")
     for written in (SCRIPT, HANDLER, "card⟨U+202E⟩8_drac", *broken, "مرحبا"):
         assert written in text
-    for control in ("⟨U+0000⟩", "⟨U+001B⟩[31m", "⟨U+0007⟩", "{{ 7 * 7 }}"):
+    for control in ("⟨U+0000⟩", "⟨U+001B⟩[31m", "⟨U+0007⟩", "⟨U+E0070⟩", "{{ 7 * 7 }}"):
         assert control in text
     for piece in page.locator(".call, pre, .request, .row, option").all():
         piece.dispatch_event("mouseover")

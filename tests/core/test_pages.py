@@ -41,3 +41,14 @@ def test_page_text_keeps_ordinary_text_newlines_and_tabs():
     text = "ħéllo 東京 مرحبا\n\t{}<>"
     assert page_text(text) == text
     assert page_text("a\r\nb\rc") == "a\nb⟨U+000D⟩c"
+
+
+def test_what_has_no_shape_is_spelled_out_and_what_scripts_and_emoji_need_stays():
+    tags = "".join(chr(0xE0000 + ord(letter)) for letter in "pay")
+    assert page_text(f"a{tags}b") == "a⟨U+E0070⟩⟨U+E0061⟩⟨U+E0079⟩b"
+    for hidden in "\xad\u034f\u115f\u1160\u180e\u200b\u2060\u2064\u206a\u206f\u3164\ufeff\uffa0\ufff9\ufffb\U000e0fff":
+        assert page_text(f"pay{hidden}pal") == f"pay⟨U+{ord(hidden):04X}⟩pal"
+    scotland = "\U0001f3f4" + "".join(chr(0xE0000 + ord(letter)) for letter in "gbsct") + "\U000e007f"
+    for text in (scotland, "👩\u200d🚀", "می\u200cخواهم", "❤\ufe0f ❤\ufe0e"):
+        assert page_text(text) == text
+    assert page_text(f"\U0001f3f4{tags}") == "\U0001f3f4⟨U+E0070⟩⟨U+E0061⟩⟨U+E0079⟩"  # no flag without its end

@@ -15,6 +15,7 @@ HANDLER = '<img src="https://example.com/x.png" onerror="document.title=\'owned\
 ATTRIBUTE = '" onmouseover="document.title=\'owned\'" x="'
 TEMPLATE = "{{ 7 * 7 }}{% raw %}"
 REVERSED = "card\u202e8_drac\u202c ends here"
+TAGS = "".join(chr(0xE0000 + ord(letter)) for letter in "pay me")  # text that no screen shows
 SURROGATE = "half a pair: \ud83d."
 NO_UTF_8, NO_UTF_8_BYTES, NO_UTF_8_SHOWN = "<<bytes>>", b"\xff\xe9", "\N{REPLACEMENT CHARACTER}" * 2
 CONTROL = "nul \x00, escape \x1b[31m, bell \x07"
@@ -38,7 +39,7 @@ def _hostile_row() -> dict:
         Turn(
             text=f"{SCRIPT} {CLOSING} {TEMPLATE}<tool_call>{{}}</tool_call>",
             calls=[{"name": HANDLER, "arguments": {ATTRIBUTE: SCRIPT, "list": [REVERSED, {"deep": SURROGATE}]}}],
-            replies=[HANDLER + CONTROL + REVERSED + SURROGATE],
+            replies=[HANDLER + CONTROL + REVERSED + SURROGATE + TAGS],
         ),
         Turn(
             text="<tool_call>not json</tool_call>",
