@@ -549,3 +549,17 @@ def test_a_problem_that_only_one_policy_met_is_no_change_of_any_kind(tmp_path: P
     assert page.locator("#status").inner_text() == "4 problems · 1 met by both"
     signs = dict(zip(listed(page), page.locator(".row .change").all_inner_texts(), strict=True))
     assert signs == {"p-better": "▲", "p-same": "–", "p-worse": "–", "p-mixed": "–"}
+
+
+def test_in_high_contrast_what_is_chosen_has_an_outline_and_policies_have_shapes(small: Path, open_page: Open):
+    page = open_page(small, "problem=p-better").page
+    page.emulate_media(forced_colors="active")
+    page.wait_for_selector(".side")
+    chosen = (".row[aria-selected=true]", ".toggle[aria-pressed=true]", "#changes input:checked + span")
+    others = (".row[aria-selected=false]", ".toggle[aria-pressed=false]", "#changes input:not(:checked) + span")
+    outline = "element => getComputedStyle(element).outlineStyle"
+    assert {page.locator(which).first.evaluate(outline) for which in chosen} == {"solid"}
+    assert {page.locator(which).first.evaluate(outline) for which in others} == {"none"}
+    look = "dot => [getComputedStyle(dot).borderRadius, getComputedStyle(dot).backgroundColor]"
+    base, best = (page.locator(f"h3 .dot.{name}").evaluate(look) for name in ("base", "best"))
+    assert base == ["1px", "rgb(102, 109, 126)"] and best == ["50%", "rgb(11, 122, 83)"]
