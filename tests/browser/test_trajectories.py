@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -563,3 +564,28 @@ def test_in_high_contrast_what_is_chosen_has_an_outline_and_policies_have_shapes
     look = "dot => [getComputedStyle(dot).borderRadius, getComputedStyle(dot).backgroundColor]"
     base, best = (page.locator(f"h3 .dot.{name}").evaluate(look) for name in ("base", "best"))
     assert base == ["1px", "rgb(102, 109, 126)"] and best == ["50%", "rgb(11, 122, 83)"]
+
+
+def test_long_labels_and_many_samples_leave_room_for_the_turns(tmp_path: Path, open_page: Open):
+    label = "models_of_/home/someone/experiments/2026-11-28/long-name-without-spaces-iteration-0110"
+    policies = [replace(policy, label=f"{label}{policy.name}") for policy in small_policies(tmp_path)[:2]]
+    for policy in policies:
+        episodes = [small_episode(policy.name, "p-same", sample, True) for sample in range(128)]
+        write_jsonl(policy.trajectories, [episode.to_row() for episode in episodes])
+    file = build_browser(tmp_path / "report", policies, title="").absolute()
+    page = open_page(file, "problem=p-same&sample=100", width=1000).page
+    page.wait_for_selector(".side")
+    too_wide = (
+        "[...document.querySelectorAll('.side, .top h3')].filter(part => part.scrollWidth > part.clientWidth).length"
+    )
+    assert page.evaluate(too_wide) == 0
+    assert page.locator("header.head").bounding_box()["height"] < 320
+    samples, chosen = (
+        page.locator(".samples").bounding_box(),
+        page.locator(".samples [aria-pressed=true]").bounding_box(),
+    )
+    assert samples["y"] <= chosen["y"] <= samples["y"] + samples["height"] - chosen["height"]
+    assert not page.locator(".whose").first.is_visible()
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.locator(".whose").all_inner_texts()[::3] == [policy.label for policy in policies]
+    assert page.evaluate("document.documentElement.scrollWidth") == 390

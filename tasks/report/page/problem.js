@@ -41,11 +41,18 @@
   function show(elements, id, wanted) {
     const focused = pane.contains(document.activeElement) ? document.activeElement.closest("[data-key]")?.dataset.key ?? "" : null;
     pane.replaceChildren(...elements);
+    showChosenSample();
     if (drawn !== id) pane.scrollTop = 0;
     [drawn, shownState] = [id, wanted];
     if (focused === null) return;
     const successor = [...pane.querySelectorAll("[data-key]")].find(({ dataset, disabled }) => dataset.key === focused && !disabled);
     (successor ?? pane).focus({ preventScroll: true });
+  }
+
+  // Scroll to it where there are more samples than their box shows.
+  function showChosenSample() {
+    const chosen = pane.querySelector(".samples [aria-pressed=true]");
+    if (chosen) chosen.parentElement.scrollTop = chosen.offsetTop - chosen.parentElement.clientHeight / 2;
   }
 
   function welcome() {
@@ -105,7 +112,7 @@
     const name = el("h3", turnwise.policyDot(policy), policy.label);
     if (!shown) return el("section.side", { "aria-label": policy.label }, el("div.top", name), el("p.muted.none", "has no such episode"));
     const turns = shown.turns.map((turn, i) => turnwise.drawTurn(turn, i + 1,
-      { difference: difference?.turn === i ? difference : null, tokens: tokens?.[i] ?? null }));
+      { policy, difference: difference?.turn === i ? difference : null, tokens: tokens?.[i] ?? null }));
     return el("section.side", { "aria-label": policy.label },
       el("div.top", name, turnwise.badge(shown.outcome), el("p.facts", facts(episode, shown)),
         heat && !tokens ? el("p.facts", "No tokens are stored for this episode.") : null),

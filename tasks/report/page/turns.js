@@ -5,9 +5,9 @@
   const { el, words } = turnwise;
   const LONG = 1200; // characters of a reply that are shown at once
 
-  // `difference` is {call, words} where a call of this turn is the first that differs, {call: null, words} where this
+  // `policy` wrote it; `difference` is {call, words} where a call of this turn is the first that differs, {call: null, words} where this
   // turn makes no call and another column does; `tokens` is what heat.js draws, or null.
-  turnwise.drawTurn = (turn, number, { difference = null, tokens = null } = {}) => {
+  turnwise.drawTurn = (turn, number, { policy, difference = null, tokens = null }) => {
     const said = tokens ? [turnwise.heatOf(tokens)] : [
       turn.thought ? drawThought(turn.thought) : null,
       turn.prose ? el("pre.prose", { dir: "auto" }, turn.prose) : null,
@@ -18,6 +18,7 @@
     return el(`li.turn${turn.sequence ? ".branch" : ""}`, { value: String(number) },
       el("span.number", { "aria-hidden": "true" }, String(number)),
       el("div.said",
+        el("p.whose", turnwise.policyDot(policy), policy.label),
         turn.sequence_note ? el("p.sequence", turn.sequence_note) : null,
         difference && difference.call === null ? el("p.differs", difference.words) : null,
         ...said,
