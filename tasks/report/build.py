@@ -33,6 +33,7 @@ from tasks.rewards.settings import RewardSettings
 from tasks.rewards.stored import Rescorer
 
 TEMPLATES = Path(__file__).parent / "templates"
+OVERVIEW_FROM_DECISION = 'href="../report/index.html"'  # as decision.html links to it from the folder of promote
 CHARTS = {
     "progress.png": LIGHT,
     "progress.svg": LIGHT,
@@ -64,7 +65,7 @@ def build_all(paths: Paths, rewards: RewardSettings | None = None) -> dict[str, 
 def build_report(paths: Paths, rewards: RewardSettings | None = None) -> Path:
     """Write artifacts/report/ from stored files alone; returns its index.html. ValueError without an evaluation."""
     results = read_results(paths)
-    folder, decision_page = paths.artifacts / "report", paths.stage("promote") / "decision.html"
+    folder, decision_page = paths.artifacts / "report", _decision_page(paths, results)
     with atomic_folder(folder) as temporary:
         title = f"{results.best_snapshot} · turnwise report"
         rescorer = Rescorer(paths, rewards, ("test",)) if rewards and rewards.parts else None
@@ -85,12 +86,20 @@ def build_report(paths: Paths, rewards: RewardSettings | None = None) -> Path:
             trajectory_folder=paths.stage("evaluate") / "trajectories",
             rate_of_category=rate_of_category,
             points=difference_text,
-            decision_page=decision_page.name if results.decision and decision_page.exists() else None,
+            decision_page=decision_page.name if decision_page else None,
         )
         write_text(temporary / "index.html", page)
-        if decision_page.exists():
-            shutil.copyfile(decision_page, temporary / decision_page.name)
+        if decision_page:
+            text = decision_page.read_text(encoding="utf-8").replace(OVERVIEW_FROM_DECISION, 'href="index.html"')
+            write_text(temporary / decision_page.name, text)
+            shutil.copyfile(decision_page.with_suffix(".json"), temporary / "decision.json")
     return folder / "index.html"
+
+
+def _decision_page(paths: Paths, results: StoredResults) -> Path | None:
+    """None without this run's decision, or where that is from before there were pages."""
+    page = paths.stage("promote") / "decision.html"
+    return page if results.decision and page.exists() else None
 
 
 def shown_policies(paths: Paths, results: StoredResults) -> list[Policy]:

@@ -13,6 +13,8 @@ from tasks.core.settings import Paths
 from tasks.report.build import build_all, build_report, shown_policies
 from tasks.report.results import read_results
 from tasks.report.summary import build_summary
+from tasks.stages.promote.page import render_decision
+from tests.measurement.decisions import ROWS
 from tests.measurement.hostile import CLOSING, SCRIPT, write_hostile_episodes
 from tests.measurement.synthetic import RATES, add_frontier, write_artifacts
 
@@ -161,6 +163,19 @@ def test_a_lora_adapter_that_was_registered_merged_is_the_champion_the_report_te
     challenger = {"snapshot": "iteration-0110", "weights": "cc", "evaluated": "c2"}
     write_json(file, {**read_json(file), "challenger": challenger, "champion_after": {"version": 1, "weights": "cc"}})
     assert "travel-desk-agent version 1 became the champion" in page_of(finished_run).words
+
+
+@pytest.mark.usefixtures("pictures")
+def test_the_decisions_page_is_beside_its_numbers_and_leads_back_to_the_overview(finished_run: Paths):
+    page = finished_run.stage("promote") / "decision.html"
+    page.write_text(render_decision(ROWS["reject"], "headline"), encoding="utf-8")
+    report = build_report(finished_run).parent
+    copied = Page((report / "decision.html").read_text(encoding="utf-8"))
+    links = {attrs["href"] for tag, attrs in copied.elements if tag == "a"}
+    assert "index.html" in links and not [link for link in links if link and "/" in link]
+    assert read_json(report / "decision.json") == read_json(page.with_suffix(".json"))
+    there = {attrs["href"] for tag, attrs in Page(page.read_text(encoding="utf-8")).elements if tag == "a"}
+    assert (page.parent / "../report/index.html").exists() and "../report/index.html" in there
 
 
 @pytest.mark.usefixtures("pictures")
