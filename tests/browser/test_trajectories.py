@@ -589,3 +589,18 @@ def test_long_labels_and_many_samples_leave_room_for_the_turns(tmp_path: Path, o
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.locator(".whose").all_inner_texts()[::3] == [policy.label for policy in policies]
     assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_on_paper_the_chosen_problem_is_whole_and_alone(small: Path, report: Path, open_page: Open):
+    page = open_page(small, "problem=p-better", height=300).page
+    page.wait_for_selector(".side")
+    page.emulate_media(media="print")
+    height = page.locator(".sides").evaluate("sides => sides.getBoundingClientRect().bottom")
+    assert page.evaluate("document.documentElement.scrollHeight") + 1 > height > 300
+    assert not [what for what in (".finder", ".bar", ".tools") if page.locator(what).is_visible()]
+    page.set_viewport_size({"width": 760, "height": 300})  # about a sheet of A4
+    assert page.evaluate("document.documentElement.scrollWidth") == 760
+    page = open_page(report).page
+    page.emulate_media(media="print")
+    adjust = "dot => [getComputedStyle(dot).printColorAdjust, getComputedStyle(dot.closest('.panel')).overflowX]"
+    assert page.locator(".track .dot").first.evaluate(adjust) == ["exact", "visible"]

@@ -59,7 +59,7 @@ def test_each_policy_has_both_and_what_telling_in_parts_costs(tmp_path: Path) ->
     rows = page.partition("told in parts</h2>")[2].partition("</table>")[0].split("<tr class=")[1:]
     assert [row.split('"')[1] for row in rows] == ["base", "warm_start", "best"]
     assert ">90.0%<" in rows[2] and ">50.0%<" in rows[2] and ">45.0–55.0<" in rows[2]
-    assert all(">+40.0<" in row and "(+30.0 to +50.0)" in row for row in rows)
+    assert all(">+40.0 <" in row and "(+30.0 to +50.0)" in row for row in rows)
     assert "0.0% changed their success" in page and "standard error of 0.00 points" in page
     points = {point.key: point.value for point in tracked("evaluate", paths).points}
     assert (points["sharded/best/success_rate"], points["sharded/best/drop/difference"]) == (0.5, 0.4)
