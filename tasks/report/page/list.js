@@ -69,7 +69,7 @@
       "aria-setsize": String(rows.length), "aria-label": `${turnwise.index.categories[category]}, ${change}, ${said}: ${request}`,
       onclick: () => { openRow(number, { remember: true }); turnwise.read(); },
     },
-      el("p.kind", el(`span.change.${change}`, { title: change }, SIGNS[change]), el("span.category", turnwise.index.categories[category]), el("span.id", id)),
+      el("p.kind", el(`span.change.${change}`, { title: change }, SIGNS[change]), el("bdi.category", turnwise.index.categories[category]), el("span.id", id)),
       el("p.ask", { dir: "auto" }, request),
       el("p.marks", ...shown.slice(0, 2).flatMap((policy, i) => [i > 0 && el("span.to", "→"), marks(policy, problem)])));
     row.style.top = `${number * rowHeight}px`;

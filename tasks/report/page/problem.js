@@ -67,7 +67,7 @@
       (policy.samplesOf.get(problem) ?? []).map((episode) => turnwise.index.episodes.sample[episode])))].sort((a, b) => a - b);
     return el("header.head",
       el("p.where", el("button.plain.back", { type: "button", "data-key": "back", onclick: () => turnwise.close() }, "‹ problems"),
-        el("span.category", turnwise.index.categories[category]), el("code", id)),
+        el("bdi.category", turnwise.index.categories[category]), el("code", id)),
       el("h2.request", { dir: "auto" }, request),
       el("div.tools",
         el("div.samples", { role: "group", "aria-label": "Sample" }, ...samples.map((number) => sampleButton(problem, number, sample))),

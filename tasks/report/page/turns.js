@@ -3,6 +3,8 @@
 
 (() => {
   const { el, words } = turnwise;
+  // JSON reads from left to right whatever the first letter in it; other text as it begins.
+  const directionOf = (text) => (/^\s*[{[]/.test(text) ? "ltr" : "auto");
   const LONG = 1200; // characters of a reply that are shown at once
 
   // `policy` wrote it; `difference` is {call, words} where a call of this turn is the first that differs, {call: null, words} where this
@@ -10,7 +12,7 @@
   turnwise.drawTurn = (turn, number, { policy, difference = null, tokens = null }) => {
     const said = tokens ? [turnwise.heatOf(tokens)] : [
       turn.thought ? drawThought(turn.thought) : null,
-      turn.prose ? el("pre.prose", { dir: "auto" }, turn.prose) : null,
+      turn.prose ? el("pre.prose", { dir: directionOf(turn.prose) }, turn.prose) : null,
     ];
     const calls = turn.calls.map((call, i) =>
       drawCall(call, difference && difference.call === i ? difference.words : null, { isWritten: tokens !== null }));
@@ -24,7 +26,7 @@
         ...said,
         ...calls,
         turn.raw === null || tokens ? facts && el("p.foot", facts)
-          : fold(["as written", facts].filter(Boolean).join(" · "), el("pre.raw", { dir: "auto" }, turn.raw)),
+          : fold(["as written", facts].filter(Boolean).join(" · "), el("pre.raw", { dir: directionOf(turn.raw) }, turn.raw)),
         turn.follow_up === null ? null : el("p.user", { dir: "auto" }, el("b", "user "), turn.follow_up)));
   };
 
@@ -40,13 +42,13 @@
   function drawCall(call, difference, { isWritten }) {
     return el("div.call",
       difference === null ? null : el("p.differs", difference),
-      isWritten ? null : el("p.head", el(`span.tool${call.malformed ? ".malformed" : ""}`, call.name),
-        ...call.arguments.flatMap(([name, value]) => [" ", el("span.argument", el("span.key", name), " ", el("bdi", value))])),
+      isWritten ? null : el("p.head", el(`bdi.tool${call.malformed ? ".malformed" : ""}`, call.name),
+        ...call.arguments.flatMap(([name, value]) => [" ", el("span.argument", el("bdi.key", name), " ", el("bdi", value))])),
       call.reply === null ? null : drawReply(call.reply, call.error));
   }
 
   function drawReply(reply, error) {
-    const text = el("pre", { dir: "auto" }, reply.slice(0, LONG) || "(empty)");
+    const text = el("pre", { dir: directionOf(reply) }, reply.slice(0, LONG) || "(empty)");
     const rest = reply.length - LONG;
     const showAll = () => {
       text.textContent = reply;
@@ -76,7 +78,7 @@
       el(`li.${passed ? "passed" : "failed"}`, `${passed ? "✓" : "✗"} ${words(name)}`, el("span.unseen", passed ? " passed" : " failed")))) : null,
     shown.parts.length ? el("div", el("p.foot", shown.reward === null ? "parts of a reward, before weights" : `reward ${shown.reward}: part = weight × value`),
       el("dl.parts", ...shown.parts.map(([name, value]) => el("div", el("dt", name), el("dd", String(value)))))) : null,
-    shown.details ? fold("details", el("pre", { dir: "auto" }, shown.details)) : null,
+    shown.details ? fold("details", el("pre", { dir: directionOf(shown.details) }, shown.details)) : null,
     el("p.foot", `line ${shown.line} of `, el("code", policy.file)));
 
   turnwise.badge = (outcome) => el(`span.badge.${outcome === "success" ? "good" : "bad"}`, `${outcome === "success" ? "✓" : "✗"} ${words(outcome)}`);
