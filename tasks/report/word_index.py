@@ -1,7 +1,8 @@
 """Full-text search of the browser page: for every word, the episodes it is in, in files by the first character.
 
-A word is a run of letters, digits and `_`; it is found by its beginning, and by that of each part after a `_`. Scripts
-without spaces are found by character. page/search.js splits a query in the same way.
+Scripts with few characters have a file for each, the others one per block of 256. A word is a run of letters, digits
+and `_`; it is found by its beginning, and by that of each part after a `_`. Scripts without spaces are found by
+character. page/search.js splits a query in the same way.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tasks.report.script_files import ScriptFolder, script_json
 UNSPACED = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\u0e00-\u0eff"  # Han, kana, hangul; Thai and Lao
 WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
 MAX_WORD_CHARACTERS = 40
-OTHER = "other"  # the file of words that begin with neither a Latin letter nor a digit
+END_OF_ALPHABETS = 0x1000  # below it are the alphabets of Europe, the Near East and India, Thai and Lao
 
 
 class WordIndex:
@@ -58,4 +59,8 @@ def _beginnings(word: str) -> tuple[str, ...]:
 
 
 def _key(word: str) -> str:
-    return word[0] if word[0].isascii() and word[0].isalnum() else OTHER
+    """`cost` → `c`, `łódź` → `u0142`, `東` (U+6771) → `u6700`."""
+    if word[0].isascii() and word[0].isalnum():
+        return word[0]
+    code = ord(word[0])
+    return f"u{code if code < END_OF_ALPHABETS else code & ~0xFF:04x}"

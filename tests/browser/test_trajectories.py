@@ -604,3 +604,27 @@ def test_on_paper_the_chosen_problem_is_whole_and_alone(small: Path, report: Pat
     page.emulate_media(media="print")
     adjust = "dot => [getComputedStyle(dot).printColorAdjust, getComputedStyle(dot.closest('.panel')).overflowX]"
     assert page.locator(".track .dot").first.evaluate(adjust) == ["exact", "visible"]
+
+
+def test_writing_from_right_to_left_keeps_json_and_names_in_their_order_and_is_found(tmp_path: Path, open_page: Open):
+    policies = small_policies(tmp_path)[:2]
+    for policy in policies:
+        episode = small_episode(policy.name, "p-same", 0, True)
+        call = {"name": "بحث", "arguments": {"المدينة": "القاهرة"}}
+        episode.turns[0] = Turn(text="بحث القاهرة", calls=[call], replies=['{"الحالة": "مؤكد", "cost": 120}'])
+        episode.turns[1] = call_turn("read", "تم الحجز B41.")
+        write_jsonl(policy.trajectories, [episode.to_row()])
+    tab = open_page(build_browser(tmp_path / "report", policies, title="").absolute(), "problem=p-same")
+    page = tab.page
+    page.wait_for_selector(".side")
+    directions = (
+        page.locator(".side")
+        .first.locator(".reply pre")
+        .evaluate_all("texts => texts.map(text => getComputedStyle(text).direction)")
+    )
+    assert directions == ["ltr", "rtl"]
+    assert page.locator(".call").first.locator("bdi").all_inner_texts() == ["بحث", "المدينة", '"القاهرة"']
+    page.fill("#q", "القاهرة")
+    page.wait_for_function(IS_SEARCHED, arg="القاهرة")
+    assert listed(page) == ["p-same"]
+    assert [address.rpartition("/")[2] for address in tab.requests if "words-" in address] == ["words-u0627.js"]

@@ -130,7 +130,7 @@ def test_a_frontier_whose_endpoint_counted_no_tokens_is_shown_without_a_reward(t
 
 def test_words_find_episodes_by_whole_name_part_and_character(data: Path):
     def episodes_of(word: str) -> list[int]:
-        key = word[0] if word[0].isascii() else "other"
+        key = {"ł": "u0142", "東": "u6700", "京": "u4e00"}.get(word[0], word[0])
         chunk = received(data / f"words-{key}.js")
         steps = chunk["episodes"][chunk["words"].index(word)]
         return [sum(steps[: i + 1]) for i in range(len(steps))]
@@ -141,6 +141,14 @@ def test_words_find_episodes_by_whole_name_part_and_character(data: Path):
     assert episodes_of("東") == episodes_of("京") == [4, 5, 12, 13, 20, 21, 28, 29, 34]
     assert episodes_of("timeout") == [10, 11]
     assert all(received(file)["words"] == sorted(received(file)["words"]) for file in data.glob("words-*.js"))
+
+
+def test_words_of_every_script_are_spread_over_files(tmp_path: Path):
+    index = WordIndex()
+    index.add(0, ["билет билеты рейс _private naïve 東京 서울 สวัสดี 𝒳"])
+    keys = ["n", "u005f", "u0431", "u0440", "u0e27", "u0e2a", "u4e00", "u6700", "uc100", "uc600", "u1d400"]
+    assert set(index.write(ScriptFolder(tmp_path))) >= set(keys)
+    assert received(tmp_path / "words-u0431.js")["words"] == ["билет", "билеты"]
 
 
 def test_a_word_of_a_megabyte_takes_forty_characters_of_the_index(tmp_path: Path):

@@ -20,7 +20,7 @@
 
   async function episodesWith(word) {
     const flags = new Uint8Array(turnwise.index.episodes.problem.length);
-    const key = /^[a-z0-9]/.test(word) ? word[0] : "other";
+    const key = keyOf(word);
     if (!turnwise.index.words.includes(key)) return flags;
     const { words, episodes } = await turnwise.load(`words-${key}`);
     for (let i = firstFrom(words, word); i < words.length && words[i].startsWith(word); i++) {
@@ -28,6 +28,13 @@
       for (const step of episodes[i]) flags[(number += step)] = 1;
     }
     return flags;
+  }
+
+  // The file of a word, as `_key` in word_index.py names it.
+  function keyOf(word) {
+    if (/^[a-z0-9]/.test(word)) return word[0];
+    const code = word.codePointAt(0);
+    return `u${(code < 0x1000 ? code : code & ~0xff).toString(16).padStart(4, "0")}`;
   }
 
   // Index of the first of the sorted words that is `word` or comes after it, by code point as Python sorts.
