@@ -81,8 +81,10 @@ def open_model(source: str, paths: Paths) -> Iterator[tuple[str, Path]]:
 
 
 def find_folder(source: str, paths: Paths) -> Path:
+    from tasks.models.folders import is_model
+
     snapshots = paths.stage("train") / "snapshots"
-    place = next((place for place in (Path(source), snapshots / source) if (place / "config.json").exists()), None)
+    place = next((place for place in (Path(source), snapshots / source) if is_model(place)), None)
     if place is None:
         found = ", ".join(sorted(item.name for item in snapshots.glob("*"))) or "none"
         raise ValueError(

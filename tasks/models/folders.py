@@ -42,10 +42,15 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-ADAPTER_BASE = "base.json"
+ADAPTER_BASE, CONFIG = "base.json", "config.json"
 # A key of tokenizer_config.json: the model learnt its tools from demonstrations; prompts do not describe them.
 TOOLS_ARE_LEARNT = "tools_are_learnt"
 THOUGHTS_ARE_LEARNT = "thoughts_are_learnt"  # another: its demonstrations contain the environment's thoughts
+
+
+def is_model(folder: Path) -> bool:
+    """Whether it is one of the three: weights with their configuration, an adapter, or a pointer."""
+    return any((folder / name).is_file() for name in (CONFIG, ADAPTER_BASE, POINTER))
 
 
 def write_pointer(folder: Path, target: str, *, template: TemplateSettings = PLAIN_TEMPLATE) -> None:
@@ -108,7 +113,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def model_config(folder: Path) -> dict[str, Any]:
-    return dict(read_json(_config_folder(folder) / "config.json"))
+    return dict(read_json(_config_folder(folder) / CONFIG))
 
 
 def _config_folder(folder: Path) -> Path:
@@ -128,7 +133,7 @@ def load_config(folder: Path) -> PretrainedConfig:
     from transformers import AutoConfig
 
     folder = _config_folder(folder)
-    with loading(folder, "its config.json"):
+    with loading(folder, f"its {CONFIG}"):
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
@@ -226,7 +231,7 @@ def merged_snapshot(snapshot: Path, folder: Path, *, compute: ComputeSettings) -
     base, updates = read_updates(found)
     with _silence(), atomic_folder(folder) as temporary:
         if merge_files(base, updates, temporary):
-            _copy_files(base, temporary, ("config.json", "generation_config.json"))
+            _copy_files(base, temporary, (CONFIG, "generation_config.json"))
         else:
             save_model(temporary, load_model(found, compute=compute), stored_dtype(base))
         load_tokenizer(snapshot).save_pretrained(temporary)

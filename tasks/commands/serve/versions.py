@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tasks.core.files import json_hash
-from tasks.models.folders import weights_hash
+from tasks.models.folders import is_model, weights_hash
 from tasks.tracking.aliases import TRANSITION, lock_registry
 from tasks.tracking.model_uri import SCHEME, URI, check_alias, find_version
 from tasks.tracking.registry import Registry
@@ -117,9 +117,9 @@ def open_source(source: str, folder: Path, address: str | None) -> Source:
     if source.startswith(SCHEME):
         return Registered(source, folder, address)
     place = Path(source)
-    if not (place / "config.json").is_file():
+    if not is_model(place):
         raise ValueError(
-            f"{source}: is no model folder (it has no config.json), so there is nothing to serve. Name a folder, "
-            f"models:/NAME@champion or models:/NAME/3."
+            f"{source}: is no model folder (it has no config.json, base.json or pointer.json), so there is nothing to "
+            f"serve. Name a folder, models:/NAME@champion or models:/NAME/3."
         )
     return OneFolder(place)
