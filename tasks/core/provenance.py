@@ -65,9 +65,11 @@ def write_provenance(record: Mapping[str, Any], paths: Paths) -> None:
     write_json(provenance_file(stage, paths), {**record, "outs": content_hash(paths.stage(stage))})
 
 
-def code_hashes(stage: str) -> dict[str, str]:
-    """Path → hash of each file, READMEs aside, in the folders of code that dvc.yaml names for this stage and params."""
-    params = read_params()
+def code_hashes(stage: str, params: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """Path → hash of each file, READMEs aside, in the folders of code that dvc.yaml names for this stage and params
+    (None: those of params.yaml).
+    """
+    params = read_params() if params is None else dict(params)
     deps = {Path(dep) for item in _deps(stage) if (dep := fill_in(item, params)).startswith(CODE)}
     files = {file for dep in deps for file in (files_of(dep) if dep.exists() else [dep])}
     return {file.as_posix(): hash_now(file) for file in sorted(files) if not is_page_of_code(file)}

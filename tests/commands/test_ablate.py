@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tasks.commands.ablate.ablate import ablate
 from tasks.commands.ablate.variants import VARIANTS_FILE, read_variants
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.slow
 PARAMS = read_params(ROOT / "params.yaml")
 VARIANTS = read_variants(PARAMS, (), ROOT / VARIANTS_FILE)
 NAMES = [variant.name for variant in VARIANTS]
+REWARD, ENGINE = Path("tasks/rewards/correctness.py"), Path("tasks/engines/transformers/engine.py")
 
 
 class FakeTraining:
@@ -79,9 +81,13 @@ def fake() -> FakeTraining:
 
 @pytest.fixture
 def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
-    """A finished run's curated problems and something in the place of its warm start."""
+    """A finished run's curated problems, something in the place of its warm start, and code that two stages watch."""
     monkeypatch.chdir(tmp_path)
     paths = Paths("artifacts")
+    stages = {"train": ["tasks/rewards", "${paths.artifacts}/assess"], "evaluate": ["tasks/engines/${engine.name}"]}
+    write_text(Path("dvc.yaml"), yaml.safe_dump({"stages": {name: {"deps": deps} for name, deps in stages.items()}}))
+    write_text(REWARD, "REWARD = 1")
+    write_text(ENGINE, "ENGINE = 1")
     for split, problems in (("train", tiny.problems(12)[4:]), ("select", tiny.problems(4))):
         write_jsonl(paths.split(split), (problem.model_dump() for problem in problems))
     write_text(paths.stage("warm_start") / "model" / "model.safetensors", "weights")
@@ -258,6 +264,29 @@ def test_kept_runs_of_other_settings_are_not_mixed_in_and_not_overwritten(run: A
     with pytest.raises(ValueError, match=r"data\.warm_start"):
         run(only=["kl_0"])
     assert fake.calls == ["base-11"]
+
+
+@pytest.mark.parametrize("file", [REWARD, ENGINE])
+def test_other_code_is_another_run_and_a_page_of_it_is_not(run: Any, fake: FakeTraining, file: Path):
+    fake.fate = {"base": "kill"}
+    for name, text in (("README.md", "What it is."), (file.name, "CHANGED = 2")):
+        with pytest.raises(KeyboardInterrupt):
+            run(only=["base"])
+        write_text(file.parent / name, text)
+    fake.fate = {}
+    run(only=["base"])
+    assert fake.resumes[0] == fake.resumes[1] != fake.resumes[2]
+
+    write_text(file, "CHANGED = 3")
+    with pytest.raises(ValueError, match=rf"base-11: was made from .*code\.{file}: \w+ → .*Move artifacts"):
+        run(only=["kl_0"])
+
+
+def test_runs_on_another_torch_are_not_mixed(run: Any, monkeypatch: pytest.MonkeyPatch):
+    run(only=["base"])
+    monkeypatch.setattr("tasks.stages.evaluate.measurement_key.package_versions", lambda: {"torch": "9.9"})
+    with pytest.raises(ValueError, match=r"packages\.torch: .* → 9\.9"):
+        run(only=["kl_0"])
 
 
 def test_a_variant_that_params_yaml_already_is_would_train_the_base_twice(run: Any, fake: FakeTraining):

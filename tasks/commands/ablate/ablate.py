@@ -19,6 +19,7 @@ from tasks.commands.profile import difference, merge_values
 from tasks.core.files import (
     atomic_folder,
     content_hash,
+    is_page_of_code,
     json_hash,
     numbered_folders,
     read_json,
@@ -29,19 +30,23 @@ from tasks.core.files import (
     write_jsonl,
     write_text,
 )
+from tasks.core.provenance import code_hashes
 from tasks.core.records import Problem, Trajectory
 from tasks.core.resume import resume_root
 from tasks.core.settings import Paths, load, load_paths, read_params
 from tasks.core.splits import read_split
 from tasks.core.terminal import warn
+from tasks.core.text import first_few
 from tasks.environments.catalog import load_environment
 from tasks.pipeline.order import check_params, prepare_process
 from tasks.pipeline.run_lock import only_run
 from tasks.rewards.stored import read_trajectories
+from tasks.stages.evaluate.measurement_key import packages_of_episodes
 from tasks.stages.evaluate.settings import EvaluateSections
 from tasks.stages.train.settings import TrainSections
 from tasks.stages.train.stage import CollapseAlarm, train_policy
 
+MAX_NAMED = 6
 Train = Callable[..., list[dict[str, Any]]]
 Measure = Callable[[Path, list[Problem], EvaluateSections, str], list[Trajectory]]
 
@@ -49,7 +54,7 @@ Measure = Callable[[Path, list[Problem], EvaluateSections, str], list[Trajectory
 @dataclass(frozen=True, slots=True)
 class Run:
     """One variant with one training seed. `folder` gets inputs.json, train/ and select.jsonl, each whole or not at all;
-    `resume` is named by the inputs, so that a run never continues from a checkpoint of other settings.
+    `resume` is named by the inputs, so that a run never continues from a checkpoint of other settings or code.
     """
 
     variant: Variant
@@ -99,7 +104,7 @@ def ablate(
     seeds.
 
     ValueError, before any training, where a stage's artifacts are missing, a variant changes nothing, or a finished run
-    had other settings or data.
+    had other settings, data or code.
     """
     if num_iterations is not None:
         params = merge_values(params, {"train": {"num_iterations": num_iterations}})
@@ -136,7 +141,8 @@ def plan_runs(
             if only and variant.name not in only and not (folder / "select.jsonl").exists():
                 continue
             settings = variant.settings.model_copy(update={"seed": seed})
-            inputs = {"settings": settings.model_dump(mode="json"), "data": data, "select": played}
+            chosen = settings.model_dump(mode="json")
+            inputs = {"settings": chosen, "data": data, "select": played, **code_of(settings, {**params, **chosen})}
             resume = resume_root("ablate", paths) / folder.name / json_hash(inputs)[:16]
             run = Run(variant, settings, inputs, folder, resume)
             refuse_other_inputs(run)
@@ -144,15 +150,23 @@ def plan_runs(
     return runs
 
 
+def code_of(settings: TrainSections, params: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """The code and the packages that train and evaluate watch, with the settings of a run."""
+    code = {file: found for stage in ("train", "evaluate") for file, found in code_hashes(stage, params).items()}
+    further = {folder: content_hash(Path(folder), ignore=is_page_of_code) for folder in settings.unwatched_folders()}
+    return {"code": code | further, "packages": packages_of_episodes(settings.engine)}
+
+
 def refuse_other_inputs(run: Run) -> None:
-    """Runs with other settings or data cannot be compared with these, and cost too much to overwrite."""
+    """Runs with other settings, data or code cannot be compared with these, and cost too much to overwrite."""
     if not run.trained.exists():
         return
     changes = difference(read_json(run.folder / "inputs.json"), run.inputs)
     if changes:
+        told = first_few([line.strip() for line in changes], MAX_NAMED, by="; ")
         raise ValueError(
-            f"{run.folder}: was made from other settings or data ({'; '.join(map(str.strip, changes))}), so they "
-            f"cannot be compared in one table. Move {run.folder.parent} away or delete it, then run again."
+            f"{run.folder}: was made from other settings, data or code ({told}), so they cannot be compared in one "
+            f"table. Move {run.folder.parent} away or delete it, then run again."
         )
 
 

@@ -21,7 +21,7 @@ from tasks.drift.fall import last_fall
 from tasks.drift.pin import DriftCheck
 from tasks.environments.settings import EnvironmentSettings, folder_of
 from tasks.models.native.compiled import sources_in_c
-from tasks.rollouts.settings import PlaySettings
+from tasks.rollouts.settings import EngineSettings, PlaySettings
 from tasks.tools.settings import CUSTOM
 from tasks.tools.user.environment import describe_user
 
@@ -36,8 +36,7 @@ Parts = dict[str, Any]
 
 def key_parts(play: PlaySettings, paths: Paths, environment: EnvironmentSettings, drift: DriftCheck) -> Parts:
     """Every part of the key but the model. `drift` has hashes of the environment's description and of its answers."""
-    frozen, installed, fall = environment.cache.frozen_file, package_versions(), last_fall(paths)
-    packages = (*PACKAGES, *play.engine.own.packages)
+    frozen, fall = environment.cache.frozen_file, last_fall(paths)
     return {
         "test": file_hash(paths.split("test")),
         **play.model_dump(mode="json"),
@@ -53,7 +52,7 @@ def key_parts(play: PlaySettings, paths: Paths, environment: EnvironmentSettings
             file.as_posix(): file_hash(ROOT / file)[:16]
             for file in sorted(code_of_episodes(play.engine.name, environment))
         },
-        "packages": {name: installed[name] for name in packages if name in installed},
+        "packages": packages_of_episodes(play.engine),
         "python": ".".join(map(str, sys.version_info[:2])),
         "device": play.engine.own.device(play.compute),
     }
@@ -78,6 +77,12 @@ def differing_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
 
 def list_parts(differing: list[str]) -> str:
     return first_few(differing, MAX_NAMED)
+
+
+def packages_of_episodes(engine: EngineSettings) -> dict[str, str]:
+    """Name → version of what the project's own code needs for an episode with this engine."""
+    installed = package_versions()
+    return {name: installed[name] for name in (*PACKAGES, *engine.own.packages) if name in installed}
 
 
 def code_of_episodes(engine: str, environment: EnvironmentSettings) -> set[Path]:
