@@ -15,6 +15,8 @@ from tasks.commands.ablate.variants import VARIANTS_FILE, read_variants
 from tasks.core.files import read_json, write_jsonl, write_text
 from tasks.core.records import Problem, Trajectory
 from tasks.core.settings import Paths, read_params
+from tasks.drift.pin import ACCEPT_VARIABLE, make_pin, write_pin
+from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.stages.train.alarms import Alarm
 from tasks.stages.train.stage import CollapseAlarm
 from tests import tiny
@@ -90,6 +92,7 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     write_text(ENGINE, "ENGINE = 1")
     for split, problems in (("train", tiny.problems(12)[4:]), ("select", tiny.problems(4))):
         write_jsonl(paths.split(split), (problem.model_dump() for problem in problems))
+    write_pin(paths.stage("curate"), make_pin(TravelDesk(), [], []))
     write_text(paths.stage("warm_start") / "model" / "model.safetensors", "weights")
     write_text(Path(VARIANTS_FILE), (ROOT / VARIANTS_FILE).read_text(encoding="utf-8"))
     return paths
@@ -280,6 +283,23 @@ def test_other_code_is_another_run_and_a_page_of_it_is_not(run: Any, fake: FakeT
     write_text(file, "CHANGED = 3")
     with pytest.raises(ValueError, match=rf"base-11: was made from .*code\.{file}: \w+ → .*Move artifacts"):
         run(only=["kl_0"])
+
+
+def test_an_environment_that_changed_since_curation_is_refused_before_any_training(
+    run: Any, fake: FakeTraining, paths: Paths, monkeypatch: pytest.MonkeyPatch
+):
+    earlier = make_pin(TravelDesk(), [], [])
+    earlier["description"]["tools"]["order"] = {"name": "order"}
+    write_pin(paths.stage("curate"), earlier)
+    with pytest.raises(ValueError, match=r"another environment.*tools: order .*is gone.*--accept-drift"):
+        run(only=["base"])
+    assert fake.calls == []
+    monkeypatch.setenv(ACCEPT_VARIABLE, "1")
+    run(only=["base"])
+    write_pin(paths.stage("curate"), make_pin(TravelDesk(), [], []))
+    with pytest.raises(ValueError, match=r"data\.environment: "):
+        run(only=["kl_0"])
+    assert fake.calls == ["base-11"]
 
 
 def test_runs_on_another_torch_are_not_mixed(run: Any, monkeypatch: pytest.MonkeyPatch):

@@ -293,7 +293,7 @@ def test_the_command_line_tells_a_drift_in_one_block_and_accepts_it_when_told_to
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "program", [("tasks", "assess"), ("tasks", "evaluate"), ("tasks", "promote"), ("flows", "run")]
+    "program", [("tasks", "assess"), ("tasks", "evaluate"), ("tasks", "promote"), ("tasks", "ablate"), ("flows", "run")]
 )
 def test_every_command_that_checks_can_be_told_to_accept(program: tuple[str, str]):
     assert "--accept-drift" in command(*program, "--help").stdout

@@ -16,6 +16,7 @@ from typing import Any
 from tasks.commands.ablate.table import VariantRun, compare_variants, markdown, print_ablation
 from tasks.commands.ablate.variants import Variant, read_variants
 from tasks.commands.profile import difference, merge_values
+from tasks.commands.select_play import refuse_drift
 from tasks.core.files import (
     atomic_folder,
     content_hash,
@@ -37,6 +38,7 @@ from tasks.core.settings import Paths, load, load_paths, read_params
 from tasks.core.splits import read_split
 from tasks.core.terminal import warn
 from tasks.core.text import first_few
+from tasks.drift.pin import PIN_FILE, read_accepted
 from tasks.environments.catalog import load_environment
 from tasks.pipeline.order import check_params, prepare_process
 from tasks.pipeline.run_lock import only_run
@@ -109,6 +111,7 @@ def ablate(
     if num_iterations is not None:
         params = merge_values(params, {"train": {"num_iterations": num_iterations}})
     variants, settings = read_variants(params, only), load(EvaluateSections, params)
+    refuse_drift(settings.environment, paths, what="ablate: its results")
     problems = {split: read_split(paths, split) for split in ("train", "select")}
     start = require(paths.stage("warm_start") / "model")
     runs = plan_runs(variants, params, paths, only=only, num_seeds=num_seeds)
@@ -131,6 +134,8 @@ def plan_runs(
     """The runs asked for and those finished before, seed by seed, so that each round is a complete comparison."""
     data = {name: content_hash(paths.split(name)) for name in ("train", "select")}
     data["warm_start"] = content_hash(paths.stage("warm_start") / "model")
+    data["environment"] = content_hash(paths.stage("curate") / PIN_FILE)
+    data["accepted_drift"] = json_hash([accepted["today"] for accepted in read_accepted(paths)])
     measuring = params["evaluate"]
     played = {"seed": params["seed"], "samples": measuring["select_samples_per_problem"]}
     played["sampling"] = measuring["sampling"]

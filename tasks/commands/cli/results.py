@@ -37,10 +37,12 @@ def ablate(
     ] = None,
     seeds: Annotated[int, Option("--seeds", min=1, metavar="N", help="Training seeds per variant.")] = 1,
     only: Annotated[list[str] | None, Option("--only", metavar="NAME", help="A variant; repeat for more.")] = None,
+    accept_drift: AcceptDrift = False,
 ) -> None:
     """Train and compare the variants of infra/ablation.yaml."""
     from tasks.commands.ablate.ablate import run_ablation
 
+    use_accept_drift(accept_drift)
     run_ablation(only=only or [], num_seeds=seeds, num_iterations=iterations)
 
 
