@@ -1,4 +1,7 @@
-"""Plays one model on problems of `select`, for `drift-check` and `evaluate-snapshot`; nothing here plays `test`."""
+"""Plays one model on problems of `select`, for `ablate`, `drift-check` and `evaluate-snapshot`.
+
+Nothing here plays `test`.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,23 @@ from tasks.stages.evaluate.runner import EpisodeRunner
 
 
 def play_select(
-    model: Path, problems: Sequence[Problem], play: PlaySettings, environment: EnvironmentSettings, *, stream: str
+    model: Path,
+    problems: Sequence[Problem],
+    play: PlaySettings,
+    environment: EnvironmentSettings,
+    *,
+    stream: str,
+    name: str | None = None,
 ) -> list[Trajectory]:
-    """Episodes of `model`; `stream` names their random numbers, so `select` gives evaluate's own."""
+    """Episodes of `model`; `stream` names their random numbers, so `select` gives evaluate's own. `name` is what the
+    model is called meanwhile, None: as its folder.
+    """
     with (
         TemporaryDirectory() as resume,
         closing(load_environment(environment)) as opened,
         closing(EpisodeRunner(opened, plays={stream: play}, resume=Path(resume))) as runner,
     ):
-        return runner.play(model, problems, stream, model.name)
+        return runner.play(model, problems, stream, name or model.name)
 
 
 def refuse_drift(environment: EnvironmentSettings, paths: Paths, *, what: str) -> None:

@@ -10,19 +10,21 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.commands.ablate.ablate import ablate
+from tasks.commands.ablate.ablate import ablate, play
 from tasks.commands.ablate.variants import VARIANTS_FILE, read_variants
 from tasks.core.files import read_json, write_jsonl, write_text
 from tasks.core.records import Problem, Trajectory
-from tasks.core.settings import Paths, read_params
+from tasks.core.settings import Paths, load, read_params
 from tasks.drift.pin import ACCEPT_VARIABLE, make_pin, write_pin
 from tasks.environments.travel_desk.environment import TravelDesk
+from tasks.stages.evaluate.settings import EvaluateSections
 from tasks.stages.train.alarms import Alarm
 from tasks.stages.train.stage import CollapseAlarm
 from tests import tiny
 from tests.conftest import ROOT
 from tests.measurement.synthetic import trajectory
 from tests.profiles import profile_params
+from tests.worlds import environment_settings
 
 pytestmark = pytest.mark.slow
 PARAMS = read_params(ROOT / "params.yaml")
@@ -315,6 +317,15 @@ def test_a_variant_that_params_yaml_already_is_would_train_the_base_twice(run: A
         run(params)
     run(params, only=["base", "kl_0"])
     assert fake.calls == ["base-11", "kl_0-11"]
+
+
+def test_the_environment_of_the_measurement_is_closed(monkeypatch: pytest.MonkeyPatch):
+    closed: list[TravelDesk] = []
+    monkeypatch.setattr(TravelDesk, "close", lambda environment: closed.append(environment))
+    monkeypatch.setattr("tasks.rollouts.collect.sample_episodes", lambda *_, **__: [])
+    settings = load(EvaluateSections, {**PARAMS, "environment": environment_settings().model_dump(mode="json")})
+    assert play(Path("model"), [], settings, "base") == []
+    assert len(closed) == 1
 
 
 def test_two_variants_for_two_real_iterations_end_in_a_table_and_a_figure(paths: Paths):

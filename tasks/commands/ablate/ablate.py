@@ -16,7 +16,7 @@ from typing import Any
 from tasks.commands.ablate.table import VariantRun, compare_variants, markdown, print_ablation
 from tasks.commands.ablate.variants import Variant, read_variants
 from tasks.commands.profile import difference, merge_values
-from tasks.commands.select_play import refuse_drift
+from tasks.commands.select_play import play_select, refuse_drift
 from tasks.core.files import (
     atomic_folder,
     content_hash,
@@ -39,7 +39,6 @@ from tasks.core.splits import read_split
 from tasks.core.terminal import warn
 from tasks.core.text import first_few
 from tasks.drift.pin import PIN_FILE, read_accepted
-from tasks.environments.catalog import load_environment
 from tasks.pipeline.order import check_params, prepare_process
 from tasks.pipeline.run_lock import only_run
 from tasks.rewards.stored import read_trajectories
@@ -201,11 +200,7 @@ def _snapshots(folder: Path) -> list[Path]:
 
 def play(model: Path, problems: list[Problem], settings: EvaluateSections, label: str) -> list[Trajectory]:
     """Episodes on `select`, with the random numbers of params.yaml's seed whatever the training seed."""
-    from tasks.rollouts.collect import sample_episodes
-
-    environment = load_environment(settings.environment)
-    plays = settings.plays["select"]
-    return sample_episodes(model, environment, problems, plays, stage="select", label=f"select: {label}")
+    return play_select(model, problems, settings.plays["select"], settings.environment, stream="select", name=label)
 
 
 def write_results(runs: list[Run], variants: list[Variant], settings: EvaluateSections, paths: Paths) -> dict[str, Any]:
