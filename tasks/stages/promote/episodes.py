@@ -1,7 +1,7 @@
 """Episodes of any model on today's `test` under today's key (`measurement_key.py`): kept ones, else played now.
 
 They are kept where `evaluate` left them, with a registered version, and in artifacts/promote/episodes under their key.
-They count only if their bytes have the recorded hash.
+They count only if their bytes have the recorded hash. A killed measurement goes on from the episodes that ended.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.core.files import file_hash, read_json, write_json, write_jsonl
 from tasks.core.records import Trajectory
+from tasks.core.resume import clear_resume, resume_root
 from tasks.core.settings import Paths
 from tasks.core.splits import read_split
 from tasks.core.terminal import tell, warn
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from tasks.tracking.journal import Journal
     from tasks.tracking.registry import Registry
     from tasks.tracking.versions import Version
+
+ROOM = "promote"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +90,9 @@ def find_episodes(
     if differed_in:
         tell(f"promote: {name} is measured again on test: its episodes were made with other {list_parts(differed_in)}")
     with open_folder() as folder:
-        played = measure(folder, conditions, label=f"{name} on test")
+        played = measure(folder, conditions, key, label=f"{name} on test")
     file = _store(conditions.paths, key, played, measured_again_for=differed_in)
+    clear_resume(ROOM, conditions.paths)
     return Episodes(model, played, differed_in, file)
 
 
@@ -104,11 +108,21 @@ def episodes_of_version(version: Version, conditions: Conditions) -> Episodes:
     return find_episodes(f"version {version.version}", version.identity, conditions, kept, fetch)
 
 
-def measure(folder: Path, conditions: Conditions, *, label: str) -> list[Trajectory]:
+def measure(folder: Path, conditions: Conditions, key: str, *, label: str) -> list[Trajectory]:
+    """Only what a measurement under the same key that was killed left unplayed."""
     from tasks.rollouts.collect import sample_episodes
+    from tasks.rollouts.finished import FinishedEpisodes
 
-    problems = read_split(conditions.paths, "test")
-    return sample_episodes(folder, conditions.environment, problems, conditions.play, stage="test", label=label)
+    finished = FinishedEpisodes(resume_root(ROOM, conditions.paths) / key[:16] / "test.jsonl")
+    return sample_episodes(
+        folder,
+        conditions.environment,
+        read_split(conditions.paths, "test"),
+        conditions.play,
+        stage="test",
+        label=label,
+        finished=finished,
+    )
 
 
 def registered_episodes(registry: Registry, version: Version) -> KeptEpisodes | None:
@@ -171,7 +185,7 @@ def _store(paths: Paths, key: str, trajectories: list[Trajectory], *, measured_a
 
 
 def _folder(paths: Paths) -> Path:
-    folder = paths.stage("promote") / "episodes"
+    folder = paths.stage(ROOM) / "episodes"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
