@@ -2,7 +2,8 @@
 
 SOURCE is a snapshot of the last training (`iteration-0040`), a model folder, `models:/NAME@ALIAS` or an `s3://` URL. It
 plays with evaluate's own random numbers, so its episodes pair with those of every other model under the same params:
-`report --compare` reads the file that is left in artifacts/evaluate_snapshot. The result is a run in MLflow too.
+`report --compare` reads the file that is left in artifacts/evaluate_snapshot. The result is a run in MLflow too. A
+killed command goes on from the episodes that ended.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from tasks.commands.select_play import play_select, refuse_drift
-from tasks.core.files import write_json, write_jsonl
+from tasks.core.files import content_hash, json_hash, write_json, write_jsonl
+from tasks.core.resume import clear_resume, resume_root
 from tasks.core.settings import Paths, load, load_paths, read_params
 from tasks.core.splits import read_split
 from tasks.core.urls import is_url
+from tasks.drift.pin import PIN_FILE
 from tasks.pipeline.order import check_params, prepare_process
 from tasks.pipeline.run_lock import only_run
+from tasks.stages.evaluate.measurement_key import play_parts
 from tasks.stages.evaluate.settings import EvaluateSections
 from tasks.stages.promote.settings import PromoteSections
 from tasks.storage.inputs import copy_argument
@@ -53,10 +57,11 @@ def evaluate_snapshot(source: str) -> dict[str, Any]:
     refuse_lost_registry(settings.tracking)
     with only_run(paths.artifacts), open_model(source, paths) as (name, model):
         refuse_drift(settings.environment, paths, what=f"{source}: its success")
-        played = play_select(
-            model, read_split(paths, "select"), settings.plays["select"], settings.environment, stream="select"
-        )
         row = describe_model(model, settings, paths, name=name, source=source)
+        play, problems = settings.plays["select"], read_split(paths, "select")
+        key = [row["files"], row["select"], content_hash(paths.stage("curate") / PIN_FILE)]
+        resume = resume_root(ROOM, paths) / json_hash([*key, play_parts(play, settings.environment)])[:16]
+        played = play_select(model, problems, play, settings.environment, stream="select", resume=resume)
     result = summarise(played, confidence=settings.evaluate.confidence)
     row |= {key: result[key] for key in SHOWN}  # type: ignore[literal-required]
     write_jsonl(paths.artifacts / ROOM / f"select_{name}.jsonl", (item.to_row() for item in played))
@@ -64,6 +69,7 @@ def evaluate_snapshot(source: str) -> dict[str, Any]:
     run_id = log_measurement(settings.tracking, SNAPSHOT, f"select of {name}", row, model=model_name)
     row |= {"mlflow_run_id": run_id, "by_category": result["by_category"]}
     write_json(paths.artifacts / ROOM / RESULT, row)
+    clear_resume(ROOM, paths)
     return row
 
 

@@ -6,7 +6,7 @@ Nothing here plays `test`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -28,14 +28,16 @@ def play_select(
     *,
     stream: str,
     name: str | None = None,
+    resume: Path | None = None,
 ) -> list[Trajectory]:
     """Episodes of `model`; `stream` names their random numbers, so `select` gives evaluate's own. `name` is what the
-    model is called meanwhile, None: as its folder.
+    model is called meanwhile, None: as its folder. `resume` keeps those that ended, for these settings, this model and
+    these problems alone; the caller removes it. None keeps nothing after a kill.
     """
     with (
-        TemporaryDirectory() as resume,
+        nullcontext(resume) if resume else TemporaryDirectory() as folder,
         closing(load_environment(environment)) as opened,
-        closing(EpisodeRunner(opened, plays={stream: play}, resume=Path(resume))) as runner,
+        closing(EpisodeRunner(opened, plays={stream: play}, resume=Path(folder) / opened.fingerprint()[:16])) as runner,
     ):
         return runner.play(model, problems, stream, name or model.name)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.commands.ablate.ablate import ablate, play
+from tasks.commands.ablate.ablate import Run, ablate, play
 from tasks.commands.ablate.variants import VARIANTS_FILE, read_variants
 from tasks.core.files import read_json, write_jsonl, write_text
 from tasks.core.records import Problem, Trajectory
@@ -24,6 +24,7 @@ from tests import tiny
 from tests.conftest import ROOT
 from tests.measurement.synthetic import trajectory
 from tests.profiles import profile_params
+from tests.stages.evaluate.stage_folder import Kill, small_params
 from tests.worlds import environment_settings
 
 pytestmark = pytest.mark.slow
@@ -69,10 +70,10 @@ class FakeTraining:
             raise CollapseAlarm(alarm.message, alarm, rows)
         return rows
 
-    def measure(self, model: Path, problems: list[Problem], settings: Any, label: str) -> list[Trajectory]:
+    def measure(self, run: Run, model: Path, problems: list[Problem], settings: Any) -> list[Trajectory]:
         if self.kill_measuring:
             raise KeyboardInterrupt
-        self.measured.append((label, model.name, settings.seed))
+        self.measured.append((run.variant.label, model.name, settings.seed))
         name = (model / "name").read_text() if (model / "name").exists() else ""
         solved = self.solved.get(name.rsplit("-", 1)[0], 4)
         return [trajectory(problem.id, number < solved) for number, problem in enumerate(problems)]
@@ -319,13 +320,31 @@ def test_a_variant_that_params_yaml_already_is_would_train_the_base_twice(run: A
     assert fake.calls == ["base-11", "kl_0-11"]
 
 
-def test_the_environment_of_the_measurement_is_closed(monkeypatch: pytest.MonkeyPatch):
+def test_the_environment_of_the_measurement_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     closed: list[TravelDesk] = []
     monkeypatch.setattr(TravelDesk, "close", lambda environment: closed.append(environment))
     monkeypatch.setattr("tasks.rollouts.collect.sample_episodes", lambda *_, **__: [])
     settings = load(EvaluateSections, {**PARAMS, "environment": environment_settings().model_dump(mode="json")})
-    assert play(Path("model"), [], settings, "base") == []
+    run = Run(VARIANTS[0], VARIANTS[0].settings, {}, tmp_path / "base-11", tmp_path / "resume")
+    assert play(run, Path("model"), [], settings) == []
     assert len(closed) == 1
+
+
+def test_a_measurement_that_was_killed_goes_on_from_the_episodes_that_ended(
+    paths: Paths, fake: FakeTraining, monkeypatch: pytest.MonkeyPatch
+):
+    """Of four problems with a sample each three are played, and one is left."""
+    params = small_params(select_samples_per_problem=1)
+    params["engine"] |= {"max_concurrent_episodes": 1}
+    tiny.model_folder(paths.stage("warm_start") / "model")
+    fake.fate = {"base": "early alarm"}
+    kill = Kill(monkeypatch)
+    kill.at = 3
+    with pytest.raises(KeyboardInterrupt):
+        ablate(params, paths, only=["base"], train=fake.train)
+    ablate(params, paths, only=["base"], train=fake.train)
+    assert (fake.calls, kill.num_ended) == (["base-11"], 4)
+    assert not list((paths.artifacts / ".resume" / "ablate").iterdir())
 
 
 def test_two_variants_for_two_real_iterations_end_in_a_table_and_a_figure(paths: Paths):

@@ -1,16 +1,19 @@
-"""`evaluate-snapshot` takes every form in which a model lies in a folder."""
+"""`evaluate-snapshot` takes every form in which a model lies in a folder, and loses nothing to a kill."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tasks.commands.evaluate_snapshot import find_folder
+from tasks.commands.evaluate_snapshot import evaluate_snapshot, find_folder
 from tasks.commands.serve.versions import open_source
 from tasks.core.files import write_text
-from tasks.core.settings import Paths
+from tasks.core.resume import resume_root
+from tasks.core.settings import Paths, read_params
 from tasks.models.folders import save_adapter, write_pointer
+from tests.stages.evaluate.stage_folder import Kill, small_params, stage_folder
 
 
 class Tokenizer:
@@ -49,3 +52,35 @@ def test_a_whole_model_an_adapter_and_a_pointer_are_models(paths: Paths, tmp_pat
 def test_a_folder_without_a_model_is_refused_with_the_snapshots_there_are(paths: Paths):
     with pytest.raises(ValueError, match=r"is no model.*iteration-0000, iteration-0040"):
         find_folder(str(paths.stage("train")), paths)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
+    """Curated problems and a snapshot, with nothing logged anywhere."""
+    monkeypatch.chdir(tmp_path)
+    params = small_params(select_samples_per_problem=2)
+    params["engine"] |= {"max_concurrent_episodes": 1}
+    write_text(Path("params.yaml"), yaml.safe_dump(params))
+    monkeypatch.setattr("tasks.tracking.connection.refuse_lost_registry", lambda settings: None)
+    monkeypatch.setattr("tasks.tracking.measurements.log_measurement", lambda *_, **__: "run 1")
+    stage_folder(tmp_path)
+    return Paths("artifacts")
+
+
+@pytest.mark.slow
+def test_a_killed_command_goes_on_from_the_episodes_that_ended(project: Paths, monkeypatch: pytest.MonkeyPatch):
+    """Two problems of select, two episodes each: after three there is one left. Another seed plays all four."""
+    kill = Kill(monkeypatch)
+    kill.at = 3
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_snapshot("iteration-0001")
+    row = evaluate_snapshot("iteration-0001")
+    assert (kill.num_ended, row["num_problems"], row["samples_per_problem"]) == (4, 2, 2)
+    assert not resume_root("evaluate_snapshot", project).exists()
+
+    kill.at = 4 + 3
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_snapshot("iteration-0001")
+    write_text(Path("params.yaml"), yaml.safe_dump({**read_params(), "seed": 12}))
+    evaluate_snapshot("iteration-0001")
+    assert kill.num_ended == 4 + 3 + 4

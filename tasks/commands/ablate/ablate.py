@@ -49,7 +49,6 @@ from tasks.stages.train.stage import CollapseAlarm, train_policy
 
 MAX_NAMED = 6
 Train = Callable[..., list[dict[str, Any]]]
-Measure = Callable[[Path, list[Problem], EvaluateSections, str], list[Trajectory]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +74,9 @@ class Run:
     @property
     def last_snapshot(self) -> Path | None:
         return next(reversed(_snapshots(self.trained)), None)
+
+
+Measure = Callable[[Run, Path, list[Problem], EvaluateSections], list[Trajectory]]
 
 
 def run_ablation(*, only: Sequence[str], num_seeds: int, num_iterations: int | None) -> None:
@@ -121,8 +123,9 @@ def ablate(
             continue
         warn("; ".join([title, *run.variant.changes]))
         train_run(run, start, problems["train"], train)
-        played = (measure or play)(run.last_snapshot or start, problems["select"], settings, run.variant.label)
+        played = (measure or play)(run, run.last_snapshot or start, problems["select"], settings)
         write_jsonl(run.played, (trajectory.to_row() for trajectory in played))
+        forget_state(run)
         write_results(runs, variants, settings, paths)
     return write_results(runs, variants, settings, paths)
 
@@ -191,6 +194,11 @@ def train_run(run: Run, start: Path, problems: list[Problem], train: Train) -> N
             write_json(output / "alarm.json", alarm)
             for snapshot in _snapshots(output)[:-1]:
                 shutil.rmtree(snapshot)
+        forget_state(run)
+
+
+def forget_state(run: Run) -> None:
+    """What a killed training, and later a killed measurement, goes on from."""
     shutil.rmtree(run.resume.parent, ignore_errors=True)
 
 
@@ -198,9 +206,10 @@ def _snapshots(folder: Path) -> list[Path]:
     return numbered_folders(folder / "snapshots")
 
 
-def play(model: Path, problems: list[Problem], settings: EvaluateSections, label: str) -> list[Trajectory]:
+def play(run: Run, model: Path, problems: list[Problem], settings: EvaluateSections) -> list[Trajectory]:
     """Episodes on `select`, with the random numbers of params.yaml's seed whatever the training seed."""
-    return play_select(model, problems, settings.plays["select"], settings.environment, stream="select", name=label)
+    played, name = settings.plays["select"], run.variant.label
+    return play_select(model, problems, played, settings.environment, stream="select", name=name, resume=run.resume)
 
 
 def write_results(runs: list[Run], variants: list[Variant], settings: EvaluateSections, paths: Paths) -> dict[str, Any]:

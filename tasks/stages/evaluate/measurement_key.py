@@ -36,17 +36,20 @@ Parts = dict[str, Any]
 
 def key_parts(play: PlaySettings, paths: Paths, environment: EnvironmentSettings, drift: DriftCheck) -> Parts:
     """Every part of the key but the model. `drift` has hashes of the environment's description and of its answers."""
-    frozen, fall = environment.cache.frozen_file, last_fall(paths)
+    parts, fall = play_parts(play, environment), last_fall(paths)
+    found = {"fingerprint": drift.fingerprint, "pin": drift.pin, **({"fall": fall} if fall else {})}
+    return {**parts, "test": file_hash(paths.split("test")), "environment": {**parts["environment"], **found}}
+
+
+def play_parts(play: PlaySettings, environment: EnvironmentSettings) -> Parts:
+    """What params.yaml, the code and this machine decide: the key without problems, model and what the tools answer."""
+    frozen = environment.cache.frozen_file
     return {
-        "test": file_hash(paths.split("test")),
         **play.model_dump(mode="json"),
         "environment": {
             **environment.model_dump(mode="json"),
             "user": describe_user(environment.user),  # the pin and its fingerprint have none
-            "fingerprint": drift.fingerprint,
-            "pin": drift.pin,
             "frozen_replies": content_hash(frozen) if frozen else None,
-            **({"fall": fall} if fall else {}),
         },
         "code": {
             file.as_posix(): file_hash(ROOT / file)[:16]

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tasks.core.files import read_json, write_jsonl
 from tasks.core.settings import Paths, load, read_params
 from tasks.drift.pin import make_pin, play_probes, write_pin
 from tasks.environments.travel_desk.environment import TravelDesk
+from tasks.rollouts.collect import Collector
 from tasks.rollouts.settings import PlaySettings
 from tasks.stages.evaluate import stage as evaluate
 from tasks.stages.evaluate.settings import EvaluateSections
@@ -33,14 +36,18 @@ def stage_folder(folder: Path) -> Paths:
 
 def evaluated(paths: Paths, frontier: dict[str, Any] | None = None, **changed: Any) -> dict[str, Any]:
     """evaluation.json; `changed` are keys of the section `evaluate`."""
+    evaluate.run(load(EvaluateSections, small_params(frontier=frontier, **changed)), paths)
+    return dict(read_json(paths.stage("evaluate") / "evaluation.json"))
+
+
+def small_params(**changed: Any) -> dict[str, Any]:
     params = read_params(ROOT / "params.yaml")
     params["environment"] = ENVIRONMENT.model_dump(mode="json")
     params["compute"]["num_threads"] = 1
     params["sampling"] = {**tiny.SAMPLING.model_dump(), "max_turns": 12, "max_tokens_per_episode": 80}
-    small = {"test_samples_per_problem": 1, "frontier": frontier, "sharded": None}
+    small = {"test_samples_per_problem": 1, "frontier": None, "sharded": None}
     params["evaluate"] = {**params["evaluate"], **small, **changed}
-    evaluate.run(load(EvaluateSections, params), paths)
-    return dict(read_json(paths.stage("evaluate") / "evaluation.json"))
+    return params
 
 
 def files_of(paths: Paths) -> dict[str, bytes]:
@@ -55,3 +62,18 @@ def play_settings() -> PlaySettings:
     params["compute"]["num_threads"] = 1
     params["sampling"] = tiny.SAMPLING.model_dump()
     return load(EvaluateSections, params).plays["greedy"].model_copy(update={"sampling": tiny.SAMPLING})
+
+
+class Kill:
+    """Ends the process, as it were, when episode number `at` has ended; `num_ended` counts all."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        keep, self.num_ended, self.at = Collector._keep, 0, 0
+
+        def count(collector: Collector, *ended: Any) -> None:
+            keep(collector, *ended)
+            self.num_ended += 1
+            if self.num_ended == self.at:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(Collector, "_keep", count)

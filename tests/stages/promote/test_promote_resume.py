@@ -11,27 +11,11 @@ import pytest
 from tasks.core.records import Trajectory
 from tasks.core.resume import resume_root
 from tasks.environments.catalog import load_environment
-from tasks.rollouts.collect import Collector
 from tasks.stages.promote.episodes import Conditions, Episodes, find_episodes
-from tests.stages.evaluate.stage_folder import ENVIRONMENT, PROBLEMS, play_settings, stage_folder
+from tests.stages.evaluate.stage_folder import ENVIRONMENT, PROBLEMS, Kill, play_settings, stage_folder
 
 pytestmark = pytest.mark.slow
 NOBODY: Any = None  # neither registry nor journal is asked
-
-
-class Kill:
-    """Ends the process, as it were, when episode number `at` has ended; `num_ended` counts all."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        keep, self.num_ended, self.at = Collector._keep, 0, 0
-
-        def count(collector: Collector, *ended: Any) -> None:
-            keep(collector, *ended)
-            self.num_ended += 1
-            if self.num_ended == self.at:
-                raise KeyboardInterrupt
-
-        monkeypatch.setattr(Collector, "_keep", count)
 
 
 def test_of_twelve_episodes_a_kill_after_seven_leaves_five_to_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
