@@ -16,10 +16,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from tasks.commands.select_play import play_select, refuse_drift
-from tasks.core.files import content_hash, json_hash, write_json, write_jsonl
+from tasks.core.files import content_hash, file_hash, json_hash, write_json, write_jsonl
 from tasks.core.resume import clear_resume, resume_root
 from tasks.core.settings import Paths, load, load_paths, read_params
 from tasks.core.splits import read_split
+from tasks.core.terminal import tell
 from tasks.core.urls import is_url
 from tasks.drift.pin import PIN_FILE
 from tasks.pipeline.order import check_params, prepare_process
@@ -64,18 +65,20 @@ def evaluate_snapshot(source: str) -> dict[str, Any]:
         played = play_select(model, problems, play, settings.environment, stream="select", resume=resume)
     result = summarise(played, confidence=settings.evaluate.confidence)
     row |= {key: result[key] for key in SHOWN}  # type: ignore[literal-required]
-    write_jsonl(paths.artifacts / ROOM / f"select_{name}.jsonl", (item.to_row() for item in played))
+    episodes = paths.artifacts / ROOM / f"select_{row['name']}.jsonl"
+    write_jsonl(episodes, (item.to_row() for item in played))
     model_name = settings.promote.model_name
-    run_id = log_measurement(settings.tracking, SNAPSHOT, f"select of {name}", row, model=model_name)
+    run_id = log_measurement(settings.tracking, SNAPSHOT, f"select of {row['name']}", row, model=model_name)
     row |= {"mlflow_run_id": run_id, "by_category": result["by_category"]}
     write_json(paths.artifacts / ROOM / RESULT, row)
     clear_resume(ROOM, paths)
+    tell(f"evaluate-snapshot: its episodes are in {episodes}")
     return row
 
 
 @contextmanager
 def open_model(source: str, paths: Paths) -> Iterator[tuple[str, Path]]:
-    """(its name for files, its folder)."""
+    """(what it is called, its folder)."""
     if source.startswith(SCHEME):
         registry, version = find_version(source)
         (paths.artifacts / ROOM).mkdir(parents=True, exist_ok=True)
@@ -101,15 +104,15 @@ def find_folder(source: str, paths: Paths) -> Path:
 
 
 def describe_model(model: Path, settings: SnapshotSections, paths: Paths, *, name: str, source: str) -> dict[str, Any]:
-    from tasks.core.files import file_hash
+    """Its `name`, which files are called by, has digits of its hash: many folders are called `model`."""
     from tasks.models.folders import folder_hash, weights_hash
 
-    sampling = settings.plays["select"].sampling
+    sampling, files = settings.plays["select"].sampling, folder_hash(model)
     return {
-        "name": name,
+        "name": f"{name}-{files[:8]}",
         "source": source,
         "weights": weights_hash(model),
-        "files": folder_hash(model),
+        "files": files,
         "select": file_hash(paths.split("select")),
         "seed": settings.seed,
         "temperature": sampling.temperature,

@@ -12,7 +12,8 @@ from tasks.commands.serve.versions import open_source
 from tasks.core.files import write_text
 from tasks.core.resume import resume_root
 from tasks.core.settings import Paths, read_params
-from tasks.models.folders import save_adapter, write_pointer
+from tasks.models.folders import folder_hash, save_adapter, write_pointer
+from tests import tiny
 from tests.stages.evaluate.stage_folder import Kill, small_params, stage_folder
 
 
@@ -84,3 +85,17 @@ def test_a_killed_command_goes_on_from_the_episodes_that_ended(project: Paths, m
     write_text(Path("params.yaml"), yaml.safe_dump({**read_params(), "seed": 12}))
     evaluate_snapshot("iteration-0001")
     assert kill.num_ended == 4 + 3 + 4
+
+
+@pytest.mark.slow
+def test_two_models_in_folders_of_one_name_keep_their_episodes(project: Paths, capsys: pytest.CaptureFixture[str]):
+    models = [tiny.model_folder(Path(place) / "model", seed=seed) for seed, place in enumerate("ab")]
+    names = [f"model-{folder_hash(model)[:8]}" for model in models]
+    files = [project.artifacts / "evaluate_snapshot" / f"select_{name}.jsonl" for name in names]
+    assert [evaluate_snapshot(str(model))["name"] for model in models] == names
+    first = files[0].read_bytes()
+    assert first != files[1].read_bytes()
+    told = capsys.readouterr().out
+    assert all(str(file) in told for file in files)
+    evaluate_snapshot(str(models[0]))
+    assert files[0].read_bytes() == first
