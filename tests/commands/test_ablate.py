@@ -326,7 +326,7 @@ def test_the_environment_of_the_measurement_is_closed(tmp_path: Path, monkeypatc
     monkeypatch.setattr("tasks.rollouts.collect.sample_episodes", lambda *_, **__: [])
     settings = load(EvaluateSections, {**PARAMS, "environment": environment_settings().model_dump(mode="json")})
     run = Run(VARIANTS[0], VARIANTS[0].settings, {}, tmp_path / "base-11", tmp_path / "resume")
-    assert play(run, Path("model"), [], settings) == []
+    assert play(run, tmp_path, [], settings) == []
     assert len(closed) == 1
 
 
