@@ -32,9 +32,11 @@ def describe_plan(settings: EvaluateSettings, num_snapshots: int, num_select: in
         )
 
     num_groups = len({problem.split_group or problem.id for problem in test})
-    ends = block_ends(num_select, settings.racing)
+    is_alone = num_snapshots == 1  # then it plays all in the first round
+    snapshots = "1 snapshot" if is_alone else f"{num_snapshots} snapshots"
+    ends = [num_select] if is_alone else block_ends(num_select, settings.racing)
     return (
-        f"select: {num_snapshots} snapshots on {' → '.join(map(str, ends))} problems × "
+        f"select: {snapshots} on {' → '.join(map(str, ends))} problems × "
         f"{settings.select_samples_per_problem}{'' if settings.racing else ' (no racing)'}\n"
         f"{_describe_racing(settings, num_snapshots, num_select)}"
         f"test: {len(test)} problems of {num_groups} groups × {settings.test_samples_per_problem}; the smallest "
