@@ -76,22 +76,21 @@ def find_episodes(
     kept: KeptEpisodes | None,
     open_folder: Callable[[], AbstractContextManager[Path]],
 ) -> Episodes:
-    """Those measured for an earlier promotion, else the `kept` ones, else played now. `model` is its files' hash."""
+    """The `kept` ones, else those measured for an earlier promotion, else played now. `model` is its files' hash."""
     key, differed_in = conditions.key(model), []
-    stored = _read_stored(conditions.paths, key)
-    if stored is not None:
-        differed_in = read_json(_note(conditions.paths, key))["measured_again_for"]
-        return Episodes(model, stored, differed_in, _file(conditions.paths, key))
     if kept is not None:
         differed_in = differing_parts(kept.parts, conditions.parts)
         trajectories = None if differed_in else kept.read()
         if trajectories is not None:
             return Episodes(model, trajectories, [])
+    stored = _read_stored(conditions.paths, key)
+    if stored is not None:
+        return Episodes(model, stored, differed_in, _file(conditions.paths, key))
     if differed_in:
         tell(f"promote: {name} is measured again on test: its episodes were made with other {list_parts(differed_in)}")
     with open_folder() as folder:
         played = measure(folder, conditions, key, label=f"{name} on test")
-    file = _store(conditions.paths, key, played, measured_again_for=differed_in)
+    file = _store(conditions.paths, key, played)
     clear_resume(ROOM, conditions.paths)
     return Episodes(model, played, differed_in, file)
 
@@ -175,12 +174,11 @@ def _read_stored(paths: Paths, key: str) -> list[Trajectory] | None:
     return None
 
 
-def _store(paths: Paths, key: str, trajectories: list[Trajectory], *, measured_again_for: list[str]) -> Path:
+def _store(paths: Paths, key: str, trajectories: list[Trajectory]) -> Path:
     """The note with the file's hash comes last: after a kill in between, the file does not count."""
     file = _file(paths, key)
     write_jsonl(file, (item.to_row() for item in trajectories))
-    note = {"key": key, "content": file_hash(file), "measured_again_for": measured_again_for}
-    write_json(_note(paths, key), note)
+    write_json(_note(paths, key), {"key": key, "content": file_hash(file)})
     return file
 
 

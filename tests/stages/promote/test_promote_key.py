@@ -82,6 +82,23 @@ def test_what_a_challenger_measured_again_did_is_what_decides_and_what_its_versi
     assert len(pipeline.measured) == num_measured
 
 
+def test_once_evaluate_ran_under_todays_key_nothing_was_measured_again(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+):
+    """What was measured for the promotion before gives way to what evaluate left since, and nothing is played."""
+    pipeline.params["promote"]["minimum_success"] = 0.95
+    pipeline.evaluate(0.9)
+    on_another_torch(monkeypatch)
+    assert any("Measured again" in reason for reason in pipeline.promote()["reasons"])
+    num_measured = len(pipeline.measured)
+
+    pipeline.evaluate(0.9)
+    decision = pipeline.promote()
+    assert len(pipeline.measured) == num_measured
+    assert [decision["measurement"][side]["measured_again_for"] for side in ("challenger", "other")] == [[], []]
+    assert not any("Measured again" in reason for reason in decision["reasons"])
+
+
 def _half(folder: Path) -> Path:
     half = Path("half") / folder.name
     share = float((folder / "model.safetensors").read_text())
