@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tasks.core.records import Record
+from tasks.core.records import Record, Turn
 from tasks.tools.base import Episode
 
 
@@ -85,4 +85,8 @@ class DrivenEpisode(Episode, Protocol):
 
     def launch(self, endpoint: Endpoint) -> Future[AgentEnd]:
         """Start the agent. EnvironmentFault in the Future if it crashed, or its time ran out."""
+        ...
+
+    def read_turns(self, turns: Sequence[Turn]) -> None:
+        """All that were recorded, before the verdict is asked for."""
         ...

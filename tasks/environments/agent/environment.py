@@ -12,7 +12,7 @@ import hashlib
 import importlib
 import inspect
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 from tasks.core import background
 from tasks.core.files import json_hash
 from tasks.core.load_object import load_object
-from tasks.core.records import Problem
+from tasks.core.records import Problem, Turn
 from tasks.core.secrets import read_secret
 from tasks.core.settings import Settings
 from tasks.environments.agent.programs import Agent, Function, Program, Result
@@ -31,6 +31,7 @@ from tasks.environments.settings import EnvironmentSettings
 from tasks.tools.authoring import ToolEnvironment, ToolEpisode
 from tasks.tools.base import Environment, EnvironmentFault, Episode, Verdict
 from tasks.tools.driven import AgentClock, AgentEnd, AgentTask, Endpoint
+from tasks.tools.judge.environment import JudgedEpisode
 from tasks.tools.server_settings import LiteralValue
 from tasks.tools.wrappers import EnvironmentWrapper, EpisodeWrapper
 
@@ -120,6 +121,10 @@ class AgentEpisode(EpisodeWrapper):
         self.clock = AgentClock(self.environment.settings.deadline_seconds)
         self.agent = self.environment.launch(self.environment.task_of(self.problem), endpoint)
         return background.run(self._watch(self.agent))
+
+    def read_turns(self, turns: Sequence[Turn]) -> None:
+        if isinstance(self.inner, JudgedEpisode):
+            self.inner.read_turns(turns)
 
     def verdict(self, final_message: str | None) -> Verdict | Future[Verdict]:
         giver = self.environment.verdict

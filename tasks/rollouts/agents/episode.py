@@ -280,6 +280,7 @@ class AgentRun(EpisodeRun):
             num_missing = len(turn.calls) - len(turn.replies)
             turn.replies += [""] * num_missing
             turn.errors += [None] * num_missing
+        self.episode.read_turns(self.turns)
         yield from super()._end(final_message, otherwise, limit)
 
     def _refuse(self, asked: Asked, error: ProtocolError) -> None:

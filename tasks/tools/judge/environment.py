@@ -2,25 +2,26 @@
 `judge`: {success, score, soundness, votes}, from 0 to 1, which the parts `judge` and `soundness` of the reward read.
 With `decides` success takes the judge's yes beside the environment's own verdict, as the check `judge`.
 
-The judge reads the calls and replies as the policy saw them. An episode that ended on a limit has no final message; it
-gets zeros, and nobody is asked.
+The judge reads the calls and replies as the policy saw them; of an episode that an agent drives, the turns that were
+recorded, since the agent has tools and words of its own. `final_message` is in the opinion where it is not the text of
+the last turn. An episode that ended on a limit has no final message; it gets zeros, and nobody is asked.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 from weakref import WeakValueDictionary
 
 from tasks.core import background
 from tasks.core.files import json_hash
-from tasks.core.records import Problem
+from tasks.core.records import Problem, Turn
 from tasks.tools.base import REPLAY, Answer, Environment, Episode, User, Verdict, block_until
 from tasks.tools.judge.evidence import measured_agreement
 from tasks.tools.judge.judge import UNASKED, Judge, Judgement
-from tasks.tools.judge.prompt import Judged
+from tasks.tools.judge.prompt import Judged, events_of
 from tasks.tools.judge.settings import JudgeSettings
 from tasks.tools.wrappers import EnvironmentWrapper, EpisodeWrapper
 
@@ -71,6 +72,7 @@ class JudgedEpisode(EpisodeWrapper):
         self.events: list[dict[str, Any]] = []  # a reply that is waited for is a Future until it is there
         self.opening: Any = problem.requests[0]  # of the user, as `open` gave it
         self.answers: list[Any] = []  # as `answer` gave them
+        self.turns: Sequence[Turn] = ()
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Answer:
         answer = self.inner.call(name, arguments)
@@ -87,26 +89,36 @@ class JudgedEpisode(EpisodeWrapper):
         self.events.append({"message": message, **heard})
         self.inner.end_turn(message)
 
+    def read_turns(self, turns: Sequence[Turn]) -> None:
+        """Judge by what was recorded, instead of what came in by the methods above."""
+        self.turns = turns
+
     def verdict(self, final_message: str | None) -> Verdict | Future[Verdict]:
         found = self.inner.verdict(final_message)
         return background.run(self._verdict(found, final_message))
 
     async def _verdict(self, found: Verdict | Future[Verdict], final_message: str | None) -> Verdict:
         verdict = await asyncio.wrap_future(found) if isinstance(found, Future) else found
-        return self._with(verdict, UNASKED if final_message is None else await self._ask(final_message))
+        if final_message is None:
+            return self._with(verdict, UNASKED.to_row())
+        judgement = await self._ask(final_message)
+        is_its_own = bool(self.turns) and self.turns[-1].text != final_message
+        told = {"final_message": final_message} if is_its_own else {}
+        return self._with(verdict, {**judgement.to_row(), **told})
 
     async def _ask(self, final_message: str) -> Judgement:
-        events, opening = [_finished(event) for event in self.events], block_until(self.opening)
+        events = events_of(self.turns) if self.turns else [_finished(event) for event in self.events]
+        opening = block_until(self.opening)
         show_reference = self.judge.settings.show_reference
         judged = Judged.of(self.problem, opening, events, final_message, show_reference=show_reference)
         return await self.judge.judge(judged)
 
-    def _with(self, verdict: Verdict, judgement: Judgement) -> Verdict:
-        details = {**verdict.details, "judge": judgement.to_row()}
+    def _with(self, verdict: Verdict, opinion: Mapping[str, Any]) -> Verdict:
+        details = {**verdict.details, "judge": opinion}
         if not self.judge.settings.decides:
             return Verdict(verdict.success, verdict.checks, details)
-        checks = {**verdict.checks, "judge": judgement.success}
-        return Verdict(verdict.success and judgement.success, checks, details)
+        checks = {**verdict.checks, "judge": opinion["success"]}
+        return Verdict(verdict.success and opinion["success"], checks, details)
 
 
 class HeardUser:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from tasks.core.records import Problem, Trajectory
+from tasks.core.records import Problem, Trajectory, Turn
 from tasks.tools.base import TOO_MANY, error_text
 from tasks.tools.judge.opinion import answer_schema
 
@@ -67,18 +67,25 @@ class Judged:
     @classmethod
     def of_stored(cls, problem: Problem, trajectory: Trajectory, *, show_reference: bool) -> Judged:
         """Of a trajectory as turnwise stores it: what the judge of the episode itself reads."""
-        events: list[dict[str, Any]] = []
-        for turn in trajectory.turns:
-            made = zip(turn.calls, turn.replies, strict=True)
-            events += [_event(call, reply) for call, reply in made if not _was_not_made(call, reply)]
-            if turn.follow_up is not None:
-                events.append({"message": turn.text, "user": turn.follow_up})
-        final_message = trajectory.turns[-1].text if trajectory.turns else ""
+        last = trajectory.turns[-1].text if trajectory.turns else ""
+        final_message = trajectory.details.get("judge", {}).get("final_message", last)
+        events = events_of(trajectory.turns)
         return cls.of(problem, trajectory.request, events, final_message, show_reference=show_reference)
 
     def to_row(self) -> dict[str, Any]:
         row = {"requests": list(self.requests), "events": list(self.events), "final_message": self.final_message}
         return row if self.reference is None else {"reference": list(self.reference), **row}
+
+
+def events_of(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    """Of turns as they are recorded, each call with its reply."""
+    events: list[dict[str, Any]] = []
+    for turn in turns:
+        made = zip(turn.calls, turn.replies, strict=True)
+        events += [_event(call, reply) for call, reply in made if not _was_not_made(call, reply)]
+        if turn.follow_up is not None:
+            events.append({"message": turn.text, "user": turn.follow_up})
+    return events
 
 
 def _event(call: Mapping[str, Any], reply: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import torch
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Group, Problem, Score, ToolCall, Trajectory
 from tasks.core.tool_calls import call_text
+from tasks.environments.catalog import load_environment
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.gateway.completions import CompletionRequest, ProtocolError
 from tasks.gateway.server import Gateway
@@ -30,6 +31,7 @@ from tasks.rollouts.collect import Collector
 from tasks.rollouts.conversation import EpisodeKey
 from tasks.rollouts.kinds import kind_of
 from tasks.rollouts.under_way import restore, suspend
+from tasks.tools.judge.prompt import Judged, encode
 from tests import tiny
 from tests.conftest import ROOT
 from tests.learning.test_plain_grpo import by_the_trainer
@@ -42,6 +44,9 @@ from tests.rollouts.agents.conftest import (
     collect,
     reference_texts,
 )
+from tests.tools.judge.endpoint import Endpoint as JudgeEndpoint
+from tests.tools.judge.endpoint import judge_row, serve
+from tests.worlds import environment_settings
 
 pytestmark = pytest.mark.slow
 PROGRAM = [sys.executable, str(Path(__file__).with_name("scripted_agents.py"))]
@@ -314,6 +319,27 @@ def test_an_agent_with_its_own_tools_is_judged_by_what_it_tells(
     verdict = {**VERDICT, "by": by, **named}
     (played,) = played_by("answers_for_itself", chat, PROBLEMS[:1], world=None, verdict=verdict)
     assert (played.outcome, played.checks, played.details) == ("success", checks, details)
+
+
+def test_a_judge_reads_the_calls_that_an_agent_answered_itself_as_judge_check_does(chat: ChatFormat, tmp_path: Path):
+    """Two calls, of which the last is never answered, and what the user says in between."""
+    problem = PROBLEMS[0]
+    pays = call_text(ToolCall(name="pay", arguments={"card": "1"}))
+    with serve(JudgeEndpoint()) as endpoint:
+        judge = judge_row(endpoint.url, tmp_path)
+        settings = agent_settings(
+            object=f"{AGENTS}:answers_its_own_calls", world=None, verdict={**VERDICT, "by": "judge"}
+        )
+        world = load_environment(environment_settings("agent", settings=settings, judge=judge))
+        policy = Imitator(chat, {problem.requests[0]: [pays, "It is paid.", pays]})
+        (played,) = collect(world, policy, chat, [problem])
+        ((_, asked),) = (request["messages"] for request in endpoint.asked)
+    stored = Judged.of_stored(problem, Trajectory.from_row(played.to_row()), show_reference=False)
+    assert encode(stored.to_row()) in asked["content"]
+    assert stored.final_message == "All is paid."
+    assert [event.get("reply", event.get("user")) for event in stored.events] == [
+        "DECLINED: the card has no money", "Is it paid?", "",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
