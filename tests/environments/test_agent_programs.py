@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import tempfile
 import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import pytest
 
 from tasks.environments.agent.environment import AgentEnvironment
 from tasks.environments.agent.programs import Function, Program
+from tasks.environments.agent.settings import VerdictSettings
+from tasks.environments.agent.verdicts import VerdictGiver
 from tasks.tools.base import EnvironmentFault
 from tasks.tools.driven import AgentTask, Endpoint
 from tests import tiny
@@ -30,6 +34,42 @@ def test_details_that_no_file_can_contain_are_a_fault(details: dict[str, Any]):
         return {"success": True, "details": details}
 
     assert "its result is not JSON" in str(Function(tells, TASK, ENDPOINT).ended.exception(SECONDS))
+
+
+HALF = b'{"success": true, "answer": "cut \\ud83d", "details": {"reply \\ud83d": ["cut \\ud83d", "\\ud83d\\ude00"]}}'
+
+
+class Saying(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.send_header("content-length", str(len(HALF)))
+        self.end_headers()
+        self.wfile.write(HALF)
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing is printed."""
+
+
+def test_half_a_surrogate_pair_of_any_agent_or_judge_can_be_stored():
+    async def tells(task: AgentTask, endpoint: Endpoint) -> dict[str, Any]:
+        return json.loads(HALF)
+
+    async def says(task: AgentTask, endpoint: Endpoint) -> str:
+        return "cut \ud83d"
+
+    code = f"import os; open(os.environ['TURNWISE_RESULT'], 'wb').write({HALF!r})"
+    whole = {"success": True, "answer": "cut �", "details": {"reply �": ["cut �", "😀"]}}
+    assert Function(tells, TASK, ENDPOINT).ended.result(SECONDS) == whole
+    assert Function(says, TASK, ENDPOINT).ended.result(SECONDS) == {"answer": "cut �"}
+    assert Program([sys.executable, "-c", code], {}, TASK, ENDPOINT).ended.result(SECONDS) == whole
+    with ThreadingHTTPServer(("127.0.0.1", 0), Saying) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/"
+        giver = VerdictGiver(VerdictSettings(by="http", checker=None, url=url, timeout_seconds=SECONDS))
+        verdict = asyncio.run(giver.judge(tiny.problems(1)[0], {}, "Done."))
+        server.shutdown()
+    assert verdict.details == whole["details"]
 
 
 def test_a_function_that_is_stopped_before_its_loop_runs_ends_at_its_first_wait(monkeypatch: pytest.MonkeyPatch):

@@ -22,7 +22,7 @@ from tasks.core import json_text
 from tasks.core.files import write_json
 from tasks.core.heard_process import HeardProcess
 from tasks.core.secrets import Secrets
-from tasks.core.text import one_line
+from tasks.core.text import encodable, one_line
 from tasks.core.user_code import users_line
 from tasks.tools.base import EnvironmentFault
 from tasks.tools.driven import AgentTask, Endpoint
@@ -136,7 +136,9 @@ def _as_json(said: Any) -> Any:
 
 
 def checked_result(said: Any) -> Result:
-    """EnvironmentFault where a result says something in another shape than it has."""
+    """As a trajectory can contain it: half a surrogate pair, as JavaScript's slice leaves of an emoji, becomes U+FFFD.
+    EnvironmentFault where a result says something in another shape than it has.
+    """
     shapes = {"success": bool, "answer": str, "details": dict}
     if not isinstance(said, dict) or any(name in said and not isinstance(said[name], shapes[name]) for name in shapes):
         raise EnvironmentFault(
@@ -144,4 +146,5 @@ def checked_result(said: Any) -> Result:
             f"object, each where it says it",
             tool="agent",
         )
-    return said
+    result: Result = json_text.parse(encodable(json_text.json_line(said)))
+    return result
