@@ -133,6 +133,29 @@ def test_what_a_protocol_has_and_cannot_be_had_here_is_said(clients, backend, na
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True])
+def test_anthropics_tool_runner_asks_for_a_thread_and_goes_on_without(clients, backend, stream):
+    from anthropic import beta_tool
+
+    @beta_tool
+    def price(room: str) -> str:
+        """What a room costs."""
+        return f"{room}: 40"
+
+    def say(request):
+        return turn("40.") if request.messages[-1]["role"] == "tool" else turn(calls=CALLS[:1])
+
+    backend.script = say
+    question = [{"role": "user", "content": QUESTION}]
+    runner = clients["messages"].client.beta.messages.tool_runner(
+        model="policy", max_tokens=9, messages=question, tools=[price], stream=stream
+    )
+    heard = [piece.get_final_message() if stream else piece for piece in runner]
+    assert [message.stop_reason for message in heard] == ["tool_use", "end_turn"]
+    assert backend.requests[-1].messages[-1]["content"] == "attic: 40"
+
+
+@pytest.mark.slow
 def test_instructions_and_schemas_reach_the_backend_from_each_protocol(clients, backend):
     backend.script = lambda request: turn("{}")
     schema = {"type": "object"}

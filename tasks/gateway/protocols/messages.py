@@ -38,6 +38,7 @@ REFUSED = {
     "container": "there is no container to run code in",
     "mcp_servers": "the agent itself calls its tools",
     "context_management": "the agent itself decides what stays in its history",
+    "thread": "nothing is kept for the caller",
 }
 CHOICES: Mapping[str, ToolChoice] = {"auto": "auto", "any": "required", "none": "none"}
 STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
@@ -45,6 +46,7 @@ ERROR_TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     413: "request_too_large", 429: "rate_limit_error", 529: "overloaded_error",
 }  # fmt: skip
+NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}  # `tool_runner` goes on without
 CacheControl = dict[str, Any] | None  # of any block; no token depends on it
 
 
@@ -275,7 +277,8 @@ def _event(name: str, **data: Any) -> Event:
 
 def error(error: ProtocolError) -> dict[str, Any]:
     kind = ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    details = {"details": NO_THREADS} if error.parameter == "thread" else {}
+    return {"type": "error", "error": {"type": kind, "message": error.message, **details}}
 
 
 def error_event(error_: ProtocolError) -> Event:
