@@ -11,22 +11,44 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from tasks.gateway.completions import Completion, CompletionRequest, ProtocolError
 
 
 class Strict(BaseModel):
+    """What is null was not given, as clients write it who send all that their types have. A required value may be
+    null where its own type reads that.
+    """
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def leave_out_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        required = {name for name, field in cls.model_fields.items() if field.is_required()}
+        return {name: value for name, value in given.items() if value is not None or name in required}
 
 
 Given = TypeVar("Given", bound=Strict)
 Names = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
+Empty = Annotated[list[None], Field(max_length=0)] | None
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
-EXTRAS_OF_PARTS = {"annotations", "cache_control", "citations", "logprobs"}  # clients send back what they were sent
+# Clients send back what they were sent, and what they made of it.
+EXTRAS_OF_PARTS = {"annotations", "cache_control", "citations", "logprobs", "parsed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +110,8 @@ COMMON_IGNORED = {
 def check(
     model: type[Given], body: Mapping[str, Any], *, ignored: Mapping[str, Ignored], refused: Mapping[str, str]
 ) -> Given:
-    """The request without what is ignored. A parameter that is null was not given."""
-    given = {name: value for name, value in body.items() if value is not None}
+    """The request without what is ignored. A parameter that is null, or has nulls alone, was not given."""
+    given = {name: value for name, value in body.items() if not _is_null(value)}
     for name, value in given.items():
         if name in refused:
             message = f"{name} cannot be honoured, since {refused[name]}; leave it out."
@@ -103,6 +125,10 @@ def check(
         return model.model_validate({name: value for name, value in given.items() if name not in ignored})
     except ValidationError as error:
         raise _first_mistake(error) from None
+
+
+def _is_null(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and bool(value) and all(item is None for item in value.values()))
 
 
 def _first_mistake(error: ValidationError) -> ProtocolError:
@@ -133,7 +159,8 @@ def _part_text(part: Any) -> str:
     if kind not in TEXT_PARTS:
         raise ValueError(f"a part of type {kind!r:.40} cannot be honoured, since the model reads text alone")
     text = part.get("refusal" if kind == "refusal" else "text")
-    unknown = part.keys() - {"type", "text", "refusal"} - EXTRAS_OF_PARTS
+    given = {name for name, value in part.items() if value is not None}
+    unknown = given - {"type", "text", "refusal"} - EXTRAS_OF_PARTS
     if unknown or not isinstance(text, str):
         raise ValueError(f"a part of type {kind} has text and nothing else, not {', '.join(sorted(unknown)) or 'none'}")
     return text

@@ -19,6 +19,7 @@ from tasks.gateway.wire import (
     COMMON_IGNORED,
     Asked,
     Count,
+    Empty,
     Event,
     Ignored,
     Names,
@@ -60,6 +61,7 @@ ERROR_TYPES = {
 class GivenFunction(Strict):
     name: Names
     arguments: Annotated[str, AfterValidator(has_arguments)]
+    parsed_arguments: Any = None  # what the client made of them
 
 
 class GivenCall(Strict):
@@ -85,7 +87,8 @@ class Answered(Strict):
     refusal: None = None
     audio: None = None
     function_call: None = None
-    annotations: Annotated[list[None], Field(max_length=0)] | None = None
+    annotations: Empty = None
+    parsed: Any = None  # what the client made of the content
 
 
 class Replied(Strict):

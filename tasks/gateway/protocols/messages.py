@@ -18,6 +18,7 @@ from tasks.gateway.wire import (
     COMMON_IGNORED,
     Asked,
     Count,
+    Empty,
     Event,
     Ignored,
     Names,
@@ -53,7 +54,8 @@ CacheControl = dict[str, Any] | None  # of any block; no token depends on it
 class TextBlock(Strict):
     type: Literal["text"]
     text: str
-    citations: None = None
+    citations: Empty = None
+    parsed_output: Any = None  # what the client made of it
     cache_control: CacheControl = None
 
 
@@ -105,6 +107,7 @@ class GivenTool(Strict):
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None  # whoever runs the tool checks the arguments
+    defer_loading: Literal[False] | None = None
     eager_input_streaming: bool | None = None  # a stream has the finished turn
     cache_control: CacheControl = None
 

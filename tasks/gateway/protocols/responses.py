@@ -52,6 +52,7 @@ class CallItem(Strict):
     call_id: Names
     name: Names
     arguments: Annotated[str, AfterValidator(has_arguments)]
+    parsed_arguments: Any = None  # what the client made of them
     id: State = None
     status: State = None
 
