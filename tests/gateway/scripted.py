@@ -19,6 +19,7 @@ def turn(
     *,
     thought: str | None = None,
     finish: FinishReason | None = None,
+    stop_string: str | None = None,
 ) -> Completion:
     """A turn of three tokens after ten, four of which were cached."""
     return Completion(
@@ -35,6 +36,7 @@ def turn(
         version="policy/3",
         thought=thought,
         num_thought_tokens=0 if thought is None else 2,
+        stop_string=stop_string,
     )
 
 

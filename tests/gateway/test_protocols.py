@@ -134,6 +134,20 @@ def test_what_a_protocol_has_and_cannot_be_had_here_is_said(clients, backend, na
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
+def test_anthropic_is_told_which_stop_sequence_ended_a_message_and_a_call_is_still_a_call(clients, backend, stream):
+    told = {
+        "stop_sequence": turn("It is ", stop_string="END"),
+        "tool_use": turn("It is ", CALLS[:1], stop_string="END"),
+        "end_turn": turn("It is."),
+    }
+    for reason, written in told.items():
+        backend.script = lambda request, written=written: written
+        reply = clients["messages"].ask(stream=stream, stop_sequences=["END"]).reply
+        assert (reply.stop_reason, reply.stop_sequence) == (reason, "END" if reason == "stop_sequence" else None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True])
 def test_anthropics_tool_runner_asks_for_a_thread_and_goes_on_without(clients, backend, stream):
     from anthropic import beta_tool
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from tasks.commands.serve.served import Served
 from tasks.gateway.completions import Completion, CompletionRequest, ProtocolError
-from tasks.rollouts.agents.answers import before_stop, cut_at_stop, read_answer
+from tasks.rollouts.agents.answers import as_completion, before_stop, cut_at_stop, read_answer
 from tasks.rollouts.agents.transcript import Place, Transcript
 from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
 from tasks.rollouts.settings import SamplingSettings
@@ -91,7 +91,7 @@ class Conversations:
         length = cut_at_stop(chat, reply.token_ids, request.stop)
         written = reply.token_ids if length is None else reply.token_ids[:length]
         answer = read_answer(chat, written, request, name=f"call_{secrets.token_hex(8)}")
-        answer = answer if length is None else before_stop(answer, request.stop)
+        answer = answer if length is None else before_stop(answer, chat, written, request.stop)
         sequence = self.transcript.record(place, written, answer.said)
         if length is None and sequence not in self._idle:
             self._idle[sequence] = reply.episode
@@ -100,21 +100,11 @@ class Conversations:
         if request.tool_choice == "required" and not answer.calls:
             message = "The model made no call, and tool_choice requires one; send auto, or ask again."
             raise ProtocolError(422, message, parameter="tool_choice", code="no_call")
-        return Completion(
-            id=secrets.token_hex(12),
-            model=self.name,
-            text=answer.text,
-            calls=answer.calls,
-            finish=answer.finish,
-            num_prompt_tokens=len(place.prompt),
+        return as_completion(
+            answer, chat, request, written, reply.sampler_logp[: len(written)], id=secrets.token_hex(12),
+            model=self.name, version=self.served.version, num_prompt_tokens=len(place.prompt),
             num_cached_tokens=begun.num_cached,
-            token_ids=written,
-            logp=reply.sampler_logp[: len(written)],
-            version=self.served.version,
-            thought=answer.thought,
-            num_thought_tokens=chat.read_turn(written).num_thought_tokens,
-            tokens=[chat.decode([token]) for token in written] if request.wants_logprobs else [],
-        )
+        )  # fmt: skip
 
     def release_all(self) -> None:
         """Before the engine gets another model; no turn is under way."""

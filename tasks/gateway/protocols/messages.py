@@ -215,12 +215,14 @@ def _turn(message: AssistantMessage) -> Message:
 
 
 def write(asked: Asked, completion: Completion) -> dict[str, Any]:
-    return {
-        **_head(completion),
-        "content": _blocks(asked, completion),
-        "stop_reason": STOP_REASONS[completion.finish],
-        "usage": _usage(completion, completion.num_written_tokens),
-    }
+    usage = _usage(completion, completion.num_written_tokens)
+    return {**_head(completion), "content": _blocks(asked, completion), **_end(completion), "usage": usage}
+
+
+def _end(completion: Completion) -> dict[str, Any]:
+    if completion.finish == "stop" and completion.stop_string is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": completion.stop_string}
+    return {"stop_reason": STOP_REASONS[completion.finish], "stop_sequence": None}
 
 
 def _head(completion: Completion) -> dict[str, Any]:
@@ -256,8 +258,7 @@ def events(asked: Asked, completion: Completion) -> Iterator[Event]:
         for delta in deltas:
             yield _event("content_block_delta", index=index, delta=delta)
         yield _event("content_block_stop", index=index)
-    ended = {"stop_reason": STOP_REASONS[completion.finish], "stop_sequence": None}
-    yield _event("message_delta", delta=ended, usage={"output_tokens": completion.num_written_tokens})
+    yield _event("message_delta", delta=_end(completion), usage={"output_tokens": completion.num_written_tokens})
     yield _event("message_stop")
 
 

@@ -1,4 +1,4 @@
-"""What the model wrote as an agent gets it: the message, its calls, its thought, and why it ended."""
+"""What the model wrote as whoever asked gets it: the message, its calls, its thought, and why it ended."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tasks.chat.format import ChatFormat
-from tasks.gateway.completions import CompletionRequest, FinishReason, ProtocolError, WrittenCall
+from tasks.gateway.completions import Completion, CompletionRequest, FinishReason, ProtocolError, WrittenCall
 from tasks.rollouts.agents.said import Said
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`is_malformed`: it tried to call a tool and could not be read; then all that it wrote is its text."""
+    """`is_malformed`: it tried to call a tool and could not be read; then all that it wrote is its text. `stop_string`:
+    the one that ended it, which is not in its text.
+    """
 
     text: str
     calls: tuple[WrittenCall, ...]
     thought: str | None
     finish: FinishReason
     is_malformed: bool
+    stop_string: str | None = None
 
     @property
     def said(self) -> Said:
@@ -61,11 +64,41 @@ def cut_at_stop(chat: ChatFormat, written: Sequence[int], stop: Sequence[str]) -
     return low
 
 
-def before_stop(answer: Answer, stop: Sequence[str]) -> Answer:
-    """Without the stop string, as endpoints give it; calls before it count."""
-    places = [place for text in stop if text and (place := answer.text.find(text)) >= 0]
-    text = answer.text[: min(places)] if places else answer.text
-    return replace(answer, text=text, finish="tool_calls" if answer.calls else "stop")
+def before_stop(answer: Answer, chat: ChatFormat, written: Sequence[int], stop: Sequence[str]) -> Answer:
+    """Without the stop string that its ids end with, as endpoints give it; calls before it count."""
+    message = chat.decode(list(written[chat.read_turn(written).num_thought_tokens :]))
+    found = _first(stop, message)
+    ended = _first(stop, answer.text)
+    text = answer.text if ended is None else answer.text[: answer.text.find(ended)]
+    return replace(answer, text=text, finish="tool_calls" if answer.calls else "stop", stop_string=found)
+
+
+def _first(stop: Sequence[str], text: str) -> str | None:
+    """The one that begins first in the text."""
+    found = [one for one in stop if one and one in text]
+    return min(found, key=text.find, default=None)
+
+
+def as_completion(
+    answer: Answer, chat: ChatFormat, request: CompletionRequest, written: Sequence[int], logp: Sequence[float],
+    *, id: str, model: str, version: str, num_prompt_tokens: int, num_cached_tokens: int,
+) -> Completion:  # fmt: skip
+    return Completion(
+        id=id,
+        model=model,
+        text=answer.text,
+        calls=answer.calls,
+        finish=answer.finish,
+        num_prompt_tokens=num_prompt_tokens,
+        num_cached_tokens=num_cached_tokens,
+        token_ids=written,
+        logp=logp,
+        version=version,
+        thought=answer.thought,
+        num_thought_tokens=chat.read_turn(written).num_thought_tokens,
+        tokens=[chat.decode([token]) for token in written] if request.wants_logprobs else (),
+        stop_string=answer.stop_string,
+    )
 
 
 def refuse_response_schema(request: CompletionRequest) -> None:

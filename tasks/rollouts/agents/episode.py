@@ -19,7 +19,14 @@ from uuid import uuid4
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Limit, Outcome, TokenSequence, Turn
 from tasks.gateway.completions import Completion, CompletionRequest, ProtocolError
-from tasks.rollouts.agents.answers import Answer, before_stop, cut_at_stop, read_answer, refuse_response_schema
+from tasks.rollouts.agents.answers import (
+    Answer,
+    as_completion,
+    before_stop,
+    cut_at_stop,
+    read_answer,
+    refuse_response_schema,
+)
 from tasks.rollouts.agents.inbox import Asked, Called, Ended, Inbox
 from tasks.rollouts.agents.said import Said
 from tasks.rollouts.agents.transcript import Place, Transcript
@@ -163,7 +170,8 @@ class AgentRun(EpisodeRun):
             yield from self._run_out(asked, "overlong", self._token_budget)
             return
         answer = read_answer(self.chat, written, asked.request, name=f"call_{len(self.turns) - 1}")
-        answer = before_stop(answer, asked.request.stop) if turn.stop_reason == "stop_string" else answer
+        if turn.stop_reason == "stop_string":
+            answer = before_stop(answer, self.chat, written, asked.request.stop)
         self._note_answer(turn, answer, place.sequence)
         self.transcript.record(place, written, answer.said)
         if asked.request.tool_choice == "required" and not answer.calls:
@@ -291,20 +299,10 @@ class AgentRun(EpisodeRun):
         self, request: CompletionRequest, place: Place, reply: TurnReply, written: list[int], answer: Answer
     ) -> Completion:
         logp = self.sequence.sampler_logp[-len(written) :]
-        return Completion(
-            id=f"turn-{uuid4().hex}",
-            model=request.model,
-            text=answer.text,
-            calls=answer.calls,
-            finish=answer.finish,
-            num_prompt_tokens=len(place.prompt),
-            num_cached_tokens=len(place.held),
-            token_ids=written,
-            logp=logp,
-            version=str(reply.policy_version),
-            thought=answer.thought,
-            tokens=[self.chat.decode([token]) for token in written] if request.wants_logprobs else (),
-        )
+        return as_completion(
+            answer, self.chat, request, written, logp, id=f"turn-{uuid4().hex}", model=request.model,
+            version=str(reply.policy_version), num_prompt_tokens=len(place.prompt), num_cached_tokens=len(place.held),
+        )  # fmt: skip
 
 
 def _no_prompt(request: str) -> Any:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tasks.chat.format import ChatFormat
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.gateway.completions import CompletionRequest, Message, ProtocolError
-from tasks.rollouts.agents.answers import cut_at_stop, read_answer
+from tasks.rollouts.agents.answers import as_completion, before_stop, cut_at_stop, read_answer
 from tasks.rollouts.agents.transcript import Place, Transcript
 from tests import tiny
 
@@ -235,6 +235,21 @@ def test_a_stop_string_within_a_thought_is_none_of_the_message():
     assert cut is not None
     assert thinking.decode(whole[len(thought) : cut]).startswith("It is Done")
     assert cut_at_stop(thinking, [*thought, *thinking.encode("It is.")], ["Done"]) is None
+
+
+@pytest.mark.parametrize(("text", "stop", "left"), [("It is Done", "Done", "It is "), ("It is.\n", "\n", "It is.")])
+def test_an_answer_says_which_stop_string_ended_it_and_how_long_it_thought(text: str, stop: str, left: str):
+    """A stop string that no message keeps, as a line's end, is told too."""
+    thinking, request = ChatFormat(tiny.tokenizer(tiny.THINKING), source="test"), CompletionRequest("policy", [])
+    thought = thinking.encode(f"<think>\n{stop}?\n</think>\n\n")
+    written = [*thought, *thinking.encode(text)]
+    answer = read_answer(thinking, written, request, name="call_0")
+    cut = before_stop(answer, thinking, written, ["More", stop])
+    assert (cut.text, cut.stop_string, cut.finish) == (left, stop, "stop")
+    logp = [0.0] * len(written)
+    told = as_completion(cut, thinking, request, written, logp, id="t", model="policy", version="1",
+                         num_prompt_tokens=1, num_cached_tokens=0)  # fmt: skip
+    assert (told.stop_string, told.num_thought_tokens) == (stop, len(thought) - 2)  # the two line ends
 
 
 def test_beyond_the_most_the_sequence_that_was_used_least_recently_is_forgotten(chat: ChatFormat):
