@@ -30,6 +30,7 @@ from tasks.rollouts.agents.answers import (
 from tasks.rollouts.agents.inbox import Asked, Called, Ended, Inbox
 from tasks.rollouts.agents.said import Said
 from tasks.rollouts.agents.transcript import Place, Transcript
+from tasks.rollouts.agents.unheard import Unheard
 from tasks.rollouts.conversation import EpisodeKey, Waits
 from tasks.rollouts.engine import EpisodeHandle, TurnReply
 from tasks.rollouts.episode import EpisodeRun, Prompt
@@ -69,7 +70,7 @@ class AgentRun(EpisodeRun):
     ):
         self.endpoint, self.by_key, self.usual = endpoint, by_key, sampling
         self.offered = environment.tools_for(key.problem)
-        self.inbox, self.transcript = Inbox(), Transcript(chat)
+        self.inbox, self.transcript, self.unheard = Inbox(), Transcript(chat), Unheard()
         self.asked: Asked | None = None  # whose turn is being written
         self.place: Place | None = None
         self.last: Answer | None = None
@@ -112,7 +113,7 @@ class AgentRun(EpisodeRun):
                 yield from self._finish(event.end.result)
 
     def _begin(self, asked: Asked) -> Waits:
-        if not asked.answer.set_running_or_notify_cancel():
+        if not asked.answer.set_running_or_notify_cancel() or self.unheard.answers(asked):
             return
         try:
             refuse_response_schema(asked.request)
@@ -179,7 +180,7 @@ class AgentRun(EpisodeRun):
             self._refuse(asked, ProtocolError(422, message, parameter="tool_choice", code="no_call"))
             yield from self._end(None, "failure", None)
             return
-        asked.answer.set_result(self._completion(asked.request, place, reply, written, answer))
+        self.unheard.tell(asked, self._completion(asked.request, place, reply, written, answer))
         yield from self._attend()
 
     def _cut(self, reply: TurnReply, request: CompletionRequest) -> TurnReply:

@@ -16,12 +16,22 @@ from tasks.tools.driven import AgentEnd
 MOST_WAITING = 64  # requests of one agent
 
 
+class TurnFuture(Future[Completion]):
+    """`is_left`: nobody waits for the turn any more, which is written all the same once it is begun."""
+
+    is_left = False
+
+    def cancel(self) -> bool:
+        self.is_left = True
+        return super().cancel()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
     """A turn."""
 
     request: CompletionRequest
-    answer: Future[Completion] = field(default_factory=Future)
+    answer: TurnFuture = field(default_factory=TurnFuture)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

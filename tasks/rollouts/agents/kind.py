@@ -34,6 +34,7 @@ class AgentEpisodes(EngineEpisodes):
         self.by_key: dict[str, AgentRun] = {}
         self._gateway: Gateway | None = None
         self._has_told = False
+        self.num_unheard = 0
 
     def open(self, key: EpisodeKey, environment: Environment, *, seed: int, stage: str, attempt: int) -> AgentRun:
         if key.prefix:
@@ -63,9 +64,18 @@ class AgentEpisodes(EngineEpisodes):
             self.withdraw(run)
         super().submit(run)
 
+    def release(self, run: AgentRun) -> None:  # type: ignore[override]  # it opens no others
+        self.num_unheard += len(run.unheard)
+        super().release(run)
+
     def close(self) -> None:
         if self._gateway is not None:
             self._gateway.close()
+        if self.num_unheard:
+            tell(
+                f"turns that no agent heard, since its client gave up before they were written: {self.num_unheard}. "
+                f"They count as any other; raise the client's timeout"
+            )
 
     def models(self, key: str) -> Sequence[str]:
         return self._of(key).episode.models

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -191,6 +192,24 @@ async def asks_for_too_much(task: AgentTask, endpoint: Endpoint) -> None:
 async def answers_for_itself(task: AgentTask, endpoint: Endpoint) -> dict[str, Any]:
     await play(task, endpoint)
     return {"success": True, "answer": "It is done.", "details": {"tickets": 2}}
+
+
+async def gives_up_and_asks_again(task: AgentTask, endpoint: Endpoint) -> None:
+    """As clients do by themselves whose timeout is shorter than a turn."""
+    await with_client(endpoint, lambda client: _give_up(client, task.requests[0], then=task.requests[0]))
+
+
+async def gives_up(task: AgentTask, endpoint: Endpoint) -> None:
+    """And asks something else."""
+    await with_client(endpoint, lambda client: _give_up(client, task.requests[0], then=f"{task.requests[0]} Please."))
+
+
+async def _give_up(client: Client, request: str, *, then: str) -> None:
+    client.http.timeout = httpx.Timeout(0.5)
+    with contextlib.suppress(httpx.ReadTimeout):
+        await client.ask([user(request)])
+    client.http.timeout = TIMEOUT
+    await client.ask([user(then)])
 
 
 async def answers_its_own_calls(task: AgentTask, endpoint: Endpoint) -> str:

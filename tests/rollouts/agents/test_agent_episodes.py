@@ -29,6 +29,7 @@ from tasks.rewards.stored import turn_tokens
 from tasks.rollouts.agents.kind import AgentEpisodes
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.conversation import EpisodeKey
+from tasks.rollouts.engine import never
 from tasks.rollouts.kinds import kind_of
 from tasks.rollouts.under_way import restore, suspend
 from tasks.tools.judge.prompt import Judged, encode
@@ -319,6 +320,29 @@ def test_an_agent_with_its_own_tools_is_judged_by_what_it_tells(
     verdict = {**VERDICT, "by": by, **named}
     (played,) = played_by("answers_for_itself", chat, PROBLEMS[:1], world=None, verdict=verdict)
     assert (played.outcome, played.checks, played.details) == ("success", checks, details)
+
+
+@pytest.mark.parametrize(("agent", "num_turns"), [("gives_up_and_asks_again", 1), ("gives_up", 2)])
+def test_a_turn_whose_client_gave_up_is_told_to_its_next_equal_request(
+    agent: str, num_turns: int, chat: ChatFormat, capsys: pytest.CaptureFixture[str]
+):
+    class Slow(Imitator):
+        """Its first turn is written once nobody waits for it."""
+
+        def poll(self, until: Any = never) -> Any:
+            deadline = time.monotonic() + 60
+            while not any(run.turns or (run.asked and run.asked.answer.is_left) for run in kind.by_key.values()):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            return super().poll(until)
+
+    world = agent_world(object=f"{AGENTS}:{agent}")
+    kind = AgentEpisodes(Slow(chat, {PROBLEMS[0].requests[0]: ["Yes, done."]}), chat, tiny.ROOMY)
+    collector = Collector(kind, world, max_concurrent_episodes=1, seed=0, stage="test")
+    (played,) = collector.collect([EpisodeKey(PROBLEMS[0], 0, 0)])
+    kind.close()
+    assert (played.fault, len(played.turns), len(played.sequences)) == (None, num_turns, num_turns)
+    assert ("no agent heard" in capsys.readouterr().out) == (agent == "gives_up")
 
 
 def test_a_judge_reads_the_calls_that_an_agent_answered_itself_as_judge_check_does(chat: ChatFormat, tmp_path: Path):
