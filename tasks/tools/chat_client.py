@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAIError
 
 REFUSALS = (401, 402, 403, 404)  # of the key, the account or the model, for every request
+OF_ONE_REQUEST = (403, 404)  # from an endpoint that has answered: a filter refused this text, or a route was away
 
 
 class EndpointSettings(Protocol):
@@ -62,11 +63,17 @@ def connect(settings: EndpointSettings, role: Role) -> tuple[AsyncOpenAI, Secret
     return client, Secrets([key])
 
 
-def raise_refusal(error: OpenAIError, settings: EndpointSettings, role: Role, secrets: Secrets) -> None:
-    """ValueError where the endpoint would refuse every request; it ends the run, since no retry helps."""
+def raise_refusal(
+    error: OpenAIError, settings: EndpointSettings, role: Role, secrets: Secrets, *, has_answered: bool
+) -> None:
+    """ValueError where the endpoint would refuse every request; it ends the run, since no retry helps. `has_answered`:
+    whether it ever answered one.
+    """
     from openai import APIStatusError
 
-    if isinstance(error, APIStatusError) and error.status_code in REFUSALS:
+    if not isinstance(error, APIStatusError) or (has_answered and error.status_code in OF_ONE_REQUEST):
+        return
+    if error.status_code in REFUSALS:
         raise ValueError(
             f"{role.setting}: {settings.url} refuses to {role.does} as {settings.model!r} "
             f"({one_line(secrets.hide(str(error)))}), so {role.loss}. Check the key (api_key_variable), the url and "

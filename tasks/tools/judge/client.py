@@ -1,6 +1,6 @@
 """One question to the judge's endpoint by the `openai` client, which repeats a failed request within `max_retries` and
 waits as long as Retry-After says. What still fails is an environment fault of the tool "judge". An endpoint that
-refuses the key or the model ends the run.
+refuses the key or the model ends the run; one that has answered may refuse a single episode (403, 404).
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class JudgeClient:
     def __init__(self, settings: JudgeSettings):
         self.settings = settings
         self.client, self.secrets = connect(settings, JUDGE)
+        self.has_answered = False
         self._free = asyncio.Semaphore(settings.max_concurrent_requests)
 
     async def answer(self, messages: list[dict[str, str]], *, seed: int) -> str | None:
@@ -49,13 +50,14 @@ class JudgeClient:
             async with self._free:
                 answer = await self.client.chat.completions.with_raw_response.create(**request)
         except OpenAIError as error:
-            raise_refusal(error, self.settings, JUDGE, self.secrets)
+            raise_refusal(error, self.settings, JUDGE, self.secrets, has_answered=self.has_answered)
             raise self.fault(f"the endpoint failed: {error} {error.__cause__ or ''}", fault_type(error)) from None
         try:
             completion = _Completion.model_validate(json_text.parse(answer.content))
         except ValueError:
             sent = answer.content.decode("utf-8", "replace")
             raise self.fault(f"its answer is no chat completion: {sent!r}") from None
+        self.has_answered = True
         said = completion.choices[0].message.content
         return None if said is None else self.secrets.hide(said)
 

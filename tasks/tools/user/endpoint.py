@@ -1,7 +1,8 @@
 """A user behind any OpenAI-compatible endpoint. The `openai` client asks and retries.
 
 An endpoint that stays down, or answers with no message, is an environment fault: the episode starts again, then it is
-dropped, never rewarded. One that refuses the key or the model ends the run.
+dropped, never rewarded. One that refuses the key or the model ends the run; one that has answered may refuse a single
+message (403, 404).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class EndpointSpeaker:
     def __init__(self, settings: UserModelSettings):
         self.settings = settings
         self.client, self.secrets = connect(settings, USER)
+        self.has_answered = False
 
     async def say(self, messages: Sequence[Message], *, seed: str) -> str:
         """No seed is sent: few endpoints honour one."""
@@ -51,13 +53,14 @@ class EndpointSpeaker:
             said = None
         if not isinstance(said, str):
             raise self._fault("its answer has no message", "unavailable")
+        self.has_answered = True
         return self.secrets.hide(said)
 
     def close(self) -> None:
         background.run(self.client.close()).result()
 
     def _after(self, error: OpenAIError) -> EnvironmentFault:
-        raise_refusal(error, self.settings, USER, self.secrets)
+        raise_refusal(error, self.settings, USER, self.secrets, has_answered=self.has_answered)
         type = fault_type(error)
         if type == "timeout":
             return self._fault(f"no answer in {self.settings.timeout_seconds:g} s", type)

@@ -190,6 +190,21 @@ def test_a_refused_key_or_model_ends_the_run_at_once(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("status", "ends"), [(401, ValueError), (402, ValueError), (403, EnvironmentFault), (404, EnvironmentFault)]
+)
+def test_an_endpoint_that_has_answered_may_refuse_one_episode(
+    endpoint: Endpoint, tmp_path: Path, status: int, ends: type[Exception]
+) -> None:
+    """A filter that refuses one text is no wrong key."""
+    endpoint.failures = [200, status]
+    judge = Judge(judge_settings(endpoint, tmp_path, num_votes=3, temperature=1.0, max_concurrent_requests=1))
+    with pytest.raises(ends):
+        ask(judge)
+    assert judge.num_asked == 3
+
+
+@pytest.mark.slow
 def test_nobody_listening_is_an_environment_fault(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault, match="judge: unavailable: the endpoint failed: Connection error"):
         ask(Judge(judge_settings(Endpoint(url="http://127.0.0.1:9/v1"), tmp_path)))

@@ -146,6 +146,17 @@ def test_a_refused_key_ends_the_run(chat: ChatFormat, served: tuple[ChatEndpoint
         played(chat, url, ["For whom?"])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [403, 404])
+def test_one_message_that_is_refused_is_a_fault_of_its_episode(
+    chat: ChatFormat, served: tuple[ChatEndpoint, str], status: int
+) -> None:
+    endpoint, url = served
+    say = endpoint.misbehave
+    endpoint.misbehave = lambda number: (status, {"error": {"message": "no"}}) if number == 1 else say(number)
+    assert told(played(chat, url, ["For whom?", "For whom?", "Noted."])) == SAID[:2]
+
+
 def test_a_frozen_base_speaks_in_process_and_says_the_same_to_the_same_seed(tmp_path: Path) -> None:
     folder = tiny.model_folder(
         tmp_path / "base", embedded=tiny.EMBEDDED.model_copy(update={"max_position_embeddings": 900})
