@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Future
 from dataclasses import dataclass
+from string import punctuation
+from urllib.parse import quote
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -20,6 +22,7 @@ from tasks.gateway.http_io import as_object, key_of, read_body, refusal
 from tasks.gateway.waiting import HungUp, Waiting, told
 from tasks.gateway.wire import Asked, WireProtocol
 
+ASCII = punctuation.replace("%", "")
 VERSION_HEADER = "x-turnwise-version"
 STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
 
@@ -63,24 +66,29 @@ class TurnEndpoint:
         return asked, told(lambda: self.backend.complete(key, asked.request))
 
     def _response(self, asked: Asked, completion: Completion) -> Response:
-        headers = {VERSION_HEADER: completion.version}
+        headers = {VERSION_HEADER: _in_a_header(completion.version)}
         return JSONResponse(told(lambda: self.protocol.write(asked, completion)), headers=headers)
 
     async def _stream(self, asked: Asked, waiting: Waiting[Completion], send: Send) -> None:
         """ProtocolError, if it is raised, is raised before the first byte."""
         completion = await waiting.result(timeout_seconds=self.keep_alive_seconds)
-        version = [(VERSION_HEADER.encode(), completion.version.encode())] if completion else []
+        version = [(VERSION_HEADER.encode(), _in_a_header(completion.version).encode())] if completion else []
         await send({"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS, *version]})
         try:
             while completion is None:
                 await _send_piece(send, b": the turn is being written\n\n")
                 completion = await waiting.result(timeout_seconds=self.keep_alive_seconds)
-            await _send_piece(send, f": {VERSION_HEADER}: {completion.version}\n\n".encode())
+            await _send_piece(send, f": {VERSION_HEADER}: {_in_a_header(completion.version)}\n\n".encode())
             for event in self.protocol.events(asked, completion):
                 await _send_piece(send, event.encode())
         except ProtocolError as error:
             await _send_piece(send, self.protocol.error_event(error).encode())
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _in_a_header(version: str) -> str:
+    """ASCII as it is; letters, spaces and line ends that no header may have are percent-encoded."""
+    return quote(version, safe=ASCII)
 
 
 async def _send_piece(send: Send, piece: bytes) -> None:

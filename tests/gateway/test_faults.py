@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import unquote
 
 import httpx2
 import openai
@@ -38,6 +40,19 @@ def test_an_agent_that_hangs_up_cancels_its_turn(gateway, backend, stream):
             assert agent.recv(4096).startswith(b"HTTP/1.1 200")  # it has begun, and is kept alive by comments
     waiting = backend.open.pop()
     until(waiting.cancelled)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_version_of_any_letters_is_told_in_a_header(gateway, backend, stream):
+    """Headers are Latin-1, and a folder may be called anything."""
+    backend.script = lambda request: dataclasses.replace(turn("Hello."), version="模型 100%\n/é@0a1b")
+    reply = httpx2.post(f"{gateway.openai_url}/chat/completions", headers=HEADERS, json={**BODY, "stream": stream})
+    assert reply.status_code == 200
+    if not stream:
+        assert reply.json()["system_fingerprint"] == "模型 100%\n/é@0a1b"
+    told = reply.headers["x-turnwise-version"]
+    assert told == "%E6%A8%A1%E5%9E%8B%20100%25%0A/%C3%A9@0a1b"
+    assert unquote(told) == "模型 100%\n/é@0a1b"
 
 
 @pytest.mark.slow

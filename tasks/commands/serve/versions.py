@@ -6,6 +6,7 @@ in the middle of a promotion, or by hand, without the journal, is no decision an
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -40,7 +41,7 @@ class OneFolder:
     is_followed = False
 
     def __init__(self, folder: Path):
-        self.folder, self.name = folder, folder.name
+        self.folder, self.name = folder, Path(os.path.abspath(folder)).name  # of "." too
 
     def now(self) -> Found:
         return Found(f"{self.name}@{weights_hash(self.folder)[:12]}", self.folder, lambda: self.folder)

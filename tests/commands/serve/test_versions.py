@@ -6,11 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from tasks.commands.serve.versions import Registered
+from tasks.commands.serve.versions import Registered, open_source
 from tasks.tracking.aliases import TRANSITION
 from tests.tracking.candidates import MODEL, promote
 
 pytestmark = pytest.mark.slow
+
+
+def test_a_folder_has_its_own_name_from_wherever_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "agent" / "inner").mkdir(parents=True)
+    (tmp_path / "agent" / "config.json").write_text("{}")
+    (tmp_path / "linked").symlink_to(tmp_path / "agent")
+    for place, name in ((".", "agent"), ("inner/..", "agent"), ("../linked", "linked")):
+        monkeypatch.chdir(tmp_path / "agent")
+        assert open_source(place, tmp_path, None).name == name
 
 
 def test_an_alias_is_followed_as_the_journal_has_it(project: Path):
