@@ -25,18 +25,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from tasks.gateway.completions import Backend, ProtocolError, ToolHost
+from tasks.gateway.doors import PROTOCOLS, LocalDoor, protocol_of
 from tasks.gateway.http_io import key_of, read_body, refusal
-from tasks.gateway.protocols import chat, messages, responses
-from tasks.gateway.turn_endpoint import TurnEndpoint
+from tasks.gateway.turn_endpoint import TurnEndpoint, check_model
 from tasks.gateway.waiting import told
 from tasks.gateway.wire import WireProtocol
 
 LOOPBACK = "127.0.0.1"
-PROTOCOLS: Mapping[str, WireProtocol] = {
-    "/v1/chat/completions": chat,
-    "/v1/responses": responses,
-    "/v1/messages": messages,
-}
 MAX_BODY_BYTES = 8 << 20
 KEEP_ALIVE_SECONDS = 10.0  # between two comments of a stream whose turn is not written yet
 IDLE_SECONDS = 300  # after which a connection without requests is closed: an agent may think between two turns
@@ -49,7 +44,8 @@ Hook = Callable[[Mapping[str, str], bytes], tuple[int, Mapping[str, Any]]]  # he
 
 class Gateway:
     """`port` 0 is a free one. `health` is what GET /health says; `hooks` are further POST paths, each of which is
-    called in a thread. ValueError if the address is taken.
+    called in a thread. `is_keyless`: the Backend asks for no key, so web pages are kept out. ValueError if the address
+    is taken.
     """
 
     def __init__(
@@ -62,10 +58,11 @@ class Gateway:
         keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
         health: Health | None = None,
         hooks: Mapping[str, Hook] | None = None,
+        is_keyless: bool = False,
     ):
         self.backend, self.tools, self.max_body_bytes = backend, tools, max_body_bytes
         self.keep_alive_seconds, self.health, self.hooks = keep_alive_seconds, health, hooks or {}
-        self.port = port
+        self.port, self.is_keyless = port, is_keyless
         self._closing = asyncio.Event()
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
@@ -106,7 +103,7 @@ class Gateway:
         """Returns when requests are answered."""
         listening = self._listen()
         config = uvicorn.Config(
-            self._app(),
+            LocalDoor(self._app()) if self.is_keyless else self._app(),
             http="h11",
             ws="none",
             lifespan="on",
@@ -166,6 +163,7 @@ class Gateway:
         routes: list[BaseRoute] = [
             *(Route(path, self._turns(protocol)) for path, protocol in PROTOCOLS.items()),
             Route("/v1/models", self._list_models, methods=["GET"]),
+            Route("/v1/models/{name:path}", self._tell_model, methods=["GET"]),
             Route("/health", self._tell_health, methods=["GET"]),
             *(Route(path, self._answer(hook), methods=["POST"]) for path, hook in self.hooks.items()),
         ]
@@ -187,9 +185,17 @@ class Gateway:
         try:
             names = told(lambda: self.backend.models(key_of(request)))
         except ProtocolError as error:
-            return refusal(chat, error)
-        listed = [{"id": name, "object": "model", "created": 0, "owned_by": "turnwise"} for name in names]
-        return JSONResponse({"object": "list", "data": listed})
+            return refusal(protocol_of(request), error)
+        ends = {"first_id": names[0], "last_id": names[-1]} if names else {}
+        return JSONResponse({"object": "list", "data": [*map(_model, names)], "has_more": False, **ends})
+
+    async def _tell_model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        try:
+            check_model(name, told(lambda: self.backend.models(key_of(request))))
+        except ProtocolError as error:
+            return refusal(protocol_of(request), error)
+        return JSONResponse(_model(name))
 
     async def _tell_health(self, _: Request) -> Response:
         return JSONResponse({"status": "ok"} if self.health is None else dict(self.health()))
@@ -200,7 +206,7 @@ class Gateway:
                 body = await read_body(request, self.max_body_bytes)
                 status, reply = await asyncio.to_thread(told, lambda: hook(dict(request.headers), body))
             except ProtocolError as error:
-                return refusal(chat, error)
+                return refusal(protocol_of(request), error)
             except ClientDisconnect:
                 return Response(status_code=400)
             return JSONResponse(dict(reply), status)
@@ -211,4 +217,10 @@ class Gateway:
 async def _no_such_page(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path} is not served here; {', '.join(PROTOCOLS)} and /v1/models are."
-    return refusal(chat, ProtocolError(error.status_code, message, code="not_found"))
+    return refusal(protocol_of(request), ProtocolError(error.status_code, message, code="not_found"))
+
+
+def _model(name: str) -> dict[str, Any]:
+    """As the lists of OpenAI and of Anthropic have it."""
+    of_openai = {"id": name, "object": "model", "created": 0, "owned_by": "turnwise"}
+    return {**of_openai, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}

@@ -8,6 +8,7 @@ up cancels its turn; a gateway that closes answers those who wait with status 50
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from string import punctuation
@@ -60,9 +61,7 @@ class TurnEndpoint:
         if request.method != "POST":
             raise ProtocolError(405, f"{request.url.path} is asked with POST.", code="method_not_allowed")
         asked = self.protocol.read(as_object(await read_body(request, self.max_body_bytes)))
-        if asked.request.model not in names:
-            message = f"The model {asked.request.model!r:.100} is not served; this key may use {', '.join(names)}."
-            raise ProtocolError(404, message, parameter="model", code="model_not_found")
+        check_model(asked.request.model, names)
         return asked, told(lambda: self.backend.complete(key, asked.request))
 
     def _response(self, asked: Asked, completion: Completion) -> Response:
@@ -84,6 +83,13 @@ class TurnEndpoint:
         except ProtocolError as error:
             await _send_piece(send, self.protocol.error_event(error).encode())
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def check_model(name: str, names: Sequence[str]) -> None:
+    """ProtocolError 404 for a model that is none of `names`."""
+    if name not in names:
+        message = f"The model {name!r:.100} is not served; this key may use {', '.join(names)}."
+        raise ProtocolError(404, message, parameter="model", code="model_not_found")
 
 
 def _in_a_header(version: str) -> str:

@@ -148,6 +148,7 @@ def test_learning_and_rollouts_need_nothing_a_bare_gpu_machine_lacks(package: st
         "tasks/gateway/server.py": {"starlette", "uvicorn"},
         "tasks/gateway/turn_endpoint.py": {"starlette"},
         "tasks/gateway/http_io.py": {"starlette"},
+        "tasks/gateway/doors.py": {"starlette"},
         "tasks/gateway/tool_endpoint.py": {"starlette", "mcp"},
         "tasks/learning/grpo/solve_rates.py": {"scipy"},  # of problem_sampler: band alone
         "tasks/learning/shared/lora.py": {"peft"},

@@ -144,6 +144,11 @@ def test_other_paths_and_hooks_and_health_answer_in_json():
         assert (reply.status_code, reply.json(), told) == (202, {"was": "yes"}, [b"now"])
         missing = httpx2.get(f"{gateway.url}/v1/embeddings", headers=HEADERS)
         assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
+        anthropic = {**HEADERS, "anthropic-version": "2023-06-01"}
+        for path, headers in (("/v1/messages/count_tokens", HEADERS), ("/v1/complete", anthropic)):
+            missing = httpx2.post(f"{gateway.url}{path}", headers=headers, json={})
+            assert (missing.status_code, missing.json()["type"]) == (404, "error")
+            assert missing.json()["error"]["type"] == "not_found_error"
         wrong = httpx2.get(f"{gateway.url}/v1/chat/completions", headers=HEADERS)
         assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
         listed = httpx2.get(f"{gateway.url}/v1/models", headers=HEADERS).json()

@@ -12,7 +12,7 @@ import pytest
 
 from tasks.gateway.completions import Completion, ProtocolError
 from tests.gateway.clients import QUESTION
-from tests.gateway.scripted import turn
+from tests.gateway.scripted import MODEL, turn
 
 CALLS = [("price", {"room": "attic"}), ("price", {"room": "été"})]
 TURNS = {
@@ -167,6 +167,23 @@ def test_anthropics_tool_runner_asks_for_a_thread_and_goes_on_without(clients, b
     heard = [piece.get_final_message() if stream else piece for piece in runner]
     assert [message.stop_reason for message in heard] == ["tool_use", "end_turn"]
     assert backend.requests[-1].messages[-1]["content"] == "attic: 40"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["chat", "messages"])
+def test_both_clients_list_the_models_and_find_one(clients, name):
+    import anthropic
+    import openai
+
+    models = clients[name].client.models
+    assert [model.id for model in models.list()] == [MODEL]
+    assert models.retrieve(MODEL).id == MODEL
+    if name == "messages":
+        found = models.retrieve(MODEL)
+        assert (found.display_name, found.type, found.created_at.year) == (MODEL, "model", 1970)
+    with pytest.raises((anthropic.NotFoundError, openai.NotFoundError), match="this key may use policy") as missing:
+        models.retrieve("other/model")
+    assert vars(missing.value)["body"]["type"] == ("error" if name == "messages" else "not_found_error")
 
 
 @pytest.mark.slow

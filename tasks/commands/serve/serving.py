@@ -86,7 +86,9 @@ class Serving:
         self.recorder = None if rows is None else Recorder(self.loop, rows, settings.record, secret_values=keys.values)
         backend = Locked(self.recorder or self.loop, keys)
         hooks = {"/reload": self.reload}
-        self.gateway = Gateway(backend, port=settings.port, health=self.health, hooks=hooks)
+        self.gateway = Gateway(
+            backend, port=settings.port, health=self.health, hooks=hooks, is_keyless=keys.request is None
+        )
 
     def __enter__(self) -> Serving:
         self.loop.start()

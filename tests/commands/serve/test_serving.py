@@ -77,6 +77,15 @@ def test_a_stop_string_ends_the_message_before_it(serving: Serving):
     assert (choice["message"]["content"], choice["finish_reason"]) == (whole[: whole.find(stop)], "stop")
 
 
+@pytest.mark.parametrize(("keys", "status"), [(Keys(), 403), (KEYS, 200)])
+def test_a_web_page_may_not_ask_a_server_without_a_key(alias: Alias, keys: Keys, status: int):
+    with Serving(alias, PLAY, SETTINGS, keys=keys, record=None) as serving:
+        headers = {"origin": "https://evil.example", "authorization": f"Bearer {KEYS.request}"}
+        body = {"model": NAME, "messages": [user("hello")], "max_tokens": 2}
+        asked = httpx2.post(f"{serving.gateway.openai_url}/chat/completions", json=body, headers=headers, timeout=60)
+    assert asked.status_code == status
+
+
 def test_what_cannot_be_honoured_is_refused_and_the_next_request_is_answered(serving: Serving):
     assert refusal(serving, key="") == (401, "invalid_api_key")
     assert refusal(serving, key="another") == (401, "invalid_api_key")
