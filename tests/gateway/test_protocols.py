@@ -170,6 +170,20 @@ def test_anthropics_tool_runner_asks_for_a_thread_and_goes_on_without(clients, b
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("content", "is_error", "read"), [("", True, "The tool failed"), ("Full.", True, "Full."), ("", False, "")]
+)
+def test_a_tool_that_failed_without_a_word_is_seen_by_the_model(clients, backend, content, is_error, read):
+    backend.script = lambda request: turn("Hm.")
+    used = [{"type": "tool_use", "id": "c", "name": "price", "input": {}}]
+    result = [{"type": "tool_result", "tool_use_id": "c", "content": content, "is_error": is_error}]
+    asked = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": used}]
+    clients["messages"].ask(messages=[*asked, {"role": "user", "content": result}])
+    told = backend.requests[-1].messages[-1]["content"]
+    assert told.startswith(read) and bool(told) == bool(read)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["chat", "messages"])
 def test_both_clients_list_the_models_and_find_one(clients, name):
     import anthropic

@@ -48,6 +48,7 @@ ERROR_TYPES = {
     413: "request_too_large", 429: "rate_limit_error", 529: "overloaded_error",
 }  # fmt: skip
 NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}  # `tool_runner` goes on without
+NAMELESS_ERROR = "The tool failed and gave no message."
 CacheControl = dict[str, Any] | None  # of any block; no token depends on it
 
 
@@ -78,8 +79,12 @@ class ToolResultBlock(Strict):
     type: Literal["tool_result"]
     tool_use_id: Names
     content: Text = ""
-    is_error: bool | None = None  # the text says so
+    is_error: bool | None = None  # the text says so, where there is one
     cache_control: CacheControl = None
+
+    @property
+    def text(self) -> str:
+        return self.content or (NAMELESS_ERROR if self.is_error else "")
 
 
 def as_blocks(content: Any) -> Any:
@@ -192,7 +197,7 @@ def _canonical(message: UserMessage | AssistantMessage) -> list[Message]:
     messages: list[Message] = []
     for block in message.content:
         if isinstance(block, ToolResultBlock):
-            messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": block.content})
+            messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": block.text})
         elif messages and messages[-1]["role"] == message.role:
             messages[-1]["content"] += f"\n{block.text}"
         else:
