@@ -17,6 +17,7 @@ from tasks.core.settings import Settings, load, load_paths, read_params
 from tasks.core.text import printable
 from tasks.measurement.points import level_text
 from tasks.rewards.stored import read_trajectories
+from tasks.stages.evaluate.reflexion import FILES
 from tasks.stages.evaluate.settings import EvaluateSettings
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ def compare_trajectories(sources: Sequence[Source], labels: Sequence[str], *, co
     first, second = (
         [_light(item) for _, item in read_trajectories(source.trajectories, is_only_shown=True)] for source in sources
     )
+    for source, side in zip(sources, (first, second), strict=True):
+        refuse_attempts(source.trajectories, side)
     shared = shared_problems(first, second, [source.trajectories for source in sources])
     sides = [[item for item in side if item.problem_id in shared] for side in (first, second)]
     by_category, of_each = compare_categories(*sides, confidence=confidence)
@@ -132,6 +135,16 @@ def compare_each(sides: Mapping[str, Sides], *, confidence: float) -> tuple[dict
     rows = {name: paired_difference(second, first, confidence=of_each) for name, (first, second) in sides.items()}
     adjusted = holm({name: row["p_value"] for name, row in rows.items()})
     return {name: _with_word({**row, "p_adjusted": adjusted[name]}, confidence) for name, row in rows.items()}, of_each
+
+
+def refuse_attempts(file: Path, played: Sequence[Trajectory]) -> None:
+    """ValueError for the attempts of `evaluate.reflexion`: as samples, a problem solved by the second would be half."""
+    if file.stem in FILES and any(item.draw for item in played):
+        raise ValueError(
+            f"{file}: contains attempts at a problem until one succeeds, which are no samples of one policy, so their "
+            f"mean would be wrong. Read `reflexion` in evaluation.json, which compares them as attempts; or name the "
+            f"policy's file test_….jsonl."
+        )
 
 
 def shared_problems(first: list[Trajectory], second: list[Trajectory], files: Sequence[Path]) -> set[str]:

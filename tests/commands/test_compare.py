@@ -87,6 +87,20 @@ def test_where_no_problem_is_shared_it_is_refused(tmp_path: Path):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["reflexion", "retries"])
+def test_attempts_are_no_samples_and_are_refused(tmp_path: Path, name: str):
+    """p0 is solved at the second attempt, which the mean of its episodes would show as 50%."""
+    attempts = [*played("-+"), *played("+")]
+    attempts[2].draw = 1
+    a, b = source(tmp_path, "test_best", played("++")), source(tmp_path, name, attempts)
+    for sources in ([a, b], [b, a]):
+        with pytest.raises(ValueError, match=rf"{name}\.jsonl: .*evaluation\.json.*test_") as caught:
+            compare_trajectories(sources, LABELS, confidence=0.95)
+        assert "\n" not in str(caught.value)
+    own = source(tmp_path, name, played("+-"))  # a file of somebody's own by that name
+    assert compare_trajectories([a, own], LABELS, confidence=0.95).difference["difference"] == -0.5
+
+
 def test_a_user_who_words_a_request_otherwise_asks_for_the_same(tmp_path: Path):
     """p1 is of the same facts in both, p2 of others, which is another problem."""
     ours, theirs = played("+-"), played("+-")

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Attempts = dict[str, list[Trajectory]]  # by problem id, in order
 Store = Callable[[str, list[Trajectory]], None]
+FILES = ("reflexion", "retries")  # of all attempts, with notes and without
 STAGE = "reflexion"  # of the random streams of later attempts, with notes and without
 
 
@@ -57,7 +58,7 @@ def measure_reflexion(
     with closing(_Arms(settings, options, environment, problems, model, resume)) as arms:
         noted, num_note_tokens = arms.play(own_first, num_attempts, with_notes=True)
         plain, _ = arms.play(own_first, num_attempts, with_notes=False)
-    for name, attempts in (("reflexion", noted), ("retries", plain)):
+    for name, attempts in zip(FILES, (noted, plain), strict=True):
         store(name, [item for problem in problems for item in attempts[problem.id]])
     row = compare(noted, plain, best, num_attempts, confidence=settings.evaluate.confidence)
     row["result"]["mean_sampled_tokens"] += round(num_note_tokens / len(problems), 6)
