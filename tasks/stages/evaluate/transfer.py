@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 from tasks.chat.format import ChatFormat
 from tasks.core.files import json_hash
 from tasks.core.records import Problem, Trajectory
-from tasks.core.terminal import tell
+from tasks.core.terminal import tell, warn
 from tasks.environments.catalog import load_bare_environment, load_environment, read_problems_of
 from tasks.measurement.points import difference_text
+from tasks.rollouts.fault_log import TooManyFaults
 from tasks.stages.evaluate.runner import EpisodeRunner
 from tasks.stages.evaluate.scripted_baselines import measure_baselines
 from tasks.stages.evaluate.settings import AlsoSettings, EvaluateSections
@@ -74,11 +75,26 @@ def measure_transfer(
     resume: Path,
     store: Store,
 ) -> dict[str, dict[str, Any]]:
-    """A row per environment of `evaluate.also`, by label; `store` keeps the episodes of each model."""
-    return {
-        other.label: _measure(other, settings, others[other.label], models, resume, store)
-        for other in settings.evaluate.also
-    }
+    """A row per environment of `evaluate.also`, by label; `store` keeps the episodes of each model. An environment that
+    lost too many episodes has none, after a warning: it decides nothing, and the stage would end for it.
+    """
+    rows = {}
+    for other in settings.evaluate.also:
+        try:
+            rows[other.label] = _measure(other, settings, others[other.label], models, resume, store)
+        except TooManyFaults as lost:
+            warn(_left_out(other.label, lost))
+    return rows
+
+
+def _left_out(label: str, lost: TooManyFaults) -> str:
+    _, *table = str(lost).splitlines()
+    told = (
+        f"warning: evaluate.also, {label}: lost more episodes than environment.tools.max_dropped_share allows, so it "
+        f"has no row in evaluation.json; it decides nothing, and evaluate goes on. Repair the tools below, then run "
+        f"`dvc repro --force --single-item evaluate` to have it."
+    )
+    return "\n".join([told, *table])
 
 
 def _measure(

@@ -18,6 +18,7 @@ from tasks.models.trained_on import TrainedOn, digests_of, write_trained_on
 from tasks.stages.evaluate.runner import EpisodeRunner
 from tasks.stages.evaluate.settings import AlsoSettings, EvaluateSections
 from tasks.stages.evaluate.transfer import OtherProblems, read_others, solvable_problems
+from tasks.tools.base import EnvironmentFault
 from tests import tiny
 from tests.conftest import ROOT
 from tests.contracts.test_environments import load_page_module
@@ -198,6 +199,38 @@ def test_what_cannot_be_played_is_told_before_the_first_episode(
     monkeypatch.setattr(EpisodeRunner, "play", lambda *args, **kwargs: pytest.fail("an episode was played"))
     with pytest.raises(ValueError, match=rf"evaluate\.also, custom-Shop: .*{says}"):
         evaluated(paths, greedy=False, also=[also(**changed)])
+
+
+@pytest.mark.slow
+def test_an_environment_that_loses_its_episodes_has_no_row_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The desk has its result, the shop's tools cannot be reached."""
+    few = ENVIRONMENT.tools.model_copy(update={"max_dropped_share": 0.05})
+    environment = ENVIRONMENT.model_copy(update={"tools": few})
+    monkeypatch.setattr("tests.stages.evaluate.stage_folder.ENVIRONMENT", environment)
+    shop = find_environment_class(AlsoSettings.model_validate(also()).within(ENVIRONMENT))
+    measured = EpisodeRunner.play
+
+    def play_without_tools(self: EpisodeRunner, model: Path, problems: Any, split: str, name: str, **given: Any) -> Any:
+        with monkeypatch.context() as patch:
+            if split == "also_custom-Shop":
+                patch.setattr(shop.episode_class, "verdict", lose)
+            return measured(self, model, problems, split, name, **given)
+
+    monkeypatch.setattr(EpisodeRunner, "play", play_without_tools)
+    paths = stage_folder(tmp_path)
+    evaluation = evaluated(paths, greedy=False, also=[also()])
+    assert "also" not in evaluation
+    assert evaluation["test"]["best"]["num_problems"] == 12
+    assert not [name for name in files_of(paths) if "also_" in name]
+    told = capsys.readouterr().err
+    assert "evaluate.also, custom-Shop: " in told and "dvc repro --force --single-item evaluate" in told
+    assert "the shop is closed" in told
+
+
+def lose(*args: Any) -> None:
+    raise EnvironmentFault("the shop is closed")
 
 
 @pytest.mark.slow
