@@ -39,7 +39,8 @@ def test_all_200_rows_are_curated_and_the_card_is_there(smoke: Project) -> None:
     assert sum(card["num_problems"].values()) + left_out == 200
     assert card["shared_split_groups"]["num_shared"] == 0
     assert all(item["success"] for item in card["expectations"])
-    assert "multi_turn_base/TradingBot" in (smoke.artifacts / "curate" / "card.html").read_text(encoding="utf-8")
+    page = (smoke.artifacts / "curate" / "card.html").read_text(encoding="utf-8")
+    assert "multi_turn_base/TradingBot" in page.replace("<wbr>", "")  # where a narrow screen may break it
 
 
 def test_prompts_have_the_real_tools_and_thousands_of_tokens(smoke: Project) -> None:
