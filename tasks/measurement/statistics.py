@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple, NotRequired, Protocol, TypedDict, get_args
+from typing import Literal, NamedTuple, NotRequired, TypeAlias, TypedDict, get_args
 
 from tasks.core.records import Outcome, Trajectory
 from tasks.measurement.intervals import (
@@ -26,35 +26,8 @@ from tasks.measurement.significance import mcnemar_p_value, sign_flip_p_values
 Success = dict[str, list[bool]]  # of each sample, by problem id
 
 
-class Episode(Protocol):
-    """What statistics read of an episode: a Trajectory has it, and its summary."""
-
-    @property
-    def problem_id(self) -> str: ...
-    @property
-    def category(self) -> str: ...
-    @property
-    def split_group(self) -> str: ...
-    @property
-    def outcome(self) -> Outcome: ...
-    @property
-    def is_success(self) -> bool: ...
-    @property
-    def num_sampled_tokens(self) -> int: ...
-    @property
-    def num_thought_tokens(self) -> int: ...
-    @property
-    def has_thoughts(self) -> bool: ...
-    @property
-    def num_sequences(self) -> int: ...
-    @property
-    def num_calls(self) -> int: ...
-    @property
-    def num_invalid_calls(self) -> int: ...
-
-
 class EpisodeSummary(NamedTuple):
-    """That much of an episode and no more: thousands of them fit in memory."""
+    """What statistics read of a Trajectory and no more: thousands of them fit in memory."""
 
     problem_id: str
     category: str
@@ -71,6 +44,9 @@ class EpisodeSummary(NamedTuple):
     @classmethod
     def of(cls, episode: Episode) -> EpisodeSummary:
         return cls(*(getattr(episode, name) for name in cls._fields))
+
+
+Episode: TypeAlias = Trajectory | EpisodeSummary
 
 
 class CategoryResult(TypedDict):
@@ -211,11 +187,14 @@ def _in_units(samples: Sequence[bool], unit: int) -> int:
     return sum(samples) * (unit // len(samples))
 
 
-def success_by_problem(trajectories: Iterable[Episode]) -> Success:
-    """Success of each measured sample by problem; problems with only environment errors are left out."""
+def success_by_problem(trajectories: Iterable[Episode], *, lost_fail: bool = False) -> Success:
+    """Success of each measured sample by problem; problems with only environment errors are left out, unless
+    `lost_fail`: then an episode that the environment lost is a failed one.
+    """
     success: Success = defaultdict(list)
-    for item in filter(is_measured, trajectories):
-        success[item.problem_id].append(item.is_success)
+    for item in trajectories:
+        if lost_fail or is_measured(item):
+            success[item.problem_id].append(item.is_success)
     return dict(success)
 
 

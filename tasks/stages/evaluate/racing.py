@@ -19,14 +19,14 @@ gains by the calls that a tool does not survive. The best of many looks better t
 from __future__ import annotations
 
 import random
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
 from tasks.core.files import natural_order
-from tasks.core.records import Problem, Trajectory
+from tasks.core.records import Problem
 from tasks.measurement.statistics import Success, paired_steps, sums_by_group
 from tasks.stages.evaluate.settings import RacingSettings
 
@@ -129,14 +129,6 @@ def chance_of_losing_its_place(
             last = -np.partition(-ranked, places - 1, axis=1)[:, places - 1]
             is_running &= ranked >= last[:, None]
     return float(1 - is_running[:, 0].mean())
-
-
-def success_in_race(played: Iterable[Trajectory]) -> Success:
-    """Success of each sample by problem; of a lost episode too, which `success_by_problem` leaves out."""
-    success: Success = defaultdict(list)
-    for item in played:
-        success[item.problem_id].append(item.is_success)
-    return dict(success)
 
 
 def _find_dropped(

@@ -37,7 +37,7 @@ from tasks.stages.evaluate.endpoint_baseline import frontier_row, measure_endpoi
 from tasks.stages.evaluate.measurement_key import Parts, key_of, key_parts
 from tasks.stages.evaluate.noted import note_evaluation
 from tasks.stages.evaluate.printout import describe_plan, diagnose, print_race
-from tasks.stages.evaluate.racing import Race, Round, race, success_in_race
+from tasks.stages.evaluate.racing import Race, Round, race
 from tasks.stages.evaluate.runner import EpisodeRunner
 from tasks.stages.evaluate.settings import EvaluateSections
 from tasks.stages.evaluate.sharded import choose_problems, measure_sharded
@@ -161,6 +161,7 @@ def choose(
     snapshots: Mapping[str, Path], select: list[Problem], settings: EvaluateSections, runner: EpisodeRunner
 ) -> Race:
     from tasks.core.progress import progress_bar
+    from tasks.measurement.statistics import success_by_problem
     from tasks.rollouts.fault_log import JudgedTogether
 
     def play_round(block: Round) -> dict[str, Success]:
@@ -176,7 +177,7 @@ def choose(
                 others.begin(num_each)
                 played = runner.play(snapshots[name], block.problems, "select", name, bar=bar, others=others)
                 others.end(played)
-                found[name] = success_in_race(played)
+                found[name] = success_by_problem(played, lost_fail=True)
             return found
 
     return race(list(snapshots), select, play_round, settings.evaluate.racing, seed=settings.seed)

@@ -11,7 +11,7 @@ import pytest
 from tasks.core.records import Problem, Trajectory
 from tasks.measurement.intervals import paired_interval
 from tasks.measurement.statistics import Success, success_by_problem
-from tasks.stages.evaluate.racing import Race, Round, block_ends, chance_of_losing_its_place, race, success_in_race
+from tasks.stages.evaluate.racing import Race, Round, block_ends, chance_of_losing_its_place, race
 from tasks.stages.evaluate.settings import RacingSettings
 from tests import tiny
 from tests.measurement.synthetic import trajectory
@@ -120,7 +120,8 @@ def test_a_snapshot_whose_failures_crash_a_tool_gains_nothing_by_them():
     """Of ten problems `a` solves nine and `b` eight. The environment loses the two that b fails."""
 
     def play(block: Round) -> dict[str, Success]:
-        return {name: success_in_race(episode(name, problem.id) for problem in block.problems) for name in "ab"}
+        episodes = {name: [episode(name, problem.id) for problem in block.problems] for name in "ab"}
+        return {name: success_by_problem(played, lost_fail=True) for name, played in episodes.items()}
 
     def episode(name: str, problem: str) -> Trajectory:
         number = [problem.id for problem in PROBLEMS].index(problem) % 10
@@ -138,7 +139,7 @@ def test_a_block_whose_every_episode_was_lost_ranks_last():
     def play(block: Round) -> dict[str, Success]:
         lost = [trajectory(problem.id, False, outcome="environment_error") for problem in block.problems]
         won = [trajectory(problem.id, True) for problem in block.problems]
-        return {name: success_in_race(lost if name == "a" else won) for name in block.snapshots}
+        return {name: success_by_problem(lost if name == "a" else won, lost_fail=True) for name in block.snapshots}
 
     assert race(["a", "b"], PROBLEMS, play, RULES, seed=0).winner == "b"
 
