@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -112,8 +113,9 @@ class ChildProcess:
         self.log, self.folder, self.grace_seconds = log, folder, grace_seconds
         self._log_start = log.stat().st_size if log is not None and log.exists() else 0
         file = None if log is None else log.open("ab")
-        try:
-            self.process = subprocess.Popen(
+
+        def start() -> subprocess.Popen[bytes]:
+            process = subprocess.Popen(
                 command,
                 env=env,
                 stdin=subprocess.DEVNULL,
@@ -122,11 +124,17 @@ class ChildProcess:
                 pass_fds=pass_fds,
                 start_new_session=True,
             )
+            self.guardian.watch(process.pid, folder=folder)
+            return process
+
+        try:
+            # A signal's handler may raise in the main thread, after the start and before the guardian knows the child.
+            with ThreadPoolExecutor(1) as undisturbed:
+                self.process = undisturbed.submit(start).result()
         finally:
             if file is not None:
                 file.close()
         self.pid, self._is_stopped = self.process.pid, False
-        self.guardian.watch(self.pid, folder=folder)
 
     def is_alive(self) -> bool:
         return self.process.poll() is None

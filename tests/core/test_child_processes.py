@@ -68,6 +68,35 @@ def test_a_child_that_does_not_heed_is_killed_after_its_grace(tmp_path: Path):
     assert not child.is_alive() and time.monotonic() - started < 300
 
 
+STOPPED_AT_A_BIRTH = """
+import signal, subprocess, sys, time
+from tasks.core.child_processes import ChildProcess, own_guardian
+
+def born_slowly(self, *args, _born=subprocess.Popen.__init__, **options):
+    _born(self, *args, **options)
+    print(self.pid, flush=True)
+    time.sleep(1)  # the moment between a birth and the note of it, made long
+
+def end(number, frame):
+    raise SystemExit(128 + number)
+
+own_guardian()
+subprocess.Popen.__init__ = born_slowly
+signal.signal(signal.SIGTERM, end)
+ChildProcess(["sleep", "600"])
+"""
+
+
+@pytest.mark.slow
+def test_a_child_ends_with_its_owner_that_is_stopped_in_the_moment_of_its_birth():
+    with subprocess.Popen([sys.executable, "-c", STOPPED_AT_A_BIRTH], cwd=ROOT, stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        child = int(owner.stdout.readline())
+        owner.send_signal(signal.SIGTERM)
+        assert owner.wait(timeout=60) == 128 + signal.SIGTERM
+    assert wait_until(lambda: not is_running(child))
+
+
 def test_the_last_lines_are_those_since_the_start_and_the_preferred_ones(tmp_path: Path):
     log = tmp_path / "log"
     log.write_text("Error of yesterday\n")

@@ -60,7 +60,6 @@ def test_a_launcher_may_end_its_ranks_where_this_process_is_stopped(tmp_path: Pa
     while not (tmp_path / "started").exists():
         assert run.poll() is None
         time.sleep(0.02)
-    time.sleep(0.5)  # a stop before the guardian knows the newborn would leave it alone: seen once, not mended
     run.send_signal(signal.SIGTERM)
     assert run.wait(timeout=120) == 143
     assert (tmp_path / "ended").read_text(encoding="utf-8") == "cancelled\n"
