@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+from rich.console import RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -32,20 +34,35 @@ WRITE_SECONDS = 2.0
 
 
 class Bar:
-    def __init__(self, progress: Progress, label: str, total: int, done: int):
-        self._progress = progress
-        self._id = progress.add_task(label, total=total, completed=done, detail="")
-        self._label, self._total, self._done = label, total, done
+    """How far a program is; looked at when it is drawn, since episodes end hundreds of times a second."""
+
+    def __init__(self, label: str, total: int, done: int):
+        self.label, self.total, self.done, self.detail = label, total, done, ""
         self._file, self._next_write = os.environ.get(PROGRESS_VARIABLE), 0.0
 
     def advance(self, detail: str = "") -> None:
-        self._progress.update(self._id, advance=1, detail=detail)
-        self._done += 1
+        self.done += 1
+        self.detail = detail
         if self._file and time.monotonic() >= self._next_write:
-            row = {"label": self._label, "done": self._done, "total": self._total, "detail": detail}
+            row = {"label": self.label, "done": self.done, "total": self.total, "detail": detail}
             with suppress(OSError):  # it is only for the eye
                 write_json(Path(self._file), row)
             self._next_write = time.monotonic() + WRITE_SECONDS
+
+
+class _Shown(Progress):
+    """Draws one bar as it is then."""
+
+    def __init__(self, bar: Bar, *columns: ProgressColumn, **options: Any):
+        self._bar: Bar | None = None  # until there is a task to draw it as
+        super().__init__(*columns, **options)
+        self._id = self.add_task(bar.label, total=bar.total, completed=bar.done, detail="")
+        self._bar = bar
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        if self._bar is not None:
+            self.update(self._id, completed=self._bar.done, detail=self._bar.detail)
+        return super().get_renderables()
 
 
 class _Detail(ProgressColumn):
@@ -58,7 +75,9 @@ class _Detail(ProgressColumn):
 @contextmanager
 def progress_bar(label: str, *, total: int, done: int = 0) -> Iterator[Bar]:
     """A bar on standard error that remains after the block; a resumed run starts at `done`."""
-    progress = Progress(
+    bar = Bar(label, total, done)
+    with _Shown(
+        bar,
         TextColumn("{task.description:<28}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(table_column=Column(no_wrap=True)),
@@ -67,9 +86,8 @@ def progress_bar(label: str, *, total: int, done: int = 0) -> Iterator[Bar]:
         _Detail(),
         console=SafeConsole(stderr=True),
         refresh_per_second=4,
-    )
-    with progress:
-        yield Bar(progress, label, total, done)
+    ):
+        yield bar
 
 
 def spell(seconds: float) -> str:

@@ -30,6 +30,7 @@ CODE = "tasks/"  # a dep under it is code, any other is data
 ARTIFACTS = "artifacts"  # the name in records, whatever params.yaml calls the folder
 ABSENT = "none"
 CPU_INFO = Path("/proc/cpuinfo")
+STATED = re.compile(r"^(Name|Version):[ \t]*(.*?)[ \t]*$", re.MULTILINE)  # of the headers of a package's metadata
 
 
 def provenance_file(stage: str, paths: Paths) -> Path:
@@ -79,14 +80,15 @@ def hash_now(path: Path) -> str:
     return content_hash(path) if path.exists() else ABSENT
 
 
-@cache  # reading 300 packages takes 0.1 s
+@cache  # reading 350 packages takes 0.02 s; with their descriptions, as `distribution.metadata` does, 0.1 to 0.2 s
 def package_versions() -> dict[str, str]:
     """Normalised name (PEP 503) → version of every installed distribution, sorted."""
     found: dict[str, str] = {}
     for distribution in metadata.distributions():
-        stated = distribution.metadata  # parsed anew each time it is asked for
-        if name := stated["Name"]:  # a half-removed one has none; Python imports the first of two
-            found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), stated["Version"])
+        text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+        stated = dict(STATED.findall(text.partition("\n\n")[0]))
+        if name := stated.get("Name"):  # a half-removed one has none; Python imports the first of two
+            found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), stated.get("Version", ABSENT))
     return dict(sorted(found.items()))
 
 

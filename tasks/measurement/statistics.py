@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Literal, NamedTuple, NotRequired, TypeAlias, TypedDict, get_args
 
 from tasks.core.records import Outcome, Trajectory
@@ -43,7 +44,10 @@ class EpisodeSummary(NamedTuple):
 
     @classmethod
     def of(cls, episode: Episode) -> EpisodeSummary:
-        return cls(*(getattr(episode, name) for name in cls._fields))
+        return episode if isinstance(episode, cls) else cls._make(_read_summary(episode))
+
+
+_read_summary = attrgetter(*EpisodeSummary._fields)
 
 
 Episode: TypeAlias = Trajectory | EpisodeSummary
@@ -225,16 +229,14 @@ def _summary(trajectories: list[EpisodeSummary], confidence: float) -> CategoryR
     fewest = min(num_samples for num_samples, _ in counts)
     num_calls = sum(item.num_calls for item in measured)
     num_invalid_calls = sum(item.num_invalid_calls for item in measured)
+    outcomes = Counter(item.outcome for item in trajectories)
     return {
         "success_rate": _round(mean(means)),
         "ci_low": _round(low),
         "ci_high": _round(high),
         "num_problems": len(means),
         "samples_per_problem": max(Counter(item.problem_id for item in trajectories).values()),
-        "outcomes": {
-            outcome: _round(sum(item.outcome == outcome for item in trajectories) / len(trajectories))
-            for outcome in get_args(Outcome)
-        },
+        "outcomes": {outcome: _round(outcomes[outcome] / len(trajectories)) for outcome in get_args(Outcome)},
         "mean_sampled_tokens": _round(mean([item.num_sampled_tokens for item in measured])),
         **_where_some(measured),
         "mean_calls": _round(num_calls / len(measured)),
