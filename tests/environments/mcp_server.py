@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 from mcp.server.mcpserver import Context, Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp.types import ToolAnnotations
+from mcp.types import BlobResourceContents, EmbeddedResource, TextContent, TextResourceContents, ToolAnnotations
 
 if TYPE_CHECKING:
     from tasks.core.records import Problem
@@ -148,6 +148,14 @@ def photo() -> Any:
     return [Image(data=b"\x89PNG" + bytes(996), format="png"), "the tower"]
 
 
+def download() -> Any:
+    """Two files as GitHub's server returns them: a text that they came, and each as a resource; one is no text."""
+    text = TextResourceContents(uri="repo://hotel/list.txt", mime_type="text/plain", text="\n".join(["tower 12"] * 8))
+    blob = BlobResourceContents(uri="repo://hotel/plan.png", mime_type="image/png", blob="iVBORw==")
+    files = [EmbeddedResource(type="resource", resource=resource) for resource in (text, blob)]
+    return [TextContent(type="text", text="downloaded"), *files]
+
+
 async def rebuild(ctx: Context) -> str:
     """From now on `price` takes another argument; connected clients are told."""
     server.remove_tool("price")
@@ -163,7 +171,7 @@ async def rebuild(ctx: Context) -> str:
 
 TROUBLE: dict[Callable[..., Any], ToolAnnotations | None] = {
     hang: READ_ONLY, hang_once: READ_ONLY, hang_once_unannotated: None, die: None, flood: READ_ONLY, whisper: READ_ONLY,
-    variables: READ_ONLY, photo: READ_ONLY, rebuild: None,
+    variables: READ_ONLY, photo: READ_ONLY, download: READ_ONLY, rebuild: None,
 }  # fmt: skip
 
 

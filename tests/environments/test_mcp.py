@@ -180,6 +180,16 @@ def test_content_that_is_no_text_becomes_a_note_and_a_long_reply_is_cut(mcp_worl
     assert reply.text == "x" * 1000 + "\n[cut here: 1,047,576 more characters]"
 
 
+def test_a_file_in_a_reply_is_read_as_its_text_within_the_limit_of_a_reply(mcp_world: Make, mcp_url: str) -> None:
+    """The file that is no text is a note of its 4 bytes."""
+    shown = over_http(mcp_url, allowed_tools=None)
+    whole = call(mcp_world(**shown), "download").text
+    prices = "\n".join(["tower 12"] * 8)
+    assert whole == f"downloaded\n[resource repo://hotel/list.txt]\n{prices}\n[resource repo://hotel/plan.png, 4 bytes]"
+    cut = call(mcp_world(**shown, max_reply_characters=100), "download").text
+    assert cut == f"{whole[:100]}\n[cut here: {len(whole) - 100} more characters]"
+
+
 @pytest.mark.parametrize("way", ["stdio", "http"])
 def test_a_secret_reaches_the_server_and_comes_back_redacted(
     mcp_world: Make, mcp_url: str, way: str, monkeypatch: pytest.MonkeyPatch

@@ -23,7 +23,7 @@ from tasks.core.records import Problem, ToolCall
 from tasks.core.settings import Paths, load
 from tasks.core.splits import read_split
 from tasks.environments.openenv.environment import OpenEnvEnvironment
-from tasks.environments.openenv.messages import Observed
+from tasks.environments.openenv.messages import Observed, rpc_reply, tool_reply
 from tasks.environments.openenv.problems import group_of, grouped
 from tasks.stages.curate.settings import CurateSections
 from tasks.stages.curate.stage import run as curate
@@ -134,6 +134,15 @@ def test_mcp_tools_are_the_tools_and_their_errors_are_the_models():
         assert play(environment, problem, keypad.NOT_FITTING, tool="press")[0] == ToolReply(
             '{"error": {"type": "conflict", "message": "there is no such key"}}', valid=False, error="conflict"
         )
+
+
+def test_a_file_in_the_reply_of_an_mcp_tool_is_read_as_its_text():
+    file = {"type": "resource", "resource": {"uri": "repo://a.txt", "text": "the code is 7"}}
+    picture = {"type": "resource", "resource": {"uri": "repo://a.png", "blob": "iVBORw=="}}
+    blocks = [{"type": "text", "text": "downloaded"}, {"type": "image", "data": "iVBORw=="}, file, picture]
+    text = "downloaded\n[image]\n[resource repo://a.txt]\nthe code is 7\n[resource repo://a.png]"
+    assert tool_reply({"result": {"content": blocks}}, "get") == text
+    assert rpc_reply({"result": {"content": blocks}}, "get") == text
 
 
 def test_an_action_that_the_server_refuses_is_the_models_mistake(world: OpenEnvEnvironment, problem: Problem):

@@ -1,8 +1,9 @@
 """Translates MCP: a server's tools to Tools, its results to the text a model reads, its errors to error types.
 
-A result becomes its text blocks; without text, its structured content as JSON; other content a note such as `[image,
-12345 bytes]`. A result with `isError` is the server's message to the model, never an environment fault:
-`invalid_arguments` if the server says so, else `conflict`, since MCP has no error types.
+A result becomes its text blocks and the texts of its embedded resources; without a text block, its structured content
+as JSON; other content a note such as `[image, 12345 bytes]`. A result with `isError` is the server's message to the
+model, never an environment fault: `invalid_arguments` if the server says so, else `conflict`, since MCP has no error
+types.
 """
 
 from __future__ import annotations
@@ -101,10 +102,15 @@ def _block_text(block: types.ContentBlock) -> str:
     if block.type == "resource_link":
         return f"[link to {block.uri}]"
     if block.type == "resource":
-        held = block.resource
-        size = len(held.text.encode(errors="replace")) if hasattr(held, "text") else _num_bytes(held.blob)
-        return f"[resource {held.uri}, {size} bytes]"
+        return _resource_text(block.resource)
     return f"[{block.type}, {_num_bytes(block.data)} bytes]"
+
+
+def _resource_text(resource: types.TextResourceContents | types.BlobResourceContents) -> str:
+    """A file's text under its URI: servers return a file's contents so, and the text block only says that it came."""
+    if hasattr(resource, "text"):
+        return f"[resource {resource.uri}]\n{resource.text}"
+    return f"[resource {resource.uri}, {_num_bytes(resource.blob)} bytes]"
 
 
 def _num_bytes(base64: str) -> int:

@@ -175,14 +175,25 @@ def _tool_error(kind: object, error: Mapping[str, Any], tool: str) -> Exception:
 
 
 def _result_text(result: Any) -> str:
-    """The text blocks of an MCP result; without text, its data as JSON. ToolError if the result is an error."""
+    """The texts of an MCP result, those of embedded resources too; without a text block, its data as JSON. ToolError if
+    the result is an error.
+    """
     if not isinstance(result, dict) or not isinstance(result.get("content"), list):
         return result if isinstance(result, str) else json_text.json_line(result)
     blocks = [block for block in result["content"] if isinstance(block, dict)]
-    texts = [str(block.get("text", "")) for block in blocks if block.get("type") == "text"]
-    others = [f"[{one_line(block.get('type', 'block'), 40)}]" for block in blocks if block.get("type") != "text"]
-    text = "\n".join([*texts, *others])
+    text = "\n".join(map(_block_text, blocks))
     if result.get("is_error", result.get("isError")):
         raise ToolError("conflict", text or "the call failed")
     data = result.get("data", result.get("structured_content"))
-    return text if texts or data is None else json_text.json_line(data)
+    has_text = any(block.get("type") == "text" for block in blocks)
+    return text if has_text or data is None else json_text.json_line(data)
+
+
+def _block_text(block: Mapping[str, Any]) -> str:
+    type, resource = block.get("type", "block"), block.get("resource")
+    if type == "text":
+        return str(block.get("text", ""))
+    if type == "resource" and isinstance(resource, dict):
+        place = f"[resource {one_line(resource.get('uri', ''))}]"
+        return f"{place}\n{resource['text']}" if "text" in resource else place
+    return f"[{one_line(type, 40)}]"
