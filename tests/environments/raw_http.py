@@ -47,6 +47,10 @@ class Handler(BaseHTTPRequestHandler):
             self.connection.close()
         elif how.isdigit():
             self.reply(int(how), b"")
+        elif how.startswith("error "):
+            status, code = map(int, how.split()[1:])
+            error = {"code": code, "message": "no such customer"}
+            self.reply(status, json.dumps({"jsonrpc": "2.0", "id": request, "error": error}).encode())
         else:
             self.answer(request, {"content": [{"type": "text", "text": how}]})
 

@@ -86,10 +86,8 @@ def act(request: int) -> None:
         time.sleep(60)
     if HOW == "nonsense":
         return send({"id": request, "result": {"content": "not a list"}})
-    if HOW == "error":
-        return send({"id": request, "error": {"code": -32603, "message": "the back end is down"}})
-    if HOW == "refuses":
-        return send({"id": request, "error": {"code": -32602, "message": "what must not be empty"}})
+    if HOW.startswith("error "):
+        return send({"id": request, "error": {"code": int(HOW.split()[1]), "message": f"no to call {num_calls}"}})
     if HOW == "chatty":
         print("a stray print")
     made = {"structuredContent": {"what": "a" * 40 + "!"}} if HOW in PROMISES else {}

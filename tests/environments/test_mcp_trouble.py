@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import resource
 import signal
@@ -19,9 +20,11 @@ from typing import Any
 import psutil
 import pytest
 
+from tasks.core.records import ReferenceTurn, ToolCall
 from tasks.environments.mcp import stdio as mcp_stdio
 from tasks.environments.mcp.connector import MAX_MESSAGE_BYTES
 from tasks.environments.mcp.environment import MCPEnvironment
+from tasks.stages.curate.references import Replays, replay_references
 from tasks.tools.base import Environment, EnvironmentFault, block_until
 from tasks.tools.retries import RetryingEnvironment
 from tests.conftest import ROOT
@@ -56,7 +59,12 @@ def act(environment: Environment, name: str = "act", **arguments: Any) -> str:
         ("garbage", "act: unavailable: the server floods its stdout with what is no MCP message and was stopped"),
         ("long line", "act: unavailable: the server sent a message of more than 8 MB and was stopped"),
         ("closes stdout", "act: unavailable: the server closed its stdout"),
-        ("error", "act: unavailable: the server answered: the back end is down"),
+        ("error -32700", "act: unavailable: the server answered: no to call 1"),
+        ("error -32600", "act: unavailable: the server answered: no to call 1"),
+        ("error -32601", "act: unavailable: the server answered: no to call 1"),
+        ("error -32000", "act: unavailable: the server closed the connection: no to call 1"),
+        ("error -32001", "act: unavailable: the server answered: no to call 1"),
+        ("error -32002", "act: unavailable: the server answered: no to call 1"),
         ("nonsense", "act: unavailable: the server breaks the protocol: "),
     ],
 )
@@ -83,6 +91,11 @@ def test_a_call_the_server_cannot_answer_is_a_fault_that_says_why(
         ("429", "act: rate_limited: the server answered HTTP 429"),
         ("503", "act: unavailable: the server answered HTTP 503"),
         ("504", "act: timeout: the server answered HTTP 504"),
+        ("400", "act: unavailable: the server answered HTTP 400"),
+        ("error 503 -32603", "act: unavailable: the server answered HTTP 503"),
+        ("error 403 -32603", "act: unavailable: the server answered HTTP 403"),
+        ("error 429 -32603", "act: rate_limited: the server answered HTTP 429"),
+        ("error 200 -32601", "act: unavailable: the server answered: no such customer"),
     ],
 )
 def test_the_same_over_http(mcp_world: Make, how: str, fault: str) -> None:
@@ -133,11 +146,40 @@ def test_a_server_that_knows_no_handshake_is_spoken_to_without(mcp_world: Make) 
     assert act(environment) == "done"
 
 
-def test_a_stray_print_is_forgiven_and_a_refusal_of_arguments_is_the_calls_fault(mcp_world: Make) -> None:
+def test_a_stray_print_is_forgiven(mcp_world: Make) -> None:
     assert act(mcp_world(**raw("chatty"))) == "done"
-    assert act(mcp_world(**raw("refuses"))) == (
-        '{"error": {"type": "invalid_arguments", "message": "what must not be empty"}}'
-    )
+
+
+@pytest.mark.parametrize(
+    ("code", "type"), [(-32602, "invalid_arguments"), (-32603, "conflict"), (0, "conflict"), (1404, "conflict")]
+)
+def test_a_call_that_is_refused_by_a_json_rpc_error_is_asked_once_and_the_episode_goes_on(
+    mcp_world: Make, code: int, type: str
+) -> None:
+    """-32603 is what most servers make of an exception, 0 what the SDK for Python makes of it."""
+    bare = mcp_world(**raw(f"error {code}"))
+    episode = RetryingEnvironment(bare, bare.limits).start(WORLDLESS)
+    for number in (1, 2):
+        reply = block_until(episode.call("act", {}))
+        error = {"error": {"type": type, "message": f"no to call {number}"}}
+        assert (json.loads(reply.text), reply.valid, reply.error, reply.num_retries) == (error, False, type, 0)
+    episode.close()
+
+
+def test_the_same_over_http_where_the_status_does_not_blame_the_server(mcp_world: Make) -> None:
+    with raw_http.serving() as url:
+        environment = mcp_world(command=None, url=url, allowed_tools=None, reset="none", reset_tool=None)
+        for how in ("error 200 -32603", "error 400 -32602", "error 422 1"):
+            assert "no such customer" in act(environment, how=how)
+
+
+def test_a_server_that_answers_every_call_with_an_error_solves_no_reference(mcp_world: Make) -> None:
+    """As with a back end that is down."""
+    environment = mcp_world(**raw("error -32603"))
+    environment.checker = lambda problem, calls, final_message, call_tool: calls[-1]["reply"] == "done"
+    reference = [ReferenceTurn(calls=[ToolCall(name="act", arguments={})], answer="")]
+    (replay,) = replay_references(Replays(environment), [WORLDLESS.model_copy(update={"reference": reference})])
+    assert (replay.score, replay.fault) == (0, "failed checks: success")
 
 
 @pytest.mark.parametrize(

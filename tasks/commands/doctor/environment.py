@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +12,7 @@ from tasks.commands.doctor.findings import Finding, Skipped, failed, list_some, 
 from tasks.core.records import Problem, Trajectory
 from tasks.core.text import one_line
 from tasks.tools.base import EnvironmentFault, Tool, block_until
+from tasks.tools.layer import OURS
 from tasks.tools.schemas import ArgumentSchema
 
 OF_CHANCE = (
@@ -31,40 +32,65 @@ def environment_starts(context: DoctorContext) -> Finding:
 def tools_answer(context: DoctorContext) -> Finding:
     """Every tool, called as its schema allows: by a reference where one uses it, else with made-up arguments."""
     tools = context.environment.tools
-    answered = {
-        call["name"]
-        for reference in context.played_references
-        for turn in reference.trajectory.turns
-        for call, _ in zip(turn.calls, turn.replies, strict=False)
-    }
+    refusals = refusals_of_references(context)
     faults = [reference.trajectory.fault or "" for reference in context.played_references]
+    refusing = [refused[0] for refused in refusals.values() if all(refused)]
     silent, tried, left_out = list[str](), list[str](), list[str]()
     for tool in tools:
-        if tool.name in answered:
+        if tool.name in refusals:
             continue
-        fault = next((fault for fault in faults if fault.startswith(f"{tool.name}: ")), None)
+        fault, refusal = next((fault for fault in faults if fault.startswith(f"{tool.name}: ")), ""), ""
         problem, arguments = first_with(context, tool), make_up_arguments(tool.parameters)
-        if fault is None and problem and may_be_tried(context, tool) and ArgumentSchema(tool).is_valid(arguments):
-            fault = try_tool(context, problem, tool, arguments)
-        elif fault is None:
+        if not fault and problem and may_be_tried(context, tool) and ArgumentSchema(tool).is_valid(arguments):
+            fault, refusal = try_tool(context, problem, tool, arguments)
+        elif not fault:
             left_out.append(tool.name)
             continue
-        (silent if fault else tried).append(fault or tool.name)
+        if fault:
+            silent.append(fault)
+        elif refusal:
+            refusing.append(refusal)
+        else:
+            tried.append(tool.name)
     if silent:
         return failed(
             f"{len(silent)} of {len(tools)} do not answer: {list_some(silent)}",
             "Call the tool by hand with the same arguments; a server may be down, or a handler may crash.",
         )
-    if left_out:
-        return warned(
-            f"{len(tools) - len(left_out)} of {len(tools)} answer; not called, as in no reference: "
-            f"{list_some(left_out)}",
-            "No problem shows the tool, no arguments could be made up from its schema, or a made-up call could change "
-            "what is never reset. Write a problem whose reference uses it, or leave it out (as by "
-            "environment.settings.allowed_tools).",
-        )
+    if refusing or left_out:
+        return doubt(len(tools), refusing, left_out)
     known = f"{len(tools) - len(tried)} of {len(tools)} when called by references"
     return passed(f"{known}, {len(tried)} with made-up arguments ({list_some(tried)})" if tried else known)
+
+
+def refusals_of_references(context: DoctorContext) -> dict[str, list[str]]:
+    """For each tool that references call, what it said to each call that it refused, else an empty text."""
+    refusals = defaultdict[str, list[str]](list)
+    for reference in context.played_references:
+        for turn in reference.trajectory.turns:
+            for call, reply, error in zip(turn.calls, turn.replies, turn.errors, strict=False):
+                is_refusal = error is not None and error not in OURS
+                refusals[call["name"]].append(f"{call['name']}: {one_line(reply)}" if is_refusal else "")
+    return refusals
+
+
+def doubt(num_tools: int, refusing: list[str], left_out: list[str]) -> Finding:
+    """Tools that refused every call, as a server does whose back end is down, and tools that could not be called."""
+    found, remedies = [f"{num_tools - len(refusing) - len(left_out)} of {num_tools} answer"], list[str]()
+    if refusing:
+        found.append(f"refused every call: {list_some(refusing)}")
+        remedies.append(
+            "What a tool refuses is told to the model, so read it: the reference may mean it, or the made-up arguments "
+            "deserve it, but a server that lacks its data or a key answers so too."
+        )
+    if left_out:
+        found.append(f"not called, as in no reference: {list_some(left_out)}")
+        remedies.append(
+            "No problem shows the tool, no arguments could be made up from its schema, or a made-up call could change "
+            "what is never reset. Write a problem whose reference uses it, or leave it out (as by "
+            "environment.settings.allowed_tools)."
+        )
+    return warned("; ".join(found), " ".join(remedies))
 
 
 def first_with(context: DoctorContext, tool: Tool) -> Problem | None:
@@ -76,15 +102,18 @@ def may_be_tried(context: DoctorContext, tool: Tool) -> bool:
     return tool.read_only or context.environment.starts_afresh()
 
 
-def try_tool(context: DoctorContext, problem: Problem, tool: Tool, arguments: dict[str, Any]) -> str:
+def try_tool(context: DoctorContext, problem: Problem, tool: Tool, arguments: dict[str, Any]) -> tuple[str, str]:
+    """(fault, refusal) of one call, empty if it was answered. That made-up things are not found is an answer."""
     episode = context.environment.start(problem, stream="doctor")
     try:
         reply = block_until(episode.call(tool.name, arguments))
     except EnvironmentFault as fault:
-        return str(fault)
+        return str(fault), ""
     finally:
         episode.close()
-    return f"{tool.name}: it is listed, but unknown when called" if reply.error == "unknown_tool" else ""
+    if reply.error == "unknown_tool":
+        return f"{tool.name}: it is listed, but unknown when called", ""
+    return "", f"{tool.name}: {one_line(reply.text)}" if reply.error == "conflict" else ""
 
 
 def same_seed(context: DoctorContext) -> Finding:

@@ -3,7 +3,7 @@
 A result becomes its text blocks and the texts of its embedded resources; without a text block, its structured content
 as JSON; other content a note such as `[image, 12345 bytes]`. A result with `isError` is the server's message to the
 model, never an environment fault: `invalid_arguments` if the server says so, else `conflict`, since MCP has no error
-types.
+types. So is a JSON-RPC error that is about the call, which is how many servers refuse one.
 """
 
 from __future__ import annotations
@@ -29,6 +29,17 @@ if TYPE_CHECKING:
 ARGUMENTS_REFUSED = re.compile(r"input validation error|invalid arguments|\bvalidation errors? for \w+", re.IGNORECASE)
 UNKNOWN_TOOL = re.compile(r"unknown tool|tool \S+ not found", re.IGNORECASE)
 MAX_TOOLS = 1000
+INVALID_PARAMS = -32602
+# JSON-RPC errors that are not about the call (infra/decisions/0097): the request was none, the connection ended, or the
+# client lacks what the server needs. By number, since the SDK takes long to import.
+NOT_OF_THE_CALL = {
+    -32700, -32600, -32601,  # no JSON, no request, no such method
+    -32000, -32001, -32800,  # connection closed, timed out, cancelled
+    -32002,  # not initialized; before 2026 also a resource that was not found
+    -32020, -32021, -32022, -32042,  # wrong headers, missing capability, other version, a person must log in
+}  # fmt: skip
+HTTP_OF_THE_CALL = (0, 400, 422)  # no error, or one that blames the request
+SDK_GOT_NO_ANSWER = "Server returned an error response"  # the SDK's words where an HTTP error has no JSON-RPC body
 
 
 class BadListing(ValueError):
@@ -116,6 +127,11 @@ def _resource_text(resource: types.TextResourceContents | types.BlobResourceCont
 def _num_bytes(base64: str) -> int:
     """The size of base64 data, decoded."""
     return len(base64) * 3 // 4 - base64[-2:].count("=")
+
+
+def is_of_the_call(code: int, message: str, http_status: int) -> bool:
+    """Whether a JSON-RPC error is what the server says about this call, and not a failure of server or connection."""
+    return http_status in HTTP_OF_THE_CALL and code not in NOT_OF_THE_CALL and message != SDK_GOT_NO_ANSWER
 
 
 def error_type(text: str) -> ErrorType:

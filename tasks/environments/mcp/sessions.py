@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any
 from tasks.core.secrets import Secrets
 from tasks.core.text import one_line, printable
 from tasks.environments.mcp.connector import Connector
-from tasks.environments.mcp.messages import UNKNOWN_TOOL, BadListing, Listing, error_type, read_listing, result_text
+from tasks.environments.mcp.messages import (
+    INVALID_PARAMS,
+    UNKNOWN_TOOL,
+    BadListing,
+    Listing,
+    error_type,
+    is_of_the_call,
+    read_listing,
+    result_text,
+)
 from tasks.tools.base import EnvironmentFault, FaultType
 from tasks.tools.layer import ToolError, as_json
 
@@ -184,16 +193,23 @@ class Session:
             self._tools_may_have_changed = True
 
     async def _after(self, error: MCPError, tool: str) -> Exception:
-        from mcp.types import CONNECTION_CLOSED, INVALID_PARAMS
+        from mcp.types import CONNECTION_CLOSED
 
-        if error.code == CONNECTION_CLOSED or self.connector.status == NOT_FOUND or not self.is_alive:
+        status = self.connector.status
+        if error.code == CONNECTION_CLOSED or status == NOT_FOUND or not self.is_alive:
             return await self._lost(tool, error.message)
-        if error.code == INVALID_PARAMS and tool != "server":
-            self._num_unanswered -= 1
-            await self.check_tools()  # the tool itself may be gone
-            return ToolError("invalid_arguments", self.secrets.hide(error.message))
-        type = FAULT_OF_STATUS.get(self.connector.status, "unavailable")
+        if tool != "server" and is_of_the_call(error.code, error.message, status):
+            return await self._refusal(error)
+        type = FAULT_OF_STATUS.get(status, "unavailable")
         return self._fault(tool, self.connector.account() or f"answered: {error.message}", type)
+
+    async def _refusal(self, error: MCPError) -> ToolError:
+        """The server's answer to the call, as a result with `isError` is. EnvironmentFault if the tool is gone."""
+        self._num_unanswered -= 1
+        text = self.secrets.hide(error.message) or "the call failed"
+        if error.code == INVALID_PARAMS or UNKNOWN_TOOL.search(text):
+            await self.check_tools()
+        return ToolError("invalid_arguments" if error.code == INVALID_PARAMS else error_type(text), text)
 
     async def _lost(self, tool: str, message: str = "") -> EnvironmentFault:
         """The fault of a lost connection; waits briefly for the reason."""

@@ -14,7 +14,7 @@ from tasks.core.records import Problem
 from tasks.environments.travel_desk.environment import TravelDeskEpisode
 from tasks.tools.authoring import tool
 from tasks.tools.base import EnvironmentFault
-from tasks.tools.layer import ToolError
+from tasks.tools.layer import ToolError, envelope
 from tests.commands.doctor.project import found, in_world, look, look_at
 from tests.rollouts.agents.conftest import AGENTS, agent_settings
 
@@ -41,6 +41,20 @@ class Dead(TravelDeskEpisode):
     @tool("Rate a flight.")
     def rate(self, stars: int) -> str:
         raise ToolError("unavailable", "no such server")
+
+
+class Refusing(TravelDeskEpisode):
+    """As a server whose back end is down, in a JSON-RPC error."""
+
+    word_error = staticmethod(envelope)
+
+    @tool("Cancel a booking; answers the refund.")
+    def cancel_booking(self, booking_id: str) -> dict[str, Any]:
+        raise ToolError("conflict", "no database")
+
+    @tool("Rate a flight.")
+    def rate(self, stars: int) -> str:
+        raise ToolError("conflict", "no such server")
 
 
 class Moody(TravelDeskEpisode):
@@ -98,6 +112,17 @@ def test_a_tool_no_reference_uses_is_called_with_made_up_arguments(
     found(larger, "pass", "6 of 7 when called by references, 1 with made-up arguments (rate)", "")
     dead = look("tools answer", artifacts, environment__name=in_world(monkeypatch, Dead))
     found(dead, "fail", "rate: unavailable: no such server", "a server may be down")
+
+
+@pytest.mark.slow
+def test_a_tool_that_refuses_every_call_is_named_with_what_it_said(
+    artifacts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that references call, and one that is called with made-up arguments."""
+    examined = look("tools answer", artifacts, environment__name=in_world(monkeypatch, Refusing))
+    said = '{"error": {"type": "conflict", "message": "%s"}}'
+    refused = f"cancel_booking: {said % 'no database'}; rate: {said % 'no such server'}"
+    found(examined, "warn", f"5 of 7 answer; refused every call: {refused}", "lacks its data or a key")
 
 
 @pytest.mark.slow
