@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.core.records import Problem
+from tasks.core.settings import Settings
 from tasks.environments.mcp.settings import MCPSettings
 from tasks.tools.authoring import ToolEnvironment, ToolEpisode, tool
 from tasks.tools.base import EnvironmentFault, Episode, ToolReply, Verdict, block_until
@@ -203,6 +204,82 @@ def test_another_problem_another_message_and_another_world_are_misses(tmp_path: 
         made(episode, "put")
         block_until(episode.verdict(message))
         assert environment.counts()["tool_cache_misses"] == num_misses
+
+
+class Corpus(Settings):
+    prices: dict[str, str]
+    max_servers: int = 1
+
+
+class ShopEpisode(ToolEpisode):
+    """A shop whose prices come from its settings."""
+
+    def __init__(self, problem: Problem, prices: dict[str, str]):
+        super().__init__(problem)
+        self.prices = prices
+
+    @tool("A price.", stateless=True)
+    def price(self, room: str = "attic") -> str:
+        return self.prices[room]
+
+    @tool("A price again.")
+    def ask(self) -> str:
+        return self.prices["attic"]
+
+    def verdict(self, final_message: str | None) -> Verdict:
+        return Verdict(final_message == self.prices["attic"])
+
+
+class Shop(ToolEnvironment):
+    name, episode_class, settings_class = "shop", ShopEpisode, Corpus
+
+    def make_episode(self, problem: Problem) -> ShopEpisode:
+        return ShopEpisode(problem, self.settings.prices)  # type: ignore[union-attr]
+
+    def describe(self) -> dict[str, Any]:
+        """Without the settings, as of an MCP server."""
+        return {key: value for key, value in super().describe().items() if key != "settings"}
+
+
+class RewordedShop(Shop):
+    """The same, but for a tool that another description is given."""
+
+    def describe(self) -> dict[str, Any]:
+        described = super().describe()
+        return {**described, "tools": {**described["tools"], "ask": {"description": "What a room costs."}}}
+
+
+def asked(folder: Path, settings: Corpus, name: str = "shop", shop: type[Shop] = Shop) -> tuple[list[str], int]:
+    """What the two tools of a replayed shop say, and how many of the answers came from the store."""
+    environment = CachedEnvironment(
+        name,
+        shop,
+        lambda: shop(QUICK, settings),
+        settings=settings,
+        limits=QUICK,
+        cache=cache_settings("replay", folder),
+    )
+    episode = environment.start(PROBLEM)
+    texts = [made(episode, call).text for call in ("price", "ask")]
+    episode.close()
+    environment.close()
+    return texts, environment.num_hits
+
+
+def test_an_answer_is_served_only_to_the_environment_that_gave_it(tmp_path: Path):
+    """The store has the answers for 10; 99 are other settings, and an environment of another name is another one."""
+    old, new = Corpus(prices={"attic": "10"}), Corpus(prices={"attic": "99"})
+    assert asked(tmp_path, old) == (["10", "10"], 0)
+    assert asked(tmp_path, new) == (["99", "99"], 0)
+    assert asked(tmp_path, old, name="other shop") == (["10", "10"], 0)
+    assert asked(tmp_path, old) == (["10", "10"], 2)
+
+
+def test_a_stateless_answer_outlives_a_change_of_other_tools_and_of_how_many_servers_run(tmp_path: Path):
+    old = Corpus(prices={"attic": "10"})
+    asked(tmp_path, old)
+    assert asked(tmp_path, old.model_copy(update={"max_servers": 8})) == (["10", "10"], 2)
+    assert asked(tmp_path, old, shop=RewordedShop) == (["10", "10"], 1)
 
 
 @both

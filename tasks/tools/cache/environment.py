@@ -6,10 +6,12 @@
 - `strict`: the tools are off. A miss stops the run. Tools, description and fingerprint are the recorded ones; the
   environment is made only for methods that play no episode, such as `generate`.
 
-A call's key is the hash of the environment's fingerprint, the problem, the calls so far (malformed ones too) and the
-call. For a `stateless` tool it is tool, version and arguments, and the environment does not see the call, so its
-verdict must not depend on it. The verdict's key is the end of the episode and its final message. Tools that depend on
-time or chance do not replay exactly: `tool_cache_changes` counts recorded answers that differ from the stored ones.
+A call's key is the hash of the environment, the problem, the calls so far (malformed ones too) and the call. The
+environment is its name, settings and fingerprint: profiles and members of a mixture share one store. For a `stateless`
+tool the key is the environment without its other tools, then tool, version and arguments; the environment does not see
+the call, so its verdict must not depend on it. The verdict's key is the end of the episode and its final message. Tools
+that depend on time or chance do not replay exactly: `tool_cache_changes` counts recorded answers that differ from the
+stored ones.
 
 Faults are never stored: environment faults are raised, and errors for the model are added outside the cache.
 """
@@ -48,6 +50,7 @@ Call = tuple[str, Mapping[str, Any]] | None  # (tool, arguments); None: a messag
 Result = TypeVar("Result")
 Steps = Generator[Future[Any], None, Result]  # yields the Futures it waits for
 
+OF_OTHERS = {"tools", "agent"}  # parts of a description that no stateless reply depends on: its tool is in the key
 OPERATION = {"max_servers", "start_timeout_seconds"}  # how an MCP server is run, not which one it is
 
 
@@ -91,8 +94,11 @@ class CachedEnvironment:
         self.answers = Answers(cache)
         self._environment_class, self._make = environment_class, make
         self._made: Environment | None = None
-        self._recorded = self._recording(environment_key(name, settings))
-        self._fingerprint = json_hash(self._recorded.description)
+        self.key = environment_key(name, settings)
+        self._recorded = self._recording(self.key)
+        description = self._recorded.description
+        self._fingerprint = json_hash(description)
+        self.data_key = cache_key(self.key, {part: description[part] for part in description if part not in OF_OTHERS})
         self._tools = tuple(Tool(**tool) for tool in self._recorded.tools)
         self.stateless = {tool.name: tool for tool in self._tools if tool.stateless}
         self.num_hits = self.num_misses = 0
@@ -179,7 +185,7 @@ class CachedEpisode:
         self.environment, self.problem, self.stream = environment, problem, stream
         reference = [turn.model_dump() for turn in problem.reference]
         self.place = cache_key(
-            "start", environment.fingerprint(), problem.id, problem.requests, problem.world, reference
+            "start", environment.key, environment.fingerprint(), problem.id, problem.requests, problem.world, reference
         )
         self.unmade: deque[tuple[Call, ToolReply] | EndOfTurn] = deque()
         self.num_calls = 0
@@ -212,7 +218,7 @@ class CachedEpisode:
         self.num_calls += 1
         place = cache_key("call", self.place, call)
         tool = self.environment.stateless.get(call[0]) if call else None
-        key = cache_key("stateless", tool.name, tool.version, call[1]) if tool and call else place
+        key = self._stateless_key(tool, call[1]) if tool and call else place
         found = self.environment.find(key)
         if found is None or found.reply is None:
             return _finish(self._ask(call, key, place, is_stateless=tool is not None))
@@ -221,6 +227,9 @@ class CachedEpisode:
         if tool is None:
             self.unmade.append((call, reply))
         return reply
+
+    def _stateless_key(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
+        return cache_key("stateless", self.environment.data_key, tool.name, tool.version, arguments)
 
     def _ask(self, call: Call, key: str, place: str, *, is_stateless: bool) -> Steps[ToolReply]:
         """The tool's answer, stored. A stateless tool needs no history."""
