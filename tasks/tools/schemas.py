@@ -1,7 +1,7 @@
 """The JSON Schema of a tool's arguments, compiled once: whether a call is valid, and if not, why.
 
 A schema comes from a server and may be hostile: references that double, patterns that backtrack, endless nesting. So it
-is measured first, references followed; patterns run in a linear engine or on little text; nothing is fetched; and
+is measured first, references followed; patterns have limits of their own (`patterns.py`); nothing is fetched; and
 errors are worded only if that is cheap: they double per level of a recursive schema (at 18 levels, wording took 50 s).
 Left out: output schemas, which the model never reads.
 """
@@ -11,19 +11,26 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tasks.core import json_text
 from tasks.core.text import one_line
 from tasks.tools.base import Tool
+from tasks.tools.patterns import (
+    KEYWORD,
+    MAX_BACKTRACKED,
+    MAX_BACKTRACKS,
+    MAX_MATCHED,
+    MAX_PATTERN_BYTES,
+    PatternKeyword,
+    bounded_matching,
+    with_keyword,
+)
 
 MAX_SCHEMA_BYTES = 1 << 18
 MAX_EXPANDED = 20_000  # parts of a schema, references followed
 MAX_WORDING = 100_000  # errors to word; each takes 70 µs
-MAX_PATTERN_BYTES = 1 << 20  # of a compiled pattern
-MAX_MATCHED = 200_000  # characters of a call checked against patterns: linear, times the size of the pattern
-MAX_BACKTRACKED = 4_000  # the same for a backtracking pattern, where time is quadratic: 0.1 s
-MAX_BACKTRACKS = 100_000
 MAX_REASONS, MAX_REASON_CHARACTERS = 3, 160
 NAMED = ("properties", "patternProperties", "dependentSchemas")  # contain schemas by arbitrary names
 ASIDE = ("$defs", "definitions", "const", "enum", "default", "examples")  # used only by reference, or never
@@ -38,32 +45,38 @@ class ArgumentSchema:
 
         try:
             self.size = SchemaSize(tool.parameters)
-            self.max_characters, self._schema = _compiled(dict(tool.parameters))
+            self.max_name_characters, self._schema = _compiled(with_keyword(tool.parameters))
         except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
             raise ValueError(
-                f"tool {tool.name!r}: the schema of its arguments is not usable ({one_line(error)}), so no call "
+                f"tool {tool.name!r}: the schema of its arguments is not usable ({_in_words(error)}), so no call "
                 f"could be checked. Correct the schema where the tool is defined, or leave the tool out."
             ) from None
 
     def is_valid(self, arguments: Mapping[str, Any]) -> bool:
-        if self.max_characters is not None and Extent.of(arguments).num_characters > self.max_characters:
+        if self.max_name_characters is not None and Extent.of(arguments).num_name_characters > self.max_name_characters:
             return False
         try:
-            return bool(self._schema.is_valid(arguments))
+            with bounded_matching() as matching:
+                return bool(self._schema.is_valid(arguments)) and not matching.limit
         except ValueError:  # half a surrogate pair, or a key that is not text
             return False
 
     def reasons(self, arguments: Mapping[str, Any]) -> str:
         """What is wrong, in a few short phrases."""
         extent = Extent.of(arguments)
-        if self.max_characters is not None and extent.num_characters > self.max_characters:
-            return f"they have more than {self.max_characters:,} characters, too many to hold against patterns"
+        if self.max_name_characters is not None and extent.num_name_characters > self.max_name_characters:
+            return (
+                f"their names have more than {self.max_name_characters:,} characters, too many to hold against patterns"
+            )
         if self.size.wording_cost(extent) > MAX_WORDING:
             return "they do not fit the tool's schema, and are too many or nested too deep to say where"
         try:
-            errors = list(self._schema.iter_errors(arguments))
+            with bounded_matching() as matching:
+                errors = list(self._schema.iter_errors(arguments))
         except ValueError:
             return "they hold what JSON cannot"
+        if matching.limit:
+            return f"they have texts with patterns of more than {matching.limit:,} characters, too many to check"
         phrases = [_reason(error) for error in errors[:MAX_REASONS]]
         more = [f"and {len(errors) - MAX_REASONS} more"] if len(errors) > MAX_REASONS else []
         return "; ".join([*phrases, *more])
@@ -158,39 +171,46 @@ def _anchors(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The size of a value: number of values, itself included; levels; characters of all text."""
+    """The size of a value: number of values, itself included; levels; characters of all names of arguments."""
 
     num_values: int
     depth: int
-    num_characters: int
+    num_name_characters: int
 
     @classmethod
     def of(cls, value: Any) -> Extent:
-        num_values, depth, num_characters, level = 0, 0, 0, [value]
+        num_values, depth, num_name_characters, level = 0, 0, 0, [value]
         while level:
             num_values, depth = num_values + len(level), depth + 1
-            num_characters += sum(len(item) for item in level if isinstance(item, str))
             maps = [item for item in level if isinstance(item, Mapping)]
-            num_characters += sum(len(key) for item in maps for key in item if isinstance(key, str))
+            num_name_characters += sum(len(key) for item in maps for key in item if isinstance(key, str))
             lists = [item for item in level if isinstance(item, list)]
             level = [inner for item in maps for inner in item.values()] + [inner for item in lists for inner in item]
-        return cls(num_values, depth, num_characters)
+        return cls(num_values, depth, num_name_characters)
 
 
 def _compiled(schema: dict[str, Any]) -> tuple[int | None, Any]:
-    """(most characters it can check, or None without patterns; compiled schema). Patterns that no linear engine can run
-    get a backtracking engine and a lower limit.
+    """(most characters of the names in a call, or None without `patternProperties`; compiled schema). Names whose
+    patterns no linear engine can run get a backtracking engine and a lower limit.
     """
     import jsonschema_rs
 
     sizes = {"size_limit": MAX_PATTERN_BYTES, "dfa_size_limit": MAX_PATTERN_BYTES}
-    linear = jsonschema_rs.RegexOptions(**sizes)
+    compiled = partial(jsonschema_rs.validator_for, schema, offline=True, keywords={KEYWORD: PatternKeyword})
+    text = json.dumps(schema)
     try:
-        compiled = jsonschema_rs.validator_for(schema, offline=True, pattern_options=linear)
-        return (MAX_MATCHED if '"pattern' in json.dumps(schema) else None), compiled
+        validator = compiled(pattern_options=jsonschema_rs.RegexOptions(**sizes))
+        return (MAX_MATCHED if '"patternProperties' in text else None), validator
     except jsonschema_rs.ValidationError:
+        if '"pattern": "' in text:  # in a value that something refers to as a schema, where it is held against any text
+            raise
         backtracking = jsonschema_rs.FancyRegexOptions(backtrack_limit=MAX_BACKTRACKS, **sizes)
-        return MAX_BACKTRACKED, jsonschema_rs.validator_for(schema, offline=True, pattern_options=backtracking)
+        return MAX_BACKTRACKED, compiled(pattern_options=backtracking)
+
+
+def _in_words(error: Exception) -> str:
+    """Of a pattern that is refused our words alone, without the engine's around them."""
+    return one_line(str(error).partition("ValueError: ")[2].partition("\n")[0] or error)
 
 
 def _about(number: int) -> str:

@@ -71,7 +71,9 @@ def refused(schema: Schema) -> str:
         ),
         ({"$ref": "#/$defs/none"}, "which is not in it"),
         ({"properties": {"a": {"$id": "http://x/y", "$ref": "#/$defs/b"}}}, r"an \$id of its own"),
-        ({"pattern": "((a{1,100}){1,100}){1,100}"}, "is not a"),
+        ({"pattern": "((a{1,100}){1,100}){1,100}"}, "is not a pattern that can be checked"),
+        ({"properties": {"a": {"pattern": "("}}}, "^tool 'act': .* usable .\"[(]\" is not a pattern"),
+        ({"$ref": "#/const", "const": {"pattern": "^(?!a)"}}, "is not a .regex"),
     ],
     ids=str,
 )
@@ -79,20 +81,86 @@ def test_a_schema_that_is_too_much_to_check_a_call_by_is_refused_in_one_line(sch
     assert re.search(why, refused(schema))
 
 
-PATTERNS = ["^(a+)+$", "^(a|a)*$", "(.*a){30}x", r"^(a+)+\1$", "^(?=(a+)+$)(a+)+b$", "(?<!b)(a*)*c"]
+LINEAR = ["^(a+)+$", "^(a|a)*$", "(.*a){30}x"]
+LARGE = ["(.*a){1700}x", "(.?){2000}x"]
+BACKTRACKING = [r"^(a+)+\1$", "^(?=(a+)+$)(a+)+b$", "(?<!b)(a*)*c"]
+LIMITS = {**dict.fromkeys(LINEAR, 200_000), **dict.fromkeys(LARGE, 10_000), **dict.fromkeys(BACKTRACKING, 4_000)}
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("pattern", LIMITS)
 @pytest.mark.parametrize("num_characters", [3_000, 100_000, 8_000_000])
 def test_a_pattern_that_backtracks_for_ever_costs_no_time(pattern: str, num_characters: int) -> None:
-    """The last three look around or back, which no linear engine can: they are held against little text."""
+    """The last three look around or back, which no linear engine can: they are held against little text, and so are
+    those before them, which are large.
+    """
     schema = ArgumentSchema(Tool("act", "", {"properties": {"a": {"type": "string", "pattern": pattern}}}))
     arguments = {"a": "a" * num_characters + "!"}
     with soon():
         assert not schema.is_valid(arguments)
-        is_too_long = num_characters > (100_000 if pattern in PATTERNS[:3] else 4_000)
-        assert schema.reasons(arguments).startswith("they have more than" if is_too_long else "a: ")
+        is_too_long = num_characters > LIMITS[pattern]
+        assert schema.reasons(arguments).startswith("they have texts" if is_too_long else "a: ")
     assert schema.is_valid({"b": "x"})
+
+
+def test_many_texts_with_a_pattern_cost_no_more_than_four_of_the_longest() -> None:
+    """17 texts of 1,000 characters are more than 4 of 4,000."""
+    texts = {"properties": {"a": {"items": {"pattern": BACKTRACKING[-1]}}}}
+    schema = ArgumentSchema(Tool("act", "", texts))
+    for num_texts, is_valid in [(16, True), (17, False), (100_000, False)]:
+        with soon():
+            assert schema.is_valid({"a": ["a" * 999 + "c"] * num_texts}) is is_valid
+    assert schema.is_valid({"a": ["c"]})  # a call before it leaves nothing behind
+    assert schema.reasons({"a": ["a" * 999 + "c"] * 17}).startswith("they have texts")
+
+
+def test_a_text_that_is_too_long_to_check_is_wrong_even_where_a_match_is_forbidden() -> None:
+    schema = ArgumentSchema(Tool("act", "", {"properties": {"a": {"not": {"pattern": "^(?!b)a"}}}}))
+    assert schema.is_valid({"a": "b"})
+    assert not schema.is_valid({"a": "a"})
+    assert not schema.is_valid({"a": "b" * 4_001})
+
+
+ZOD_EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+
+
+def test_only_texts_that_a_pattern_applies_to_are_counted() -> None:
+    """zod 4 writes this pattern for `z.email()`; the body has none. An argument may be called `pattern`."""
+    mail = {"to": {"type": "string", "pattern": ZOD_EMAIL}, "body": {"type": "string"}, "pattern": {"type": "string"}}
+    schema = ArgumentSchema(Tool("send_email", "", {"properties": mail, "additionalProperties": False}))
+    long = "x" * 1_000_000
+    assert schema.is_valid({"to": "a@b.com", "body": long, "pattern": long})
+    assert not schema.is_valid({"to": "a@b..com", "body": long})
+    assert schema.reasons({"to": "a@b..com", "body": long}).startswith('to: "a@b..com" does not match "^(?!')
+    named = ArgumentSchema(Tool("set", "", {"patternProperties": {"^(?!x)a": {"type": "string"}}}))
+    assert named.is_valid({"a": long})
+    assert not named.is_valid({"a": 7})
+    assert not named.is_valid({"a" * 4_001: "b"})
+    assert named.reasons({"a" * 4_001: "b"}).startswith("their names have more than 4,000")
+
+
+def test_a_value_with_a_pattern_in_it_is_no_pattern() -> None:
+    search = {"default": {"pattern": "*.py"}, "examples": [{"pattern": "*"}], "enum": [{"pattern": "*.py"}, None]}
+    schema = ArgumentSchema(Tool("grep", "", {"properties": {"search": search}}))
+    assert schema.is_valid({"search": {"pattern": "*.py"}})
+    assert not schema.is_valid({"search": {"pattern": "*.md"}})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "right", "wrong"),
+    [
+        (r"^.{1,5000}$", ["a", "é" * 5_000], ["", "a" * 5_001, "a\nb"]),
+        (r"^\S{1,2000}$", ["a" * 2_000], ["", "a b", "a" * 2_001]),
+        (r"^[\s\S]{0,65536}$", ["", "\n" * 65_536], ["a" * 65_537]),
+        (r"^[^/\]]{2}$", ["ab"], ["a", "abc", "a/", "a]"]),
+        (r"^\w{3,}$", ["abc", "a" * 100_000], ["ab", "a-c"]),
+        (r"^[A-Z].{0,1999}$", ["A", "A" + "b" * 1_999], ["a", "A" + "b" * 2_000]),  # 3 MB when compiled
+        (r"^\p{Lu}{2}$", ["ÄB"], ["Ä", "ab"]),
+    ],
+)
+def test_a_bounded_repeat_is_checked_whatever_its_bound(pattern: str, right: list[str], wrong: list[str]) -> None:
+    schema = ArgumentSchema(Tool("act", "", {"properties": {"a": {"pattern": pattern}}}))
+    assert [schema.is_valid({"a": text}) for text in right] == [True] * len(right)
+    assert [schema.is_valid({"a": text}) for text in wrong] == [False] * len(wrong)
 
 
 CONDITION: Schema = {
