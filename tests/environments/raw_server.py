@@ -35,6 +35,13 @@ def tools() -> list[dict[str, Any]]:
     return [tool] * (2 if HOW == "twins" else 1)
 
 
+def page(number: str) -> dict[str, Any]:
+    """One tool, and where the next one is, up to the page that `HOW` names."""
+    last = HOW.split()[1]
+    following = {} if number == last else {"nextCursor": str(int(number) + 1)}
+    return {"tools": [{**tools()[0], "name": f"act-{number}"}], **following}
+
+
 def doubling(levels: int) -> dict[str, Any]:
     """Each definition refers twice to the next."""
     twice = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(levels)}
@@ -130,6 +137,8 @@ def main() -> None:
             info = {"name": "raw", "version": "2"}
             version = message["params"]["protocolVersion"]
             send({"id": request, "result": {"protocolVersion": version, "capabilities": {}, "serverInfo": info}})
+        elif method == "tools/list" and HOW.startswith("pages "):
+            send({"id": request, "result": page(message.get("params", {}).get("cursor", "1"))})
         elif method == "tools/list":
             send({"id": request, "result": {"tools": tools()}})
         elif method == "tools/call":

@@ -192,6 +192,7 @@ def test_a_server_that_answers_every_call_with_an_error_solves_no_reference(mcp_
         ),
         (raw("silent", start_timeout_seconds=0.3), r"the server did not answer within 0\.3 s of its start"),
         (raw("twins"), r"the server lists two tools called 'act'"),
+        (raw("pages 101"), r"the server lists its tools on more than 100 pages"),
         (raw("doubling"), r"tool 'act': .*its references lead to more than a billion parts.*or leave the tool out"),
         (raw("nested"), r"the server lists a tool 'act' whose schema is nested deeper than 64 levels"),
         (raw("x", command=["no-such-program", "a b"]), r"could not be started: .*`no-such-program 'a b'` works"),
@@ -206,6 +207,10 @@ def test_a_server_that_does_not_start_is_one_clear_line(mcp_world: Make, changed
         mcp_world(**changed)
     assert "\n" not in str(caught.value)
     assert "sesame" not in str(caught.value)
+
+
+def test_tools_on_a_hundred_pages_are_all_listed(mcp_world: Make) -> None:
+    assert [tool.name for tool in mcp_world(**raw("pages 100")).tools] == [f"act-{page}" for page in range(1, 101)]
 
 
 @pytest.mark.timeout(PATIENCE)  # each would take longer than the universe has been there

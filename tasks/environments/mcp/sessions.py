@@ -183,8 +183,8 @@ class Session:
             tools += page.tools
             cursor = page.next_cursor
             if cursor is None:
-                break
-        return read_listing(client.server_info, tools, self.secrets)
+                return read_listing(client.server_info, tools, self.secrets)
+        raise BadListing(f"lists its tools on more than {MAX_PAGES} pages")
 
     async def _hear(self, message: Any) -> None:
         from mcp import types
