@@ -14,12 +14,12 @@ MAX_DEPTH = 64  # containers within each other
 MAX_ROW_DEPTH = MAX_DEPTH + 16  # of a record, which contains a model's JSON a few levels down
 
 
-def parse(text: str | bytes, *, max_depth: int = MAX_DEPTH) -> Any:
+def parse(text: str | bytes, *, max_depth: int = MAX_DEPTH, unique_names: bool = False) -> Any:
     """ValueError if the text is not JSON, is nested too deep, or has a number that no file can contain: NaN, Infinity,
-    one beyond a float, or an integer of more than 4,300 digits.
+    one beyond a float, or an integer of more than 4,300 digits. With `unique_names` also if an object has a name twice.
     """
     text = text if isinstance(text, str) else _decoded(text)
-    value = _read(text, max_depth)
+    value = _decode(_UNIQUE_DECODER, text, max_depth) if unique_names else _read(text, max_depth)
     if text.count("[") + text.count("{") > max_depth:  # else it cannot be deeper, and most texts are so small
         check_depth(value, max_depth=max_depth)
     return value
@@ -69,10 +69,22 @@ def _read(text: str, max_depth: int) -> Any:
             return value
     except (ValueError, TypeError):  # TypeError: half a surrogate pair, which `json` reads
         pass
+    return _decode(_DECODER, text, max_depth)
+
+
+def _decode(decoder: json.JSONDecoder, text: str, max_depth: int) -> Any:
     try:
-        return _DECODER.decode(text)
+        return decoder.decode(text)
     except RecursionError:
         raise ValueError(f"nested deeper than {max_depth} levels") from None
+
+
+def with_unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object, for a decoder. ValueError if it has a name twice: readers differ in which of the values counts."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("an object has a name twice")
+    return made
 
 
 def _decoded(text: bytes) -> str:
@@ -87,5 +99,6 @@ def _finite(number: str) -> float:
 
 # Made once: `json.dumps` and `json.loads` make one a call where anything differs from their defaults, in 3 µs.
 _DECODER = json.JSONDecoder(parse_constant=_finite, parse_float=_finite)
+_UNIQUE_DECODER = json.JSONDecoder(parse_constant=_finite, parse_float=_finite, object_pairs_hook=with_unique_names)
 _LINE = json.JSONEncoder(ensure_ascii=False)
 _STRICT = json.JSONEncoder(ensure_ascii=False, allow_nan=False)

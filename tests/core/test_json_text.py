@@ -73,6 +73,17 @@ def test_what_no_file_can_contain_is_refused(text: str):
         parse(text)
 
 
+def test_an_object_with_a_name_twice_is_refused_where_names_must_be_unique():
+    for text in ('{"a": 1, "a": 1000}', '[{"b": {"a": 1, "\\u0061": 2}}]'):
+        assert parse(text)
+        with pytest.raises(ValueError, match="a name twice"):
+            parse(text, unique_names=True)
+    assert parse('[{"a": "\\"a\\": 1"}, {"a": 2}]', unique_names=True) == [{"a": '"a": 1'}, {"a": 2}]
+    for text in ("[" * 65 + "]" * 65, "[" * 9999, "NaN", "1e999"):
+        with pytest.raises(ValueError):
+            parse(text, unique_names=True)
+
+
 def test_what_the_fast_parser_refuses_json_still_reads():
     assert parse('"\\ud800"') == "\ud800"  # as Python's; whoever writes it refuses it
     assert parse("[1e100, 1e0100]") == [1e100, 1e100]

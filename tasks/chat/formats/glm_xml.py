@@ -42,7 +42,10 @@ def _read_pairs(text: str) -> dict[str, str] | None:
         before, opened, bare = value.partition(VALUE)
         if not key.lstrip().startswith(KEY) or not ended or before.strip() or not opened:
             return None
-        arguments[key.lstrip().removeprefix(KEY)] = bare
+        name = key.lstrip().removeprefix(KEY)
+        if name in arguments:
+            return None
+        arguments[name] = bare
     return arguments if not rest.strip() else None
 
 
