@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import compress
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 Outcome = Literal["success", "failure", "max_turns", "overlong", "environment_error"]
 StopReason = Literal[
@@ -50,7 +50,7 @@ class Problem(Record):
 
     Results are reported by `category`. `level` is the difficulty, 1 to 100, and how often its demonstration is shown.
     The environment builds the episode's state from `world`. `requests` and `reference` have one entry per user turn.
-    Problems with the same `split_group` depend on the same facts and are in the same split.
+    Problems with the same `split_group`, spaces around it aside, depend on the same facts and are in the same split.
     """
 
     id: str = Field(min_length=1)
@@ -59,7 +59,7 @@ class Problem(Record):
     requests: list[str] = Field(min_length=1)
     world: dict[str, Any]
     reference: list[ReferenceTurn] = Field(min_length=1)
-    split_group: str = Field(min_length=1)
+    split_group: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 
 class Demonstration(Record):

@@ -1,4 +1,4 @@
-"""Reads curated problems, and tells whether two are the same."""
+"""Reads curated problems, and says whether two have the same content, or ask the same in the same world."""
 
 from __future__ import annotations
 
@@ -20,3 +20,8 @@ def read_split(paths: Paths, name: str) -> list[Problem]:
 def content_key(problem: Problem) -> str:
     """Equal for equal problems, whatever their ids."""
     return json_hash(problem.model_dump(include={"requests", "world", "reference"}))
+
+
+def question_key(problem: Problem) -> str:
+    """Equal for problems that ask the same in the same world, however spaced, and whatever their references answer."""
+    return json_hash([[" ".join(request.split()) for request in problem.requests], problem.world])

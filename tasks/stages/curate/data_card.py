@@ -52,15 +52,19 @@ def list_left_out(
     unique: Sequence[Row],
     splits: Mapping[str, Sequence[Row]],
     other_tests: tuple[Sequence[Row], Sequence[Row]],
+    asked_before: Sequence[Row],
     source_count: SourceCount | None,
 ) -> dict[str, Sequence[str]]:
-    """The ids that are in no split, by reason. `other_tests`: the rows of the test sets before and after this one."""
+    """The ids that are in no split, by reason. `other_tests`: the rows of the test sets before and after this one;
+    `asked_before`: those that are not in `rows`, since an earlier split asks the same.
+    """
     before, after = other_tests
     first = {row.position for row in unique}
     used = {row.position for some in (before, after, *(splits[name] for name in SPLITS)) for row in some}
     return {
         **(source_count.left_out if source_count else {}),
         "the same content under another id": [row.problem.id for row in rows if row.position not in first],
+        "asks what an earlier split asks in the same world": [row.problem.id for row in asked_before],
         "more than curate.max_select_problems or curate.max_test_problems": [
             row.problem.id for row in unique if row.position not in used
         ],

@@ -16,6 +16,7 @@ from itertools import zip_longest
 from typing import Literal, Protocol, TypeVar
 
 from tasks.core.records import Problem
+from tasks.core.splits import question_key
 from tasks.stages.curate.settings import SplitSettings
 
 SPLITS = ("train", "select", "test")
@@ -60,6 +61,33 @@ def split_and_cap(rows: Sequence[Row], options: SplitSettings, *, halves: Halves
         "select": _ordered(splits["select"], options)[: options.max_select_problems],
         "test": _ordered(splits["test"], options)[: options.max_test_problems],
     }
+
+
+def keep_on_one_side(
+    rows: Sequence[Row], options: SplitSettings, *, halves: Halves | None = None
+) -> tuple[list[Row], list[Row]]:
+    """(the rows to split, those that ask what an earlier side asks in the same world, under another split group).
+
+    The order is train, select, then each test set, whatever the order of the rows: a new copy never takes a question
+    from train to test. A published train half is compared with nothing, since it is used as it is.
+    """
+    earlier: set[str] = set()
+    asked_before: list[Row] = []
+    for side in _sides_in_order(rows, options, halves):
+        asked = [(row, question_key(row.problem)) for row in side]
+        asked_before += [row for row, key in asked if key in earlier]
+        earlier |= {key for _, key in asked}
+    left_out = set(map(id, asked_before))
+    return [row for row in rows if id(row) not in left_out], asked_before
+
+
+def _sides_in_order(rows: Sequence[Row], options: SplitSettings, halves: Halves | None) -> list[list[Row]]:
+    """The sides that must share no question."""
+    sides = _divide(rows, options, halves)
+    tests: list[list[Row]] = [[] for _ in range(options.num_test_sets)]
+    for row in sides["test"]:
+        tests[which_test_set(row.problem.split_group, options)].append(row)
+    return [*([sides["train"]] if halves is None else []), sides["select"], *tests]
 
 
 def missing_categories(

@@ -38,7 +38,14 @@ from tasks.stages.curate.references import (
 )
 from tasks.stages.curate.settings import CurateSections, CurateSettings
 from tasks.stages.curate.sources import count_source, is_generated, published_halves, read_problems
-from tasks.stages.curate.splitting import HELD_OUT, SPLITS, missing_categories, other_test_sets, split_and_cap
+from tasks.stages.curate.splitting import (
+    HELD_OUT,
+    SPLITS,
+    keep_on_one_side,
+    missing_categories,
+    other_test_sets,
+    split_and_cap,
+)
 from tasks.stages.curate.validation import DOCUMENT, Validation, act_on_failures, validate
 from tasks.tools.base import Environment
 
@@ -54,10 +61,12 @@ def run(settings: CurateSections, paths: Paths) -> None:
 def curate(settings: CurateSections, paths: Paths, environment: Environment) -> None:
     options, replays = settings.curate, Replays(environment)
     rows = read_rows(settings, replays)
-    unique = first_of_each(rows)
+    halves = published_halves(settings, environment)
+    kept, asked_before = keep_on_one_side(rows, options, halves=halves)
+    warn_of_asked_before(asked_before)
+    unique = first_of_each(kept)
     probes = choose_probes([row.problem for row in unique if row.replay.score], options.num_probe_problems)
     first_play = play_probes(settings.environment, probes)
-    halves = published_halves(settings, environment)
     splits = split_and_cap(unique, options, halves=halves)
     experts = [row.problem for row in splits["train"] if row.replay.score]
     demonstrations = expert_episodes(replays, experts, num=options.num_demonstrations, seed=settings.seed)
@@ -81,15 +90,16 @@ def curate(settings: CurateSections, paths: Paths, environment: Environment) -> 
     act_on_failures(validation.results, source=source, folder=paths.stage("validation"))
 
     other_tests = other_test_sets(unique, options, halves=halves)
+    left_out = list_left_out(kept, unique, splits, other_tests, asked_before, source_count)
     card = {
         "environment": environment.name,
         "fingerprint": environment.fingerprint(),
         "split": options.split,
-        **describe_splits(environment, splits, list_left_out(rows, unique, splits, other_tests, source_count)),
+        **describe_splits(environment, splits, left_out),
         **({"test_rotation": options.test_rotation} if options.test_rotation else {}),
         "num_demonstrations": len(demonstrations),
         "demonstrations_by_category": dict(Counter(problem.category for problem, _ in demonstrations)),
-        "num_duplicates_removed": len(rows) - len(unique),
+        "num_duplicates_removed": len(kept) - len(unique),
         "expectations": [{"name": result.check.name, "success": result.success} for result in validation.results],
     }
     # Played again only now, so that replies with the time in them differ and are not pinned.
@@ -99,7 +109,7 @@ def curate(settings: CurateSections, paths: Paths, environment: Environment) -> 
     counts = ", ".join(f"{len(splits[name]):,} {name}" for name in SPLITS)
     passed = f"{validation.num_passed()} of {len(suite)} expectations are met"
     tell(f"curate: {counts} problems, {len(shown):,} demonstrations; {passed}")
-    if num_duplicates := len(rows) - len(unique):
+    if num_duplicates := len(kept) - len(unique):
         tell(f"curate: {num_duplicates:,} of {len(rows):,} problems are duplicates of others and were left out")
     tell(f"curate: the data card is {paths.stage('curate') / CARD}")
     warn_of_missing_categories(missing_categories(unique, options, halves=halves))
@@ -150,6 +160,16 @@ def refuse_leaks(settings: EnvironmentSettings, environment: Environment, proble
         raise ValueError(
             f"the environment leaks from one episode into the next, so an agent would be rewarded for what another "
             f"episode did: {leaks[0]}. {REMEDY} No problem was curated."
+        )
+
+
+def warn_of_asked_before(rows: Sequence[Row]) -> None:
+    if rows:
+        named = first_few([f"{row.problem.id} ({row.where})" for row in rows])
+        warn(
+            f"warning: left out of select and test, since an earlier split has the same requests and world under "
+            f"another split_group, so what was learnt would be measured: {named}. Give such rows one split_group, or "
+            f"remove the copies."
         )
 
 

@@ -180,6 +180,20 @@ def test_two_hundred_rows_of_ones_own_work_though_one_category_has_a_single_grou
     assert "copy of p0" not in kept
 
 
+def test_a_question_of_train_is_left_out_of_test_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the groups g0 is in train and g1 in test; the first row of g1 is that of g0 with a space after it."""
+    rows = many(60)
+    rows[2] |= {name: rows[0][name] for name in ("requests", "world", "reference")}
+    rows[2]["requests"] = [f"{rows[0]['requests'][0]} "]
+    run(curate_settings("sums", source=write_rows(tmp_path / "mine.jsonl", rows)), Paths(tmp_path))
+    card = json.loads((tmp_path / "curate" / "card.json").read_text())
+    assert {"reason": "asks what an earlier split asks in the same world", "num_problems": 1, "ids": ["p2"]} in card[
+        "left_out"
+    ]
+    assert card["num_duplicates_removed"] == 0
+    assert "warning: left out of select and test" in (told := capsys.readouterr().err) and "p2 (line 3)" in told
+
+
 def test_a_rotation_changes_nothing_that_training_reads_and_the_card_names_the_other_test_sets(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,6 +21,7 @@ from tasks.stages.curate.splitting import (
     SPLITS,
     held_out_side,
     in_turn,
+    keep_on_one_side,
     keyed_hash,
     missing_categories,
     other_test_sets,
@@ -198,6 +199,43 @@ def test_a_test_set_that_was_not_kept_is_refused_with_what_to_do() -> None:
         ValueError, match=r"test_rotation is 2, but num_test_sets \(2\) .* 0 to 1.* raise num_test_sets"
     ):
         options(num_test_sets=2, test_rotation=2)
+
+
+def asking(group: str, *, request: str = "Make 3.", answer: str = "3", marker: int = 0) -> Row:
+    """A row named by its group. By their hashes g0 and g2 are in train, g9 in select, g1 in test set 0, g8 in 1."""
+    plain = row(marker, group=group, id=group)
+    turn = plain.problem.reference[0].model_copy(update={"answer": answer})
+    return Row(0, plain.problem.model_copy(update={"requests": [request], "reference": [turn]}))
+
+
+@pytest.mark.parametrize(
+    ("groups", "left_out"),
+    [(("g1", "g0"), "g1"), (("g1", "g9"), "g1"), (("g9", "g0"), "g9"), (("g8", "g1"), "g8")],
+)
+@pytest.mark.parametrize(("request", "answer"), [("Make 3.", "3"), (" Make  3. ", "3"), ("Make 3.", "It is 3.")])
+def test_what_an_earlier_side_asks_is_left_out_of_a_later_one_in_any_order_of_the_rows(
+    groups: tuple[str, str], left_out: str, request: str, answer: str
+) -> None:
+    rows = [asking(groups[0]), asking(groups[1], request=request, answer=answer)]
+    for ordered in (rows, rows[::-1]):
+        kept, asked_before = keep_on_one_side(ordered, options(num_test_sets=2))
+        assert ids(asked_before) == {left_out}
+        assert ids(kept) == set(groups) - {left_out}
+
+
+def test_rows_that_ask_the_same_on_one_side_and_rows_of_another_world_stay() -> None:
+    rows = [asking("g0"), asking("g2", answer="It is 3."), asking("g1", marker=1)]
+    assert keep_on_one_side(rows, options()) == (rows, [])
+
+
+def test_a_published_train_half_is_used_as_it_is_and_its_held_out_half_is_kept_apart() -> None:
+    rows, halves = [asking(group) for group in ("g0", "g9", "g1")], (frozenset({"g0"}), frozenset({"g9", "g1"}))
+    kept, asked_before = keep_on_one_side(rows, options(), halves=halves)
+    assert (ids(kept), ids(asked_before)) == ({"g0", "g9"}, {"g1"})
+
+
+def test_spaces_around_a_split_group_make_no_other_group() -> None:
+    assert row(0, group=" g1 ").problem.split_group == "g1"
 
 
 def test_items_come_one_of_each_category_in_turn() -> None:
