@@ -21,7 +21,7 @@ from itertools import pairwise
 
 from tasks.core.records import Problem
 from tasks.core.text import one_line
-from tasks.drift.probes import choose_probes, fields_of, is_the_time
+from tasks.drift.probes import choose_probes, fields_of, is_of_now
 from tasks.tools.base import Environment, ToolReply
 from tasks.tools.replay import Played, Script, play
 
@@ -126,7 +126,7 @@ def _values(text: str) -> dict[str, str]:
     fields = fields_of(text)
     if fields.keys() == {""} and fields[""]["type"] == "text":
         return {str(number): word for number, word in enumerate(WORD.findall(text))}
-    return {place: "" if is_the_time(field["value"]) else str(field["value"]) for place, field in fields.items()}
+    return {place: "" if is_of_now(field["value"]) else str(field["value"]) for place, field in fields.items()}
 
 
 def _is_kept(values: Sequence[str]) -> bool:

@@ -2,21 +2,20 @@
 
 A schema does not show a renamed field of a reply or a default with a new meaning; a reply does. What differs between
 plays (a clock, a counter, a random draw) is pinned only as far as the plays agree: whole text, fields, shape, or
-nothing. A value that contains today's date or time counts as a clock's.
+nothing. Today's date and the time of now are blanked in what is pinned (`clocks.py`).
 """
 
 from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tasks.core import json_text
 from tasks.core.json_diff import arrow, listed, order, shown_name
 from tasks.core.records import Problem
+from tasks.drift.clocks import is_now, same_but_for_clocks, without_now
 from tasks.tools.base import ToolReply
 from tasks.tools.replay import Played, Script
 
@@ -25,7 +24,6 @@ TYPES = {
 }  # fmt: skip
 NUMBERS = {"integer", "number"}
 ANY = "any"
-DAY_SECONDS = 86_400
 
 Field = dict[str, Any]  # {"type": …}, and "value" if pinned
 Fields = dict[str, Field]  # by place: `flight.cost`, `rows[0].name`; "": a bare value, or not JSON
@@ -85,7 +83,7 @@ def pin_reply(replies: Sequence[ToolReply]) -> dict[str, Any]:
     pinned: dict[str, Any] = {"valid": replies[0].valid} if len({reply.valid for reply in replies}) == 1 else {}
     texts = [reply.text for reply in replies]
     plays = [fields_of(text) for text in texts]
-    if len(set(texts)) == 1 and not any(is_the_time(field["value"]) for field in plays[0].values()):
+    if len(set(texts)) == 1 and not any(is_of_now(field["value"]) for field in plays[0].values()):
         return {**pinned, "text": texts[0]}
     if all(play.keys() == plays[0].keys() for play in plays):
         return {**pinned, "fields": {place: _agree_on([play[place] for play in plays]) for place in plays[0]}}
@@ -122,11 +120,11 @@ def shape_of(fields: Fields) -> Fields:
 
 
 def _agree_on(fields: Sequence[Field]) -> Field:
-    """The common type, and the value if all plays have the same and it is not the time."""
+    """The common type, and the value if all plays have the same; what a clock wrote in it is blanked."""
     pinned = {"type": _common_type([field["type"] for field in fields])}
-    value = fields[0]["value"]
-    is_fixed = pinned["type"] != ANY and all(field["value"] == value for field in fields)
-    return {**pinned, "value": value} if is_fixed and not is_the_time(value) else pinned
+    values = [blank(field["value"]) for field in fields]
+    is_fixed = pinned["type"] != ANY and all(value == values[0] for value in values)
+    return {**pinned, "value": values[0]} if is_fixed and not is_of_now(values[0]) else pinned
 
 
 def _common_type(types: Sequence[str]) -> str:
@@ -134,14 +132,16 @@ def _common_type(types: Sequence[str]) -> str:
     return kinds.pop() if len(kinds) == 1 else "number" if kinds == NUMBERS else ANY
 
 
-def is_the_time(value: Any) -> bool:
-    """Whether a value is today ± 1 day: an ISO date, a weekday, or (milli)seconds since 1970."""
-    if isinstance(value, str):
-        days = [datetime.now(UTC) + timedelta(days=number) for number in (-1, 0, 1)]
-        return any(f"{day:%Y-%m-%d}" in value or value in (f"{day:%A}", f"{day:%a}") for day in days)
+def is_of_now(value: Any) -> bool:
+    """Whether a clock wrote it, or a part of it."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return any(abs(value - unit * int(time.time())) < unit * DAY_SECONDS for unit in (1, 1000))
-    return False
+        return is_now(value)
+    return blank(value) != value
+
+
+def blank(value: Any) -> Any:
+    """A text without today's date and the time of now; anything else as it is."""
+    return without_now(value) if isinstance(value, str) else value
 
 
 def probe_changes(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -188,8 +188,14 @@ def _reply_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterat
         now = after.get(place, was)
         if _common_type([was["type"], now["type"]]) == ANY and ANY not in (was["type"], now["type"]):
             yield f"{_shown(place)}type {was['type']} → {now['type']}", ""
-        elif "value" in was and "value" in now and json.dumps(was["value"]) != json.dumps(now["value"]):
+        elif "value" in was and "value" in now and not _is_same(was["value"], now["value"]):
             yield _shown(place), arrow(was["value"], now["value"])
+
+
+def _is_same(was: Any, now: Any) -> bool:
+    if isinstance(was, str) and isinstance(now, str):
+        return was == now or same_but_for_clocks(was, now)
+    return json.dumps(was) == json.dumps(now)
 
 
 def _comparable(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Fields, Fields]:

@@ -16,6 +16,13 @@ from tests.environments.shop import PROBLEM
 # ---- what several replies to one call agree on
 
 
+def told(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """What changed between two pins of one reply."""
+    probe = {"problem": {"id": "p"}, "verdict": None, "error": None}
+    old, new = ({**probe, "calls": [{"name": "t", "reply": reply}]} for reply in (before, after))
+    return probe_changes([old], [new])
+
+
 def pinned(*texts: str) -> dict[str, Any]:
     return pin_reply([ToolReply(text) for text in texts])
 
@@ -31,13 +38,15 @@ def test_a_reply_is_pinned_as_far_as_its_plays_agree():
 
 
 @pytest.mark.parametrize("days", [-1, 0, 1])
-def test_a_value_that_names_today_is_a_clocks_and_pinned_by_its_type(days: int):
+def test_what_a_clock_wrote_is_blanked_and_the_rest_of_a_value_is_pinned(days: int):
     now = datetime.now(UTC) + timedelta(days=days)
-    text = json.dumps({"at": now.isoformat(), "day": f"{now:%A}", "zone": "UTC"})
+    text = json.dumps({"at": f"{now:%Y-%m-%dT%H:%M:%SZ}", "day": f"{now:%A}", "zone": "UTC"})
     assert pinned(text, text)["fields"] == {
-        "at": {"type": "string"}, "day": {"type": "string"}, "zone": {"type": "string", "value": "UTC"}
-    }  # fmt: skip
-    assert pinned(f"It is {now:%Y-%m-%d}.")["fields"] == {"": {"type": "text"}}
+        "at": {"type": "string", "value": "⟨now⟩T⟨now⟩Z"},
+        "day": {"type": "string", "value": "⟨now⟩"},
+        "zone": {"type": "string", "value": "UTC"},
+    }
+    assert pinned(f"It is {now:%Y-%m-%d}.")["fields"] == {"": {"type": "text", "value": "It is ⟨now⟩."}}
 
 
 def test_seconds_since_1970_are_a_clocks_and_other_large_numbers_are_not():
@@ -48,11 +57,6 @@ def test_seconds_since_1970_are_a_clocks_and_other_large_numbers_are_not():
 
 
 def test_what_is_pinned_by_its_type_alone_still_tells_another_type():
-    def told(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-        probe = {"problem": {"id": "p"}, "verdict": None, "error": None}
-        old, new = ({**probe, "calls": [{"name": "t", "reply": reply}]} for reply in (before, after))
-        return probe_changes([old], [new])
-
     varying = pinned('{"a": 1, "b": 2}', '{"a": 1, "b": 3}')
     assert told(varying, pinned('{"a": 1, "b": 9}')) == []
     assert told(varying, pinned('{"a": 1, "b": 2.5}')) == []  # a number all the same
@@ -62,6 +66,14 @@ def test_what_is_pinned_by_its_type_alone_still_tells_another_type():
         "reply of t: field r[*] is gone, s[*] is new"
     ]
     assert told(pinned('{"r": 1}', "x"), pinned('{"anything": 1}')) == []
+
+
+def test_a_text_with_a_clock_in_it_still_tells_what_else_changed():
+    today, tomorrow = (f"{datetime.now(UTC) + timedelta(days=days):%d.%m.%Y}" for days in (0, 1))
+    assert told(pinned(f"Rate on {today}: 3"), pinned(f"Rate on {tomorrow}: 3")) == []
+    assert told(pinned(f"Rate on {today}: 3"), pinned(f"Rate on {tomorrow}: 4")) == [
+        'reply of t: "Rate on ⟨now⟩: 3" → "Rate on ⟨now⟩: 4"'
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1, NaN]", "[1e999]", "[" * 100_000, '"\\ud800"', "9" * 400, "9" * 5000])

@@ -212,11 +212,11 @@ def asking(group: str, *, request: str = "Make 3.", answer: str = "3", marker: i
     ("groups", "left_out"),
     [(("g1", "g0"), "g1"), (("g1", "g9"), "g1"), (("g9", "g0"), "g9"), (("g8", "g1"), "g8")],
 )
-@pytest.mark.parametrize(("request", "answer"), [("Make 3.", "3"), (" Make  3. ", "3"), ("Make 3.", "It is 3.")])
+@pytest.mark.parametrize(("asked", "answer"), [("Make 3.", "3"), (" Make  3. ", "3"), ("Make 3.", "It is 3.")])
 def test_what_an_earlier_side_asks_is_left_out_of_a_later_one_in_any_order_of_the_rows(
-    groups: tuple[str, str], left_out: str, request: str, answer: str
+    groups: tuple[str, str], left_out: str, asked: str, answer: str
 ) -> None:
-    rows = [asking(groups[0]), asking(groups[1], request=request, answer=answer)]
+    rows = [asking(groups[0]), asking(groups[1], request=asked, answer=answer)]
     for ordered in (rows, rows[::-1]):
         kept, asked_before = keep_on_one_side(ordered, options(num_test_sets=2))
         assert ids(asked_before) == {left_out}
