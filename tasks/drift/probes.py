@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from tasks.core import json_text
 from tasks.core.json_diff import arrow, listed, order, shown_name
 from tasks.core.records import Problem
 from tasks.drift.clocks import is_now, same_but_for_clocks, without_now
-from tasks.tools.base import ToolReply
+from tasks.tools.base import ToolReply, Verdict
 from tasks.tools.replay import Played, Script
 
 TYPES = {
@@ -68,14 +69,22 @@ def _pin(problem: Problem, plays: Sequence[Played]) -> dict[str, Any]:
         for number, call in enumerate(Script.reference(problem).calls)
         if call is not None and all(number < len(play.replies) for play in plays)
     ]
-    verdicts = [play.verdict and {"success": play.verdict.success, **play.verdict.checks} for play in plays]
     errors = [f"{type(play.error).__name__}: {play.error}" for play in plays if play.error is not None]
     return {
         "problem": problem.model_dump(),
         "calls": calls,
-        "verdict": verdicts[0] if all(verdict == verdicts[0] for verdict in verdicts) else None,
+        "verdict": _pin_verdicts([play.verdict for play in plays]),
         "error": errors[0] if errors else None,
     }
+
+
+def _pin_verdicts(verdicts: Sequence[Verdict | None]) -> dict[str, Any] | None:
+    """Each check with its result, or the list of its results where plays differ; None where a play has no verdict."""
+    given = [{"success": verdict.success, **verdict.checks} for verdict in verdicts if verdict is not None]
+    if len(given) < len(verdicts):
+        return None
+    results = {check: {play.get(check) for play in given} for check in dict.fromkeys(chain(*given))}
+    return {check: found.pop() if len(found) == 1 else sorted(found, key=str) for check, found in results.items()}
 
 
 def pin_reply(replies: Sequence[ToolReply]) -> dict[str, Any]:
@@ -166,13 +175,16 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tup
     if old["verdict"] is not None and new["verdict"] is not None:
         for check in {**old["verdict"], **new["verdict"]}:
             was, now = old["verdict"].get(check), new["verdict"].get(check)
-            if was != now:
-                yield f"verdict on a reference solution: {shown_name(check)}: {arrow(was, now)}", f", as for {problem}"
+            if was != now and not isinstance(was, list):
+                varies = ", from play to play" if isinstance(now, list) else ""
+                what = f"verdict on a reference solution: {shown_name(check)}: {arrow(was, now)}{varies}"
+                yield what, f", as for {problem}"
 
 
 def _reply_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if "valid" in old and "valid" in new and old["valid"] != new["valid"]:
-        yield "the call is now turned down" if old["valid"] else "the call is now accepted", ""
+    if "valid" in old and old["valid"] != new.get("valid"):
+        often = "" if "valid" in new else " in some plays"
+        yield f"the call is now {'turned down' if old['valid'] else 'accepted'}{often}", ""
     before, after = _comparable(old, new)
     if "text" in old and "text" in new and old["text"] != new["text"] and before == after:
         if list(before) == list(after):

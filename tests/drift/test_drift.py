@@ -6,6 +6,7 @@ The world is a small shop (`shop.py`); a kind of change is what a server, a pack
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,9 +18,9 @@ import pytest
 
 from tasks.core.settings import Paths
 from tasks.drift.pin import check_pin
-from tasks.tools.base import Tool
+from tasks.tools.base import Tool, Verdict
 from tasks.tools.layer import ToolError
-from tests.environments.shop import SETTINGS, TOOLS, Arguments, Shop, ShopEpisode, get_cost, open_shop
+from tests.environments.shop import SETTINGS, TOOLS, Arguments, Shop, ShopEpisode, get_cost, open_shop, pin_shop
 
 Change = Callable[[pytest.MonkeyPatch], None]
 
@@ -86,6 +87,15 @@ def rename(mapping: dict[str, Any], old: str, new: str) -> None:
 
 def rename_tool(tools: dict[str, Tool]) -> None:
     tools["get_price"] = replace(tools.pop("get_cost"), name="get_price")
+
+
+def verdict_of(success: bool) -> Verdict:
+    return Verdict(success, {"ordered": success, "answer": success})
+
+
+def refuse_if(is_refused: bool) -> None:
+    if is_refused:
+        raise ToolError("conflict", "try later")
 
 
 def refuse_politely(reply: Any) -> Any:
@@ -249,6 +259,36 @@ def test_a_reply_that_was_the_same_twice_by_luck_raises_no_alarm(paths: Paths, m
     """Pinned as 6; today it is 7, then 8, then 9: a draw, and no other price."""
     draws = iter((7, 8, 9))
     with_reply("get_cost", lambda reply: reply.update(cost=next(draws)))(monkeypatch)
+    assert check_pin(SETTINGS, paths, stage="train").drift == []
+
+
+@pytest.mark.parametrize("refuses", [(True, False, False), (True, False, True), (True, True, False)])
+def test_a_call_that_was_never_turned_down_and_now_is_at_times_is_a_drift(
+    refuses: tuple[bool, ...], paths: Paths, monkeypatch: pytest.MonkeyPatch
+):
+    plays = iter(refuses)
+    with_reply("get_cost", lambda reply: refuse_if(next(plays)))(monkeypatch)
+    with pytest.raises(ValueError, match="reply of get_cost: the call is now turned down in some plays"):
+        check_pin(SETTINGS, paths, stage="train")
+
+
+def test_a_verdict_that_was_always_the_same_and_now_varies_is_a_drift(paths: Paths, monkeypatch: pytest.MonkeyPatch):
+    verdicts = iter((False, True, True))
+    monkeypatch.setattr(ShopEpisode, "verdict", lambda episode, message: verdict_of(next(verdicts)))
+    with pytest.raises(ValueError, match=r"success: true → \[false, true\], from play to play, as for shop-1"):
+        check_pin(SETTINGS, paths, stage="train")
+
+
+def test_what_varied_at_curation_already_raises_no_alarm(paths: Paths, monkeypatch: pytest.MonkeyPatch):
+    """One of two plays is turned down at curation, and fails; today each play is, or none."""
+    refused, verdicts = itertools.cycle((True, False)), itertools.cycle((False, True))
+    with monkeypatch.context() as at_curation:
+        with_reply("get_cost", lambda reply: refuse_if(next(refused)))(at_curation)
+        at_curation.setattr(ShopEpisode, "verdict", lambda episode, message: verdict_of(next(verdicts)))
+        pin_shop(paths)
+    assert check_pin(SETTINGS, paths, stage="train").drift == []
+    with_reply("get_cost", lambda reply: refuse_if(True))(monkeypatch)
+    monkeypatch.setattr(ShopEpisode, "verdict", lambda episode, message: verdict_of(False))
     assert check_pin(SETTINGS, paths, stage="train").drift == []
 
 
