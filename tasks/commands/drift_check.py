@@ -6,6 +6,8 @@ drift or a fall leads to is decided by the next run (`tasks/pipeline/reasons.py`
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,7 +27,7 @@ from tasks.rollouts.settings import DistributionSettings
 from tasks.stages.promote.settings import PromoteSections
 
 if TYPE_CHECKING:
-    from tasks.core.records import Trajectory
+    from tasks.core.records import Problem, Trajectory
     from tasks.measurement.statistics import Result
     from tasks.tracking.registry import Registry
     from tasks.tracking.versions import Version
@@ -66,8 +68,11 @@ def check_champion(settings: DriftCheckSections, paths: Paths) -> dict[str, Any]
         return {}
     past, at = read_checks(settings.tracking, model), datetime.now(UTC)
     alpha, number = check_error(options, past, at=at), len(past) + 1
-    promoted = summarise(promoted_episodes(registry, champion), confidence=confidence_of(alpha))
-    played = play_champion(settings, paths, registry, champion, number=number)
+    require(paths.split("select"), made_by="curate")
+    select = read_split(paths, "select")
+    problems, kept = of_one_mix(select, promoted_episodes(registry, champion))
+    promoted = summarise(kept, confidence=confidence_of(alpha))
+    played = play_champion(settings, paths, registry, champion, problems, number=number)
     fresh = summarise(played, confidence=confidence_of(alpha))
     row = {
         "number": number,
@@ -79,6 +84,7 @@ def check_champion(settings: DriftCheckSections, paths: Paths) -> dict[str, Any]
         "num_problems": fresh["num_problems"],
         **interval_of(fresh),
         "promoted": interval_of(promoted),
+        "not_compared": sorted({item.category for item in select} - {item.category for item in kept}),
     }
     episodes = paths.artifacts / ROOM / "select_champion.jsonl"
     write_jsonl(episodes, (item.to_row() for item in played))
@@ -86,19 +92,59 @@ def check_champion(settings: DriftCheckSections, paths: Paths) -> dict[str, Any]
     return {**row, "mlflow_run_id": log_measurement(settings.tracking, CHAMPION_CHECK, name, row, model=model)}
 
 
+def of_one_mix(problems: Sequence[Problem], promoted: Sequence[Trajectory]) -> tuple[list[Problem], list[Trajectory]]:
+    """Both with the same share of each category, the smaller of its two shares; else data that grew, by a category that
+    is new or harder ones, would look like a fall. ValueError if they have no category in common.
+    """
+    today = {problem.id: problem.category for problem in problems}
+    then = {episode.problem_id: episode.category for episode in promoted}
+    both = set(today.values()) & set(then.values())
+    if not both:
+        raise ValueError(
+            "select has no category that the champion was promoted with, so its success today has nothing to be "
+            "compared with. Promote a model on today's data."
+        )
+    today, then = ({id: category for id, category in side.items() if category in both} for side in (today, then))
+    ours, theirs = _shares(today), _shares(then)
+    shares = {category: min(ours[category], theirs[category]) for category in both}
+    ids, ids_then = _first_of_each(today, shares), _first_of_each(then, shares)
+    return [item for item in problems if item.id in ids], [item for item in promoted if item.problem_id in ids_then]
+
+
+def _shares(category_of: Mapping[str, str]) -> dict[str, float]:
+    counts = Counter(category_of.values())
+    return {category: count / counts.total() for category, count in counts.items()}
+
+
+def _first_of_each(category_of: Mapping[str, str], shares: Mapping[str, float]) -> set[str]:
+    """The first ids of each category, as many as its share says; their order is that of their hashes, so a fair one."""
+    left = Counter({category: round(share * len(category_of)) for category, share in shares.items()})
+    kept = set()
+    for id, category in category_of.items():
+        if left[category] > 0:
+            left[category] -= 1
+            kept.add(id)
+    return kept
+
+
 def play_champion(
-    settings: DriftCheckSections, paths: Paths, registry: Registry, champion: Version, *, number: int
+    settings: DriftCheckSections,
+    paths: Paths,
+    registry: Registry,
+    champion: Version,
+    problems: Sequence[Problem],
+    *,
+    number: int,
 ) -> list[Trajectory]:
-    """Fresh episodes, sampled as at its promotion, of today's `select`."""
+    """Fresh episodes, sampled as at its promotion, of some of the problems."""
     options = settings.pipeline.drift_check
-    require(paths.split("select"), made_by="curate")
-    problems = choose_problems(read_split(paths, "select"), options, seed=settings.seed, number=number)
+    chosen = choose_problems(problems, options, seed=settings.seed, number=number)
     (paths.artifacts / ROOM).mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=paths.artifacts / ROOM, prefix="model-") as folder:
         distribution = promoted_sampling(registry, champion, Path(folder))
         play = settings.play(options.samples_per_problem, drawn_from=distribution)
         model = registry.fetch_model(champion, Path(folder) / "champion")
-        return play_select(model, problems, play, settings.environment, stream=f"champion_check.{number}")
+        return play_select(model, chosen, play, settings.environment, stream=f"champion_check.{number}")
 
 
 def promoted_episodes(registry: Registry, champion: Version) -> list[Trajectory]:
@@ -133,9 +179,11 @@ def describe(row: dict[str, Any]) -> str:
     if champion is None:
         return f"{environment}; there is no champion to measure"
     verdict = f"fell by at least {-100 * row['most_change']:.1f} points" if row["fell"] else "shows no fall"
+    new = row["not_compared"]
     return (
         f"{environment}; version {champion} {verdict}: {_range(row)} on {row['num_problems']} problems of select, "
         f"promoted with {_range(row['promoted'])}"
+        + (f"; new since then and not compared: {listed(new)}" if new else "")
     )
 
 

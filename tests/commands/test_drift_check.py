@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tasks.commands import drift_check as module
-from tasks.core.records import Trajectory
+from tasks.core.records import Problem, Trajectory
 from tasks.core.settings import Paths, load, read_params
 from tasks.tracking import aliases
 from tasks.tracking.measurements import read_checks
 from tasks.tracking.versions import Version
 from tests.conftest import ROOT
 from tests.simulations.episodes import episodes
+from tests.sums import problem
 from tests.tracking.project import SETTINGS, enter_project_again
 
 MODEL = "travel-desk-agent"
 
 
-def played(share: float) -> list[Trajectory]:
-    """400 problems, a split group each, of which the first `share` are solved."""
-    success = {f"p{number}": [number < 400 * share] for number in range(400)}
-    return episodes(success, {problem: problem for problem in success})
+def played(share: float, *, category: str = "all", num: int = 400) -> list[Trajectory]:
+    """Problems of a split group each, of which the first `share` are solved."""
+    success = {f"{category}-{number}": [number < num * share] for number in range(num)}
+    return episodes(success, {name: name for name in success}, category=category)
+
+
+def select(**sizes: int) -> list[Problem]:
+    """So many problems of each category."""
+    return [
+        problem(f"{category}-{number}", category=category) for category, num in sizes.items() for number in range(num)
+    ]
 
 
 @pytest.fixture
@@ -34,6 +43,8 @@ def champion(used_folder: Path, empty_database: Path, monkeypatch: pytest.Monkey
     given: dict[str, Any] = {"today": 0.9, "version": Version(MODEL, 4, "w", {})}
     monkeypatch.setattr(aliases, "current_champion", lambda registry: given["version"])
     monkeypatch.setattr(module, "promoted_episodes", lambda registry, version: played(0.9))
+    monkeypatch.setattr(module, "require", lambda path, made_by: path)
+    monkeypatch.setattr(module, "read_split", lambda paths, name: select(all=400))
     monkeypatch.setattr(module, "play_champion", lambda *args, **kwargs: played(given["today"]))
     return given
 
@@ -71,3 +82,41 @@ def test_without_a_champion_the_environment_alone_is_checked(champion: dict[str,
     assert "no champion" in module.describe(row)
     assert read_checks(SETTINGS, MODEL) == []
     assert "changed since curation: a new tool" in module.describe({**row, "environment": ["a new tool"]})
+
+
+# ---- what is compared
+
+
+def test_a_new_category_is_not_compared_and_is_told(champion: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    """Solved at 90% as before, beside 200 problems of a category that came since, of which none would be."""
+    monkeypatch.setattr(module, "read_split", lambda paths, name: select(all=400, new=200))
+    chosen: list[Problem] = []
+
+    def play(settings: Any, paths: Any, registry: Any, version: Any, problems: list[Problem], number: int) -> Any:
+        chosen.extend(problems)
+        return played(0.9)
+
+    monkeypatch.setattr(module, "play_champion", play)
+    row = check()
+    assert {problem.category for problem in chosen} == {"all"}
+    assert (row["fell"], row["not_compared"]) == (False, ["new"])
+    assert module.describe(row).endswith("; new since then and not compared: new")
+
+
+def test_each_category_has_the_smaller_of_its_shares_on_both_sides():
+    """Then 3 of 4 problems were easy, now 1 of 4 is: of both a quarter is kept, and of the hard ones a quarter."""
+    then = [*played(0.9, category="easy", num=300), *played(0.5, category="hard", num=100)]
+    problems, promoted = module.of_one_mix(select(easy=50, hard=150), then)
+    assert Counter(problem.category for problem in problems) == {"easy": 50, "hard": 50}
+    assert Counter(episode.category for episode in promoted) == {"easy": 100, "hard": 100}
+    assert [problem.id for problem in problems if problem.category == "hard"] == [f"hard-{n}" for n in range(50)]
+
+
+def test_one_mix_on_both_sides_leaves_nothing_out():
+    problems, then = select(easy=7, hard=3), [*played(1, category="easy", num=14), *played(1, category="hard", num=6)]
+    assert module.of_one_mix(problems, then) == (problems, then)
+
+
+def test_data_without_a_category_of_the_promotion_cannot_be_compared_and_says_so():
+    with pytest.raises(ValueError, match="no category that the champion was promoted with"):
+        module.of_one_mix(select(new=3), played(1))
