@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mpmath
 import pytest
@@ -20,7 +20,7 @@ from tasks.environments.bfcl import package as bfcl_package
 from tasks.environments.bfcl.environment import BFCL
 from tasks.environments.bfcl.package import signature, tools_of_class
 from tasks.environments.bfcl.problems import chosen_problems, problems
-from tasks.environments.bfcl.settings import BFCL_CATEGORIES, BFCLSettings
+from tasks.environments.bfcl.settings import BFCL_CATEGORIES, BFCLCategory, BFCLSettings
 from tasks.environments.catalog import load_environment
 from tasks.tools.base import block_until
 from tasks.tools.schemas import ArgumentSchema
@@ -256,6 +256,19 @@ def test_problems_that_share_a_ground_truth_share_a_group_and_so_do_variants_of_
         rows.setdefault(problem.id.rpartition("_")[2], set()).add(problem.split_group)
     assert len(everything) == 800 and len(rows) == 200
     assert {len(groups) for groups in rows.values()} == {1}
+
+
+@pytest.mark.parametrize("turns", ["first", "all"])
+def test_a_group_has_its_name_whatever_categories_are_chosen(turns: Literal["first", "all"]) -> None:
+    """A further category moves no problem to another side; alone, `multi_turn_base` has its ground truths as names."""
+    chosen: list[list[BFCLCategory]] = [[BASE], [LONG, BASE], list(BFCL_CATEGORIES)]
+    base, *others = (
+        {problem.id: problem.split_group for problem in chosen_problems(BFCLSettings(categories=names, turns=turns))}
+        for names in chosen
+    )
+    assert base == {problem.id: problem.split_group for problem in problems(BASE, turns)}
+    for more in others:
+        assert {id: more[id] for id in base} == base
 
 
 def test_a_problem_is_a_row_of_the_package_and_its_level_the_number_of_calls() -> None:

@@ -13,7 +13,7 @@ from typing import Literal
 from tasks.core.files import json_hash
 from tasks.core.records import Problem, ReferenceTurn
 from tasks.environments.bfcl.package import Row, announcement, read_call, read_rows, tools_of_class
-from tasks.environments.bfcl.settings import BFCLCategory, BFCLSettings
+from tasks.environments.bfcl.settings import BFCL_CATEGORIES, BFCLCategory, BFCLSettings
 
 Turns = Literal["first", "all"]
 ROWS_PER_CATEGORY = 200  # as published; with fewer it is another benchmark
@@ -21,12 +21,20 @@ Keys = tuple[str, str]  # (row number, shared by its variants in other categorie
 
 
 def chosen_problems(settings: BFCLSettings) -> list[Problem]:
-    """In the package's order. Problems with one ground truth, or of variants of one row, share a split group."""
+    """In the package's order. Problems with one ground truth, or of variants of one row, share a split group, whose
+    name does not depend on which categories are chosen.
+    """
+    groups = split_groups(settings.turns)
     rows = [problem for category in settings.categories for problem in problems(category, settings.turns)]
+    return [problem.model_copy(update={"split_group": groups[problem.id]}) for problem in rows]
+
+
+@cache
+def split_groups(turns: Turns) -> dict[str, str]:
+    """The split group of each problem by its id, joined over all categories."""
+    rows = [problem for category in BFCL_CATEGORIES for problem in problems(category, turns)]
     keys = [(problem.id.rpartition("_")[2], problem.split_group) for problem in rows]
-    return [
-        problem.model_copy(update={"split_group": group}) for problem, group in zip(rows, _joined(keys), strict=True)
-    ]
+    return {problem.id: group for problem, group in zip(rows, _joined(keys), strict=True)}
 
 
 @cache
@@ -89,7 +97,9 @@ def _request(row: Row, number: int) -> str:
 
 
 def _joined(keys: Sequence[Keys]) -> list[str]:
-    """One group name per pair of keys; pairs that share a key, directly or through others, get the same name."""
+    """One group name per pair of keys, the first of its ground truths; pairs that share a key, directly or through
+    others, get the same name.
+    """
     parent: dict[str, str] = {}
 
     def root(key: str) -> str:
@@ -98,5 +108,8 @@ def _joined(keys: Sequence[Keys]) -> list[str]:
         return key
 
     for number, truth in keys:
-        parent[root(f"row {number}")] = root(truth)
+        if (row := f"row {number}") in parent:
+            parent[root(truth)] = root(row)
+        else:
+            parent[row] = root(truth)
     return [root(truth) for _, truth in keys]
