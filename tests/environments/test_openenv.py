@@ -94,6 +94,11 @@ def test_the_same_task_by_another_id_is_of_the_same_split_group(world: OpenEnvEn
 
     first = group({"id": "a", "index": 1, "question": "1 + 1"})
     assert group({"id": "b", "index": 2, "question": "1 + 1"}) == first
+    for named in ({"uuid": "c"}, {"taskId": "c"}, {"taskUUID": "c"}, {"episode_id": "c"}):
+        assert group({**named, "question": "1 + 1"}) == first
+    nested = [group({"data": [{"id": id, "question": "1 + 1"}]}) for id in ("a", "b")]
+    assert nested[0] == nested[1] != group({"data": [{"id": "a", "question": "1 + 2"}]})
+    assert group({"valid": 1}) != group({"valid": 2})
     apart = [{"id": "a", "index": 1, "question": "1 + 2"}, {"id": "a"}, {"id": "b"}, None]
     assert len({first, *map(group, apart), group(None, "Subtract."), group(None, "Add.", 3)}) == 7
     problems = problems_of(world)

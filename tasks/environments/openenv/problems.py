@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +34,9 @@ from tasks.tools.base import EnvironmentFault, Halves, SourceCount
 
 RESET, OBSERVED = "reset", "observed"  # keys of a problem's world
 MAX_SEED = 2**31
-OF_ITS_PLACE = {"id", "index", "split"}  # names that say where a task is, not what it is; as does …_id
+OF_ITS_PLACE = {"index", "split"}  # names that say where a task is, not what it is; as do ids, at any depth
+AN_ID = re.compile(r"(.*_)?(id|uuid|guid)")  # task_id; taskId too
+A_NEW_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 Solution = Callable[[Any, Mapping[str, Any]], Any]
 
 
@@ -141,15 +144,25 @@ def grouped(problems: list[Problem]) -> list[Problem]:
 
 def group_of(task: Any, observed: Observed, calls: list[ToolCall]) -> str:
     """Equal for tasks that are described, begin and are solved alike, whatever their ids. `task` None: it is a seed."""
-    told = _without_ids(task) or task
-    seen = {name: value for name, value in _without_ids(observed.observation).items() if name != METADATA}
+    told = _without_place(task) or task
+    seen = {name: value for name, value in _without_place(observed.observation).items() if name != METADATA}
     return f"task {json_hash([told, seen, [call.model_dump() for call in calls]])[:16]}"
 
 
-def _without_ids(value: Any) -> Any:
+def _without_place(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
-    return {name: item for name, item in value.items() if name not in OF_ITS_PLACE and not name.endswith("_id")}
+    return {name: item for name, item in _without_ids(value).items() if name not in OF_ITS_PLACE}
+
+
+def _without_ids(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_ids(item) for name, item in value.items() if not _is_id(name)}
+    return [_without_ids(item) for item in value] if isinstance(value, list) else value
+
+
+def _is_id(name: str) -> bool:
+    return AN_ID.fullmatch(A_NEW_WORD.sub("_", name).lower()) is not None
 
 
 def halves_of(splits: Mapping[str, tuple[Split, int]]) -> Halves | None:
