@@ -130,22 +130,48 @@ def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
             stream.write(json_text.json_row(row) + b"\n")
 
 
-def read_jsonl(path: Path, *, is_only_shown: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_jsonl(
+    path: Path, *, is_only_shown: bool = False, by_hand: bool = False
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line number from 1, row) of each non-empty line; ValueError names a line that is not a JSON object, with the
-    remedy. Bytes that are not UTF-8 are an error too, or U+FFFD if rows are `is_only_shown` to people.
+    remedy. Bytes that are not UTF-8 are an error too, or U+FFFD if rows are `is_only_shown` to people. In a file that
+    people write `by_hand`, a byte order mark may begin it, and a key that an object has twice is an error.
     """
-    check = row_check(path)
-    with require(path).open(encoding="utf-8", errors="replace" if is_only_shown else "strict") as stream:
+    check, encoding = row_check(path), "utf-8-sig" if by_hand else "utf-8"
+    with require(path).open(encoding=encoding, errors="replace" if is_only_shown else "strict") as stream:
         try:
             for number, line in enumerate(stream, start=1):
                 if line.strip():
                     row = _json_object(path, number, line)
+                    if by_hand:
+                        _refuse_repeated_key(path, number, line)
                     check(row, number)
                     yield number, row
         except UnicodeDecodeError as error:
+            found, number = f"not UTF-8 text ({error.reason})", _first_line_of_other_bytes(path)
             if kept_file(path):
-                raise damaged(path, f"not UTF-8 text ({error.reason})") from None
-            raise ValueError(f"{path}: not UTF-8 text ({error.reason}). Save the file as UTF-8.") from None
+                raise damaged(path, found, line=number) from None
+            raise ValueError(f"{path}, line {number}: {found}. Save the file as UTF-8.") from None
+
+
+def _first_line_of_other_bytes(path: Path) -> int:
+    """A text is decoded in blocks, so the reader does not know the line."""
+    with path.open("rb") as stream:
+        return next(number for number, line in enumerate(stream, start=1) if not _is_utf8(line))
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _refuse_repeated_key(path: Path, number: int, line: str) -> None:
+    key = json_text.repeated_key(line)
+    if key is not None:
+        raise damaged(path, f"the key {key!r} is there twice, and only its last value would be read", line=number)
 
 
 def _json_object(path: Path, number: int, line: str) -> dict[str, Any]:

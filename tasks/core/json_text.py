@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from typing import Any
 
 MAX_DEPTH = 64  # containers within each other
@@ -23,6 +24,18 @@ def parse(text: str | bytes, *, max_depth: int = MAX_DEPTH, unique_names: bool =
     if text.count("[") + text.count("{") > max_depth:  # else it cannot be deeper, and most texts are so small
         check_depth(value, max_depth=max_depth)
     return value
+
+
+def repeated_key(text: str) -> str | None:
+    """A key that an object of a JSON text has twice, of which `parse` gives the last value; None if there is none."""
+    repeated: list[str] = []
+
+    def note(pairs: list[tuple[str, Any]]) -> None:
+        counts = Counter(key for key, _ in pairs)
+        repeated.extend(key for key, count in counts.items() if count > 1)
+
+    json.JSONDecoder(object_pairs_hook=note).decode(text)
+    return repeated[0] if repeated else None
 
 
 def json_line(value: Any) -> str:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.core.json_text import MAX_DEPTH, check_writable, json_row, parse
+from tasks.core.json_text import MAX_DEPTH, check_writable, json_row, parse, repeated_key
 
 NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 WORDS = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(["NaN", "-Infinity", "1e999", "\x00é😀"])
@@ -100,3 +100,8 @@ def test_a_row_with_what_no_file_can_contain_is_refused(value: Any):
 
 def test_words_that_look_like_numbers_are_written():
     assert json_row({"said": "NaN or Infinity", "n": 10**30}) == b'{"said":"NaN or Infinity","n":%d}' % 10**30
+
+
+def test_a_key_that_an_object_has_twice_is_named_at_any_depth_and_two_objects_may_share_one():
+    assert repeated_key('{"a": 1, "b": {"c": 1, "c": 2}}') == "c"
+    assert repeated_key('{"a": 1, "b": [{"a": 1}, {"a": 2}]}') is None

@@ -83,8 +83,8 @@ def test_a_torn_or_foreign_line_is_named(tmp_path: Path, text: str, said: str) -
 
 
 def test_a_file_in_another_encoding_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes('{"a": "é"}\n'.encode("latin-1"))
-    with pytest.raises(ValueError, match=r"not UTF-8 .* Save the file as UTF-8"):
+    (tmp_path / "a.jsonl").write_bytes('{"a": 1}\n{"a": "é"}\n'.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"line 2: not UTF-8 .* Save the file as UTF-8"):
         list(read_jsonl(tmp_path / "a.jsonl"))
 
 

@@ -98,7 +98,7 @@ def read_corpus(path: Path) -> Corpus:
 @lru_cache(maxsize=4)
 def _read_once(path: Path, sha256: str) -> Corpus:
     documents: dict[str, Document] = {}
-    for number, raw in read_jsonl(path):
+    for number, raw in read_jsonl(path, by_hand=True):
         document = _document(raw, where=f"{path}, line {number}")
         if document.id in documents:
             raise ValueError(

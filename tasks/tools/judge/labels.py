@@ -56,7 +56,9 @@ def read_labels(file: Path, *, show_reference: bool) -> list[Labelled]:
             f"environment.judge.agreement.labels: {file} does not exist, so the judge cannot be compared with people. "
             f"Write episodes that you judged yourself; tasks/tools/README.md has the format."
         )
-    found = [_read(row, f"{file}, line {number}", number, show_reference) for number, row in read_jsonl(file)]
+    found = [
+        _read(row, f"{file}, line {number}", number, show_reference) for number, row in read_jsonl(file, by_hand=True)
+    ]
     if len({item.label for item in found}) < FEWEST:
         raise ValueError(
             f"{file}: every label is the same, so a judge that always says so would agree with all of them. Add "
