@@ -120,6 +120,8 @@ def _demonstration_fault(demonstration: Demonstration, played: Played) -> str:
             return f"{text}: replies differ from the recorded ones"
         if not answers or not all(reply.valid for reply in answers):
             return f"{text}: an invalid call"
+    if parse_calls(closing := demonstration.assistant_texts[-1]):
+        return f"{closing}: a call as the closing message, which nothing answers"
     if played.verdict is None:
         return f"{type(played.error).__name__}: {played.error}"
     return "" if played.verdict.success else "the episode does not end in success"

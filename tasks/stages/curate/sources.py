@@ -11,6 +11,7 @@ from tasks.core.files import read_jsonl
 from tasks.core.records import Problem
 from tasks.core.splits import content_key
 from tasks.core.text import one_line
+from tasks.core.tool_calls import parse_calls
 from tasks.core.urls import local_path
 from tasks.tools.base import Environment, Halves, SourceCount
 
@@ -35,7 +36,13 @@ def read_problems(settings: CurateSections, environment: Environment) -> list[tu
             f"curate.source = {options.source!r}, but the environment {environment.name!r} generates no problems. "
             f"Set curate.source to the path of a JSONL file of problems."
         )
-    return [(f"row {number}", problem) for number, problem in enumerate(problems, start=1)]
+    found = [(f"row {number}", problem) for number, problem in enumerate(problems, start=1)]
+    for where, problem in found:
+        if fault := call_as_answer(problem):
+            raise ValueError(
+                f"{options.source}, {where} ({problem.id}): {fault}. Correct generate() of the environment."
+            )
+    return found
 
 
 def count_source(settings: CurateSections, environment: Environment) -> SourceCount | None:
@@ -73,7 +80,7 @@ def _read_file(path: Path) -> list[tuple[str, Problem]]:
             f"Give the path of a JSONL file, or tasks/environments/<name> for that environment's own problems."
         )
     problems, faults = [], []
-    for number, raw in read_jsonl(path):
+    for number, raw in read_jsonl(path, by_hand=True):
         try:
             problems.append((f"line {number}", _problem(raw)))
         except ValueError as error:
@@ -102,4 +109,16 @@ def _problem(raw: dict[str, Any]) -> Problem:
         raise ValueError(
             "it contains NaN, Infinity, half a surrogate pair or endless nesting, which cannot be stored"
         ) from None
+    if fault := call_as_answer(problem):
+        raise ValueError(fault)
     return problem
+
+
+def call_as_answer(problem: Problem) -> str:
+    """The fault of a reference that closes a turn with a call, which no replay plays: a warm start would teach it."""
+    places = [f"reference.{number}.answer" for number, turn in enumerate(problem.reference) if parse_calls(turn.answer)]
+    return (
+        f"{places[0]} contains a tool call, which is not played and would be taught as an answer; put it into `calls`"
+        if places
+        else ""
+    )

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -117,6 +118,17 @@ def test_a_demonstration_must_get_the_recorded_replies_make_valid_calls_and_end_
     assert fault([add_0, "3"], [[refusal], []]).endswith("an invalid call")
     assert fault(["no call", "3"], [[], []]).endswith("an invalid call")
     assert fault([add_3, "4"], [["total 3"], []]) == "the episode does not end in success"
+    assert fault([add_3, add_3], [["total 3"], []]).endswith("a call as the closing message, which nothing answers")
+
+
+def test_a_generated_problem_whose_answer_is_a_call_is_refused_with_its_row() -> None:
+    class Careless(SumsWithExpert):
+        def generate(self, *, seed: int, num_problems: int, max_level: int) -> Iterator[Problem]:
+            yield problem("fine")
+            yield problem("p1", reference=[{"calls": [], "answer": "<tool_call>{}</tool_call>"}])
+
+    with pytest.raises(ValueError, match=r"row 2 \(p1\): reference.0.answer contains a tool call.* Correct generate"):
+        read_problems(curate_settings("sums_with_expert"), Careless())
 
 
 @pytest.mark.slow
@@ -226,10 +238,17 @@ def test_rows_of_a_file_are_known_by_their_line(tmp_path: Path) -> None:
             changed(reference=[{"calls": [{"name": "add"}], "answer": ""}]),
             "reference.0.calls.0.arguments: Field required",
         ),
+        (
+            changed(reference=[{"calls": [], "answer": call_text(ToolCall(name="add", arguments={"amount": 3}))}]),
+            "reference.0.answer contains a tool call, which is not played and would be taught",
+        ),
+        (changed(reference=[{"calls": [], "answer": "<tool_call> add 3"}]), "reference.0.answer contains a tool call"),
         (changed(world={"x": float("nan")}), "NaN, Infinity"),
         (changed(category="\ud800"), "category: Input should be a valid string"),
         (changed(world={"x": "\ud800"}), "half a surrogate pair"),
         ("{}", "id: Field required"),
+        (GOOD[:-1] + ', "level": 2}', "the key 'level' is there twice"),
+        (changed().replace('{"target": 3', '{"target": 4, "target": 3'), "the key 'target' is there twice"),
         ("[]", "expected one JSON object"),
         ('{"world": ' + '{"a":' * 490 + "1" + "}" * 491, "nested deeper than 80 levels"),
         ('{"id": 1' + "0" * 5000 + "}", "a number that no file can hold"),
@@ -242,6 +261,12 @@ def test_a_malformed_row_is_named_by_its_line_with_what_is_wrong(tmp_path: Path,
     assert text.startswith("mine.jsonl, line 2: ")
     assert said in text
     assert "Correct or remove it" in text
+
+
+def test_a_byte_order_mark_before_the_first_row_is_skipped(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text(f"{GOOD}\n", encoding="utf-8-sig")
+    found = read_problems(curate_settings(source=str(tmp_path / "mine.jsonl")), Sums())
+    assert [(where, problem.id) for where, problem in found] == [("line 1", "p")]
 
 
 def test_several_malformed_rows_are_counted_in_the_same_line(tmp_path: Path) -> None:
