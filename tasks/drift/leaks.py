@@ -5,7 +5,8 @@ the first. Otherwise an agent is rewarded for another's work: a published server
 process` gave an untrained model 31%.
 
 Live replies (time, random identifiers, changing readings) are no leak. More plays tell them apart: leaked state stays
-as the first play left it, alternates, grows each time, or counts.
+as the first play left it, alternates or grows each time. A number that runs on may be leaked state, or the request id or
+the quota of a service; where verdicts and all else are equal it is told, and nobody is refused for it.
 
 If the problems were solved before the first play, all plays are equal. So problems are drawn anew each time, and an
 environment where no calls succeed on every problem that needs a change counts as leaking.
@@ -20,6 +21,7 @@ from functools import partial
 from itertools import pairwise
 
 from tasks.core.records import Problem
+from tasks.core.terminal import warn
 from tasks.core.text import one_line
 from tasks.drift.probes import choose_probes, fields_of, is_of_now
 from tasks.tools.base import Environment, ToolReply
@@ -29,6 +31,7 @@ MOST_PROBLEMS = 4
 MORE_PLAYS = 3  # when replies differ: a live reading grows over four plays by chance 1 time in 24
 MAX_SHOWN = 80  # characters of a reply
 NUMBER, WORD, TIME_OF_DAY = re.compile(r"\d+"), re.compile(r"\S+"), re.compile(r"\d?\d:\d\d(:\d\d)?")
+Replies = Sequence[ToolReply]  # to one call, in the order of the plays
 REMEDY = (
     "Start each episode afresh. For an MCP server that is environment.settings.reset, and {scratch} in "
     "environment.settings.environment or command where the server keeps files. An environment of yours keeps all state "
@@ -41,7 +44,7 @@ def find_leaks(environment: Environment, problems: Sequence[Problem]) -> list[st
     candidates = [problem for problem in problems if _calls_something(problem)]
     random.SystemRandom().shuffle(candidates)
     tried = choose_probes(candidates, MOST_PROBLEMS)
-    found, solved_by_nothing = [], []
+    found, running, solved_by_nothing = [], [], []
     for problem in tried:
         nothing, solution = (_play(environment, script) for script in _pair(problem))
         if nothing is None or solution is None:
@@ -50,7 +53,10 @@ def find_leaks(environment: Environment, problems: Sequence[Problem]) -> list[st
         if again is None or once_more is None:
             continue
         line = _other_verdict("doing nothing", nothing, again) or _other_verdict("its solution", solution, once_more)
-        line = line or _other_replies(solution, once_more, partial(_play, environment, _pair(problem)[1]))
+        if not line:
+            plays = _play_differing(solution, once_more, partial(_play, environment, _pair(problem)[1]))
+            line = _first_shown(plays, _shows_a_leak)
+            running += [f"problem {problem.id!r}: {number}"] if (number := _first_shown(plays, _runs_on)) else []
         found += [f"problem {problem.id!r}: {line}"] if line else []
         if _changes_something(environment, problem) and solution.verdict and solution.verdict.success:
             solved_by_nothing.append(bool(nothing.verdict and nothing.verdict.success))
@@ -59,6 +65,11 @@ def find_leaks(environment: Environment, problems: Sequence[Problem]) -> list[st
         found.append(
             f"doing nothing succeeds on all problems tried ({num}): they were "
             f"solved before, or the check of success is always true"
+        )
+    if running and not found:
+        warn(
+            f"warning: a number runs on from one episode to the next: {running[0]}. The id of a request "
+            f"or a quota may; if it counts what episodes left behind, an agent sees another's work. {REMEDY}"
         )
     return found
 
@@ -91,15 +102,19 @@ def _other_verdict(what: str, first: Played, second: Played) -> str:
     return f"{what} ends in {ends[0]}, and the second time in {ends[1]}"
 
 
-def _other_replies(first: Played, second: Played, play_again: Callable[[], Played | None]) -> str:
-    """The first reply that shows a leak. Differing replies are played more often to see why."""
+def _play_differing(first: Played, second: Played, play_again: Callable[[], Played | None]) -> list[Replies]:
+    """The replies to each call over several plays, which show why they differ; empty where two plays are equal."""
     if [_said(reply) for reply in first.replies] == [_said(reply) for reply in second.replies]:
-        return ""
+        return []
     more = [played for _ in range(MORE_PLAYS) if (played := play_again()) is not None]
     if len(more) < MORE_PLAYS:
-        return ""
-    for replies in zip(*(played.replies for played in (first, second, *more)), strict=False):
-        if _shows_a_leak(replies):
+        return []
+    return list(zip(*(played.replies for played in (first, second, *more)), strict=False))
+
+
+def _first_shown(plays: Sequence[Replies], is_shown: Callable[[Replies], bool]) -> str:
+    for replies in plays:
+        if is_shown(replies):
             return f"a tool first answers {_shown(replies[0])} and then, in a later episode, {_shown(replies[1])}"
     return ""
 
@@ -112,13 +127,20 @@ def _shown(reply: ToolReply) -> str:
     return one_line(reply.text, MAX_SHOWN) or "nothing"
 
 
-def _shows_a_leak(replies: Sequence[ToolReply]) -> bool:
-    """`replies` to one call, in the order of the plays."""
-    values = [_values(reply.text) for reply in replies]
-    shapes = [" ".join(value) for value in values]
-    if _is_kept([str(reply.valid) for reply in replies]) or _is_kept(shapes):
-        return True
-    return len(set(shapes)) == 1 and any(_is_kept([value[place] for value in values]) for place in values[0])
+def _shows_a_leak(replies: Replies) -> bool:
+    return _is_kept([str(reply.valid) for reply in replies]) or any(map(_is_kept, _each_value(replies)))
+
+
+def _runs_on(replies: Replies) -> bool:
+    """Whether a number in them grows or falls by equal steps: `order-3`, `order-4`, `order-5`."""
+    return any(len(set(values)) > 1 and _counts(values) for values in _each_value(replies))
+
+
+def _each_value(replies: Replies) -> list[list[str]]:
+    """What each place has in the replies, over the plays; first the places, as one text."""
+    found = [_values(reply.text) for reply in replies]
+    places = [" ".join(values) for values in found]
+    return [places, *([values[place] for values in found] for place in found[0] if len(set(places)) == 1)]
 
 
 def _values(text: str) -> dict[str, str]:
@@ -130,15 +152,15 @@ def _values(text: str) -> dict[str, str]:
 
 
 def _is_kept(values: Sequence[str]) -> bool:
-    """Whether a value changes over the plays as leaked state does: it stays as the first play left it, alternates,
-    counts, or grows from the second on (`nothing`, `a`, `a, a`).
+    """Whether a value changes over the plays as leaked state does: it stays as the first play left it, alternates, or
+    grows from the second on (`nothing`, `a`, `a, a`).
     """
     first, second, *later = values
     if first == second or all(TIME_OF_DAY.search(value) for value in values):
         return False
-    if set(later) == {second} or _counts(values):
+    if set(later) == {second}:
         return True
-    if all(map(_is_number, values)):
+    if _counts(values) or all(map(_is_number, values)):
         return False
     is_switched = values[0::2] == [first] * len(values[0::2]) and values[1::2] == [second] * len(values[1::2])
     lengths = [len(value) for value in (second, *later)]
@@ -154,7 +176,7 @@ def _is_number(value: str) -> bool:
 
 
 def _counts(values: Sequence[str]) -> bool:
-    """Whether the numbers in a text grow by equal steps: `order-3`, `order-4`, `order-5`."""
+    """Whether the numbers in a text change by equal steps alone."""
     if len({NUMBER.sub("#", value) for value in values}) > 1:
         return False
     numbers = [[int(number) for number in NUMBER.findall(value)] for value in values]

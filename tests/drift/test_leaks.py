@@ -116,7 +116,7 @@ def test_silence_that_is_right_now_and_then_is_no_leak() -> None:
     assert find_leaks(quiet, [looks, sum_problem("add", target=2)]) == []
 
 
-_count = itertools.count(5)
+_count, _light = itertools.count(5), itertools.cycle(["on", "off"])
 
 
 @pytest.mark.parametrize(
@@ -125,11 +125,20 @@ _count = itertools.count(5)
         lambda episode: {"id": next(_count)},
         lambda episode: {"id": f"order-{next(_count):04d}"},
         lambda episode: f"Saved as number {next(_count)}.",
+        lambda episode: {"saved": True, "remaining": str(5000 - next(_count))},
     ],
 )
-def test_a_number_that_goes_on_from_episode_to_episode_is_found(answer: Callable[[Any], Any]) -> None:
-    (line,) = find_leaks(world(answer), [problem(1)])
+def test_a_number_that_runs_on_is_told_and_no_leak_for_it_alone(
+    answer: Callable[[Any], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert find_leaks(world(answer), [problem(1)]) == []
+    assert "warning: a number runs on from one episode to the next: problem 'p1': a tool" in capsys.readouterr().err
+
+
+def test_a_number_that_runs_on_beside_a_switch_that_was_left_is_a_leak(capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = find_leaks(world(lambda episode: {"id": next(_count), "light": next(_light)}), [problem(1)])
     assert "a tool first answers" in line
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
