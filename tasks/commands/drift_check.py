@@ -70,7 +70,8 @@ def check_champion(settings: DriftCheckSections, paths: Paths) -> dict[str, Any]
     alpha, number = check_error(options, past, at=at), len(past) + 1
     require(paths.split("select"), made_by="curate")
     select = read_split(paths, "select")
-    problems, kept = of_one_mix(select, promoted_episodes(registry, champion))
+    then = promoted_episodes(registry, champion)
+    problems, kept = of_one_mix(select, then)
     promoted = summarise(kept, confidence=confidence_of(alpha))
     played = play_champion(settings, paths, registry, champion, problems, number=number)
     fresh = summarise(played, confidence=confidence_of(alpha))
@@ -84,7 +85,7 @@ def check_champion(settings: DriftCheckSections, paths: Paths) -> dict[str, Any]
         "num_problems": fresh["num_problems"],
         **interval_of(fresh),
         "promoted": interval_of(promoted),
-        "not_compared": sorted({item.category for item in select} - {item.category for item in kept}),
+        "not_compared": sorted({item.category for item in select} - {item.category for item in then}),
     }
     episodes = paths.artifacts / ROOM / "select_champion.jsonl"
     write_jsonl(episodes, (item.to_row() for item in played))

@@ -5,8 +5,8 @@ the first. Otherwise an agent is rewarded for another's work: a published server
 process` gave an untrained model 31%.
 
 Live replies (time, random identifiers, changing readings) are no leak. More plays tell them apart: leaked state stays
-as the first play left it, alternates or grows each time. A number that runs on may be leaked state, or the request id or
-the quota of a service; where verdicts and all else are equal it is told, and nobody is refused for it.
+as the first play left it, alternates or grows each time. A number that runs on may be leaked state, or a request's id
+or a service's quota: where verdicts and all else are equal it is told, and nothing is refused for it.
 
 If the problems were solved before the first play, all plays are equal. So problems are drawn anew each time, and an
 environment where no calls succeed on every problem that needs a change counts as leaking.
