@@ -142,9 +142,7 @@ def read_jsonl(
         try:
             for number, line in enumerate(stream, start=1):
                 if line.strip():
-                    row = _json_object(path, number, line)
-                    if by_hand:
-                        _refuse_repeated_key(path, number, line)
+                    row = _json_object(path, number, line, unique_names=by_hand)
                     check(row, number)
                     yield number, row
         except UnicodeDecodeError as error:
@@ -168,15 +166,12 @@ def _is_utf8(line: bytes) -> bool:
     return True
 
 
-def _refuse_repeated_key(path: Path, number: int, line: str) -> None:
-    key = json_text.repeated_key(line)
-    if key is not None:
-        raise damaged(path, f"the key {key!r} is there twice, and only its last value would be read", line=number)
-
-
-def _json_object(path: Path, number: int, line: str) -> dict[str, Any]:
+def _json_object(path: Path, number: int, line: str, *, unique_names: bool = False) -> dict[str, Any]:
     try:
-        row = json_text.parse(line.rstrip("\r\n"), max_depth=json_text.MAX_ROW_DEPTH)
+        row = json_text.parse(line.rstrip("\r\n"), max_depth=json_text.MAX_ROW_DEPTH, unique_names=unique_names)
+    except json_text.RepeatedName as error:
+        found = f"the key {error.name!r} is there twice, and only its last value would be read"
+        raise damaged(path, found, line=number) from None
     except json.JSONDecodeError as error:
         raise damaged(path, f"not valid JSON ({error.msg} at column {error.colno})", line=number) from None
     except ValueError:

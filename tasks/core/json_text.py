@@ -8,34 +8,29 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from typing import Any
 
 MAX_DEPTH = 64  # containers within each other
 MAX_ROW_DEPTH = MAX_DEPTH + 16  # of a record, which contains a model's JSON a few levels down
 
 
+class RepeatedName(ValueError):
+    """An object has a name twice: readers differ in which of the values counts."""
+
+    def __init__(self, name: str):
+        super().__init__(f"an object has the name {name!r} twice")
+        self.name = name
+
+
 def parse(text: str | bytes, *, max_depth: int = MAX_DEPTH, unique_names: bool = False) -> Any:
     """ValueError if the text is not JSON, is nested too deep, or has a number that no file can contain: NaN, Infinity,
-    one beyond a float, or an integer of more than 4,300 digits. With `unique_names` also if an object has a name twice.
+    one beyond a float, or an integer of more than 4,300 digits. With `unique_names` RepeatedName too.
     """
     text = text if isinstance(text, str) else _decoded(text)
     value = _decode(_UNIQUE_DECODER, text, max_depth) if unique_names else _read(text, max_depth)
     if text.count("[") + text.count("{") > max_depth:  # else it cannot be deeper, and most texts are so small
         check_depth(value, max_depth=max_depth)
     return value
-
-
-def repeated_key(text: str) -> str | None:
-    """A key that an object of a JSON text has twice, of which `parse` gives the last value; None if there is none."""
-    repeated: list[str] = []
-
-    def note(pairs: list[tuple[str, Any]]) -> None:
-        counts = Counter(key for key, _ in pairs)
-        repeated.extend(key for key, count in counts.items() if count > 1)
-
-    json.JSONDecoder(object_pairs_hook=note).decode(text)
-    return repeated[0] if repeated else None
 
 
 def json_line(value: Any) -> str:
@@ -93,10 +88,11 @@ def _decode(decoder: json.JSONDecoder, text: str, max_depth: int) -> Any:
 
 
 def with_unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object, for a decoder. ValueError if it has a name twice: readers differ in which of the values counts."""
+    """The object, for a decoder. RepeatedName if it has a name twice."""
     made = dict(pairs)
     if len(made) < len(pairs):
-        raise ValueError("an object has a name twice")
+        names = [name for name, _ in pairs]
+        raise RepeatedName(next(name for name in names if names.count(name) > 1))
     return made
 
 
