@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tasks.learning.grpo.advantages import Baseline, group_advantages
+from tasks.learning.grpo.credit import group_credit
 from tasks.learning.grpo.losses import (
     Aggregation,
     ImportanceCorrection,
@@ -16,13 +17,18 @@ from tasks.learning.grpo.losses import (
     aggregation_weights,
     cispo_loss,
     gspo_loss,
+    has_bounded_weight,
     importance_weights,
     is_clipped,
     kl_estimate,
     ppo_loss,
 )
+from tasks.learning.grpo.step_loss import batch_loss, loss_batches
+from tasks.learning.shared.batching import share_of
 from tasks.learning.shared.optimizer import learning_rate
-from tests.learning.options import supervised
+from tasks.learning.shared.rows import Row
+from tests.learning.options import grpo, supervised
+from tests.learning.rows import a_group
 
 ALL = torch.tensor([[True, True, True, True]])
 
@@ -50,6 +56,20 @@ def test_leave_one_out_compares_with_the_mean_of_the_others() -> None:
 def test_a_group_of_equal_rewards_gives_exact_zeros(reward: float, baseline: Baseline) -> None:
     advantages = group_advantages(torch.full((1, 4), reward), ALL, baseline=baseline)
     assert advantages.tolist() == [[0.0, 0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("reward", [5.1, 11.3, 20.7, 101.3, 1e30])
+@pytest.mark.parametrize("size", [6, 7, 8, 12])
+def test_equal_rewards_teach_nothing_however_large_they_are(reward: float, size: int) -> None:
+    """In float32 the mean of seven times 20.7 is 20.700002, so each would be 0.93 standard deviations off."""
+    assert group_credit(a_group(1, [reward] * size, ["failure"] * size), grpo()) == [0.0] * size
+
+
+@pytest.mark.parametrize(("high", "low"), [(1e39, 0.0), (100_000.001, 100_000.0)])
+def test_large_rewards_that_differ_are_compared_as_small_ones_are(high: float, low: float) -> None:
+    """One of four is higher: 1.5 and −½, as for 1 0 0 0. In float32 1e39 is infinite, and the other two are equal."""
+    credit = group_credit(a_group(1, [high, low, low, low]), grpo())
+    assert credit == pytest.approx([1.5, -0.5, -0.5, -0.5])
 
 
 def test_a_trajectory_that_does_not_count_leaves_mean_and_std_and_gets_zero() -> None:
@@ -106,6 +126,29 @@ def test_only_tokens_the_clip_holds_back_count_as_clipped() -> None:
     ratios = torch.log(torch.tensor([1.5, 1.5, 0.5, 0.5]))
     advantages = torch.tensor([1.0, -1.0, 1.0, -1.0])
     assert is_clipped(ratios, torch.zeros(4), advantages, low=0.2, high=0.2).tolist() == [True, False, False, True]
+
+
+def test_with_cispo_a_token_counts_as_clipped_where_its_weight_is_another() -> None:
+    """The same four: weights 1.2, 1.2, 0.8 and 0.8 instead of the ratios. Ratio 1.1 is its own weight; without an
+    advantage no weight matters.
+    """
+    ratios = torch.log(torch.tensor([1.5, 1.5, 0.5, 0.5, 1.1, 1.5]))
+    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, 0.0])
+    found = has_bounded_weight(ratios, torch.zeros(6), advantages, low=0.2, high=0.2)
+    assert found.tolist() == [True, True, True, True, False, False]
+
+
+@pytest.mark.parametrize(("loss", "share"), [("ppo", 0.5), ("cispo", 1.0)])
+def test_the_clip_share_is_of_the_loss_that_is_trained_with(loss: str, share: float) -> None:
+    """Two tokens of advantage 1 whose log-probs rise and fall by 1: PPO stops the first, CISPO bounds both."""
+    rows = [Row([1, 2, 3], [False, True, True], [0.0, 0.0, 0.0], 1.0)]
+    device = torch.device("cpu")
+    batches = share_of([rows], packing="tree", max_tokens=10, device=device, rank=0, num_ranks=1, num_lanes=1)
+    settings = grpo(loss=loss, kl_weight=0.0, clip_low=0.2, clip_high=0.2)
+    (batch,) = loss_batches(batches, settings, dropped_lengths=[])
+    batch.old_logp_M = torch.tensor([-2.0, -2.0])
+    _, sums = batch_loss(batch, torch.tensor([-1.0, -3.0]), settings)
+    assert sums.metrics()["clip_share"] == share
 
 
 def test_kl_is_zero_where_policy_and_reference_agree_and_positive_elsewhere() -> None:

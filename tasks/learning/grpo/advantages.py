@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from tasks.core.records import EQUAL_REWARDS
 
 Baseline = Literal["std", "mean", "leave_one_out"]
+LARGEST_IN_FLOAT32 = 8.0  # above it neighbours in float32 are further apart than EQUAL_REWARDS
 
 
 def group_advantages(reward_NG: Tensor, is_counted_NG: Tensor, *, baseline: Baseline) -> Tensor:
@@ -21,13 +23,15 @@ def group_advantages(reward_NG: Tensor, is_counted_NG: Tensor, *, baseline: Base
 
     Trajectories cut by a token limit (`is_counted` False; DAPO, arXiv:2503.14476) do not enter n, mean or std and get
     0. A group whose rewards are all equal gets exact zeros: dividing float noise by a tiny std would give a large
-    random gradient.
+    random gradient. Rewards from `LARGEST_IN_FLOAT32` on need float64.
     """
     count_N1 = is_counted_NG.sum(-1, keepdim=True)
     reward_NG = torch.where(is_counted_NG, reward_NG, 0.0)
     mean_N1 = reward_NG.sum(-1, keepdim=True) / count_N1.clamp(min=1)
     centred_NG = torch.where(is_counted_NG, reward_NG - mean_N1, 0.0)
-    is_equal_N1 = centred_NG.abs().amax(-1, keepdim=True) < EQUAL_REWARDS
+    highest_N1 = reward_NG.masked_fill(~is_counted_NG, -math.inf).amax(-1, keepdim=True)
+    lowest_N1 = reward_NG.masked_fill(~is_counted_NG, math.inf).amin(-1, keepdim=True)
+    is_equal_N1 = highest_N1 - lowest_N1 < EQUAL_REWARDS
     num_others_N1 = (count_N1 - 1).clamp(min=1)
     if baseline == "std":
         std_N1 = (centred_NG.square().sum(-1, keepdim=True) / num_others_N1).sqrt()

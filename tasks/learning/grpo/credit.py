@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tasks.core.records import Group, Trajectory
-from tasks.learning.grpo.advantages import group_advantages
+from tasks.learning.grpo.advantages import LARGEST_IN_FLOAT32, group_advantages
 from tasks.learning.grpo.exploration import max_variance_subset
 from tasks.learning.grpo.turn_credit import turn_advantages
 from tasks.learning.shared.settings import GRPOSettings
@@ -19,7 +19,8 @@ def group_credit(group: Group, settings: GRPOSettings) -> Sequence[float | list[
     rewards, counted = [score.reward for score in group.scores], carries_loss(group, settings)
     if settings.advantage == "turn_leave_one_out":
         return turn_advantages(group.trajectories, rewards, counted)
-    reward_1G, counted_1G = torch.tensor([rewards]), torch.tensor([counted])
+    dtype = torch.float32 if max(map(abs, rewards), default=0.0) < LARGEST_IN_FLOAT32 else torch.float64
+    reward_1G, counted_1G = torch.tensor([rewards], dtype=dtype), torch.tensor([counted])
     advantages: list[float] = group_advantages(reward_1G, counted_1G, baseline=settings.advantage)[0].tolist()
     return advantages
 

@@ -103,9 +103,17 @@ def aggregation_weights(
 
 
 def is_clipped(policy_logp_M: Tensor, old_logp_M: Tensor, advantage_M: Tensor, *, low: float, high: float) -> Tensor:
-    """Which tokens the clip stops: above the band with a gain, below it with a loss; [M]."""
+    """Which tokens the clip of PPO and GSPO stops: above the band with a gain, below it with a loss; [M]."""
     ratio_M = (policy_logp_M - old_logp_M).exp()
     return ((advantage_M > 0) & (ratio_M > 1 + high)) | ((advantage_M < 0) & (ratio_M < 1 - low))
+
+
+def has_bounded_weight(
+    policy_logp_M: Tensor, old_logp_M: Tensor, advantage_M: Tensor, *, low: float, high: float
+) -> Tensor:
+    """Which tokens have another weight by the clip of CISPO: outside of the band, with a gain or a loss; [M]."""
+    ratio_M = (policy_logp_M - old_logp_M).exp()
+    return (advantage_M != 0) & ((ratio_M > 1 + high) | (ratio_M < 1 - low))
 
 
 def _ratio(log_ratio_M: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from tasks.learning.grpo.losses import (
     aggregation_weights,
     cispo_loss,
     gspo_loss,
+    has_bounded_weight,
     importance_weights,
     is_clipped,
     kl_estimate,
@@ -121,7 +122,8 @@ def _count(
     difference_M = policy_logp_M - old_logp_M
     if settings.loss == "gspo":
         difference_M = sequence_means(difference_M, tensors.sequence_M)
-    is_clipped_M = is_clipped(
+    clips = has_bounded_weight if settings.loss == "cispo" else is_clipped
+    is_clipped_M = clips(
         difference_M,
         torch.zeros_like(difference_M),
         tensors.advantage_M,

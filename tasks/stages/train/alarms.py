@@ -34,8 +34,8 @@ ADVICE: dict[str, str] = {
     "or train.updates_per_batch.",
     "kl": "What the policy could do before it may be lost. Lower train.learning_rate, raise train.kl_weight, or let "
     "the reference follow by train.reference_interval.",
-    "clip": "Clipped tokens teach nothing, and so many of them show that steps are too large. Lower "
-    "train.learning_rate or train.updates_per_batch.",
+    "clip": "So many show that steps are too large: a clipped token teaches nothing, and with train.loss cispo less or "
+    "more than it should. Lower train.learning_rate or train.updates_per_batch.",
     "entropy_collapse": "A policy that is certain of failing actions explores nothing new. Raise sampling.temperature "
     "or train.clip_high, or start from a stronger model.",
     "zero_variance": "Equal rewards teach nothing, so the run only costs time. Give it easier problems, a longer warm "
