@@ -182,11 +182,14 @@ class Band:
         return row if self.settings.levels is None else {**row, "open_level": self.levels[self.num_open - 1]}
 
     def state(self) -> dict[str, Any]:
-        return {"rates": self.rates.state(), "num_open": self.num_open}
+        """With the metrics of the last draw, which a batch that streams may report after a resume."""
+        last = {"expected_informative_share": self.expected_informative_share}
+        return {"rates": self.rates.state(), "num_open": self.num_open, **last}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.rates.load_state(state["rates"])
         self.num_open = state["num_open"]
+        self.expected_informative_share = state["expected_informative_share"]
 
     def _open_levels(self, posteriors: dict[str, Beta]) -> None:
         levels = self.settings.levels
