@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,14 @@ from tasks.report.chart_panels import measured_panels, value_of
 from tasks.rollouts.budgets import Size, fit
 from tasks.rollouts.conversation import EpisodeKey
 from tasks.rollouts.episode import EngineEpisodes
+from tasks.stages.train.groups import success_by_environment
 from tasks.stages.train.run import TrainingRun
 from tasks.stages.train.settings import TrainSections
 from tasks.tools.retries import RetryingEnvironment
 from tasks.tracking.metrics import row_points
 from tests import tiny
 from tests.contracts.test_environments import load_page_module
+from tests.learning.rows import a_group
 from tests.pipeline.training_worker import unwatched
 from tests.profiles import profile_params
 from tests.readme import page_block
@@ -154,6 +157,14 @@ def test_references_are_measured_against_the_budgets_of_their_environment():
     found = fit([roomy, tight], tiny.SAMPLING)  # 4 turns
     assert ([size.problem_id for size in found.cut], found.limits["max_turns"]) == (["b"], 2)
     assert not fit([roomy], tiny.SAMPLING).cut
+
+
+def test_success_by_environment_is_of_the_groups_that_success_is_of():
+    """Drawn first, 3 of 4 succeed; what replaced a group without signal, with 1 of 4, is in neither number."""
+    first = a_group(1, [1.0, 1.0, 1.0, 0.0], ["success", "success", "success", "failure"])
+    instead = a_group(2, [1.0, 0.0, 0.0, 0.0], ["success", "failure", "failure", "failure"], round_number=1)
+    groups = [replace(group, problem_id=f"custom/{group.problem_id}") for group in (first, instead)]
+    assert success_by_environment(groups, mixture()) == {"success_by_environment": {"custom": 0.75}}
 
 
 def test_success_by_environment_is_a_curve_in_metrics_and_on_the_chart():

@@ -83,10 +83,12 @@ def score_group(
 
 
 def success_by_environment(groups: Sequence[Group], environment: Environment) -> dict[str, dict[str, float]]:
-    """Success of the batch in each environment of a mixture; nothing where there is only one."""
+    """Success of the batch in each environment of a mixture; nothing where there is only one. Groups that replaced
+    others are left out, as in the success of the whole batch: they were drawn since those before had no signal.
+    """
     played: dict[str, list[bool]] = defaultdict(list)
     for group in groups:
         name = environment.member_of(group.problem_id)
-        if name is not None and not group.is_prefixed:
+        if name is not None and group.round_number == 0 and not group.is_prefixed:
             played[name] += [trajectory.is_success for trajectory in group.trajectories]
     return {BY_ENVIRONMENT: {name: sum(won) / len(won) for name, won in sorted(played.items())}} if played else {}
