@@ -102,7 +102,7 @@ def _signal_table(plan: Plan, outlook: Outlook) -> Any:
         table.add_row(
             told + ", as set" * ([*set_sizes] == [row.group_size]),
             f"{row.without_signal:.0%}",
-            f"{row.episodes_per_useful_group:,.0f}",
+            "–" if row.episodes_per_useful_group is None else f"{row.episodes_per_useful_group:,.0f}",
             count(row.episodes),
             count(row.sampled_tokens),
             "" if seconds is None else _time(seconds),

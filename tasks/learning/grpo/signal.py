@@ -35,8 +35,10 @@ class ExpectedSignal:
                 return size
         return GROUP_SIZES[-1]
 
-    def episodes_per_useful_group(self, size: int) -> float:
-        return size / (1 - self.without_signal[size])
+    def episodes_per_useful_group(self, size: int) -> float | None:
+        """None where no group is expected to have signal."""
+        useful = 1 - self.without_signal[size]
+        return size / useful if useful > 0 else None
 
     def num_episodes(
         self, size: int, *, num_iterations: int, problems_per_iteration: int, replacement_rounds: int
@@ -50,7 +52,8 @@ class ExpectedSignal:
 def share_without_signal(rate: Beta, group_size: int) -> float:
     total = rate.solved + rate.failed
     all_solved = prod((rate.solved + number) / (total + number) for number in range(group_size))
-    return all_solved + prod((rate.failed + number) / (total + number) for number in range(group_size))
+    all_failed = prod((rate.failed + number) / (total + number) for number in range(group_size))
+    return min(1.0, all_solved + all_failed)  # which rounding may exceed
 
 
 def expected_signal(rates: Sequence[Beta], weights: Sequence[float], *, group_sizes: Iterable[int]) -> ExpectedSignal:

@@ -35,11 +35,13 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class OutlookRow:
-    """Of a run with this group size. Tokens are sampled ones, at the baseline's length."""
+    """Of a run with this group size. Tokens are sampled ones, at the baseline's length. Without a useful group no
+    number of episodes is enough for one: None.
+    """
 
     group_size: int
     without_signal: float
-    episodes_per_useful_group: float
+    episodes_per_useful_group: float | None
     episodes: float
     sampled_tokens: float
 

@@ -98,6 +98,21 @@ def test_the_band_expects_more_signal_than_uniform_from_the_same_baseline() -> N
     assert band.without_signal < uniform.without_signal - 0.03
 
 
+def test_where_no_group_can_have_signal_the_plan_shows_no_number_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A hardly known prior and 22 failures: a group of 4 has signal with a chance below 2⁻⁵³, and 1 less that is 1."""
+    paths = assessed(tmp_path / "artifacts", solved=0)
+    params = planned_here(paths, monkeypatch)
+    params["train"]["band"]["prior_strength"] = 1e-5
+    tell_outlook(load(TrainSections, params), SELECT, read_baseline(paths))
+    assert "100% of G = 4" in capsys.readouterr().out
+    plan = make_plan(gpu="cpu")
+    row = json.loads(as_json(plan))["signal"]["rows"][0]
+    assert (row["group_size"], row["without_signal"], row["episodes_per_useful_group"]) == (4, 1.0, None)
+    assert "–" in next(line for line in printed(plan).splitlines() if "G = 4" in line)
+
+
 def test_an_episode_that_our_fault_ended_is_no_evidence() -> None:
     assert baseline_of([an_episode(SELECT[0], "environment_error")], SELECT) is None
 
