@@ -104,6 +104,30 @@ def test_starting_over_reads_the_master_from_the_weights_that_were_put_back() ->
     assert {name: tensor.tolist() for name, tensor in optimizer.tensors().items()} == {"master.0": [[2.0] * 8]}
 
 
+def test_after_starting_over_the_rate_warms_up_again_also_after_a_resume() -> None:
+    """Four steps of warm-up to 0.4: by 0.1, 0.2, 0.3, 0.4 and 0.4 of 1; started over with half the rate, by 0.05, 0.1,
+    and, resumed there, 0.15, 0.2 and 0.2.
+    """
+    settings = supervised(schedule="constant", learning_rate=0.4, warmup_steps=4)
+    model = one_matrix(torch.float32)
+    optimizer = Optimizer(model, settings, num_steps=1)
+
+    def moved(count: int) -> list[float]:
+        rows = [model.transformer.h[0].extra[0, 0].item()]
+        rows += [steps(model, optimizer, 1)[0, 0].item() for _ in range(count)]
+        return [before - after for before, after in zip(rows, rows[1:], strict=False)]
+
+    assert moved(5) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4], abs=1e-5)
+    optimizer.start_over()
+    optimizer.rate_scale = 0.5
+    assert moved(2) == pytest.approx([0.05, 0.1], abs=1e-5)
+    stopped, optimizer = optimizer, Optimizer(model, settings, num_steps=1)
+    optimizer.load_tensors(stopped.tensors())
+    optimizer.load_state(stopped.state())
+    assert moved(3) == pytest.approx([0.15, 0.2, 0.2], abs=1e-5)
+    assert optimizer.steps_done == 10
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_state_that_moves_to_the_host_between_updates_changes_no_bit(dtype: torch.dtype) -> None:
     """The host's buffers stand in for a device too: data moves, names, objects and values stay."""

@@ -164,8 +164,7 @@ class GRPOTrainer:
         return gather_whole(self._policy_tensors(), self.ranks, dtypes=self.dtypes)
 
     def state(self) -> dict[str, Any]:
-        optimizer = self.optimizer
-        return {"iteration": self.iteration, "steps_done": optimizer.steps_done, "rate_scale": optimizer.rate_scale}
+        return {"iteration": self.iteration, **self.optimizer.state()}
 
     def load(self, tensors: NamedTensors, state: dict[str, Any]) -> None:
         self._load(shapes_of(tensors), state, tensors=tensors)
@@ -180,8 +179,8 @@ class GRPOTrainer:
         self.optimizer.load_tensors(shared["optimizer"])
         if self.reference is not None:
             copy_tensors(shared["reference"], self.reference.tensors())
-        self.iteration, self.optimizer.steps_done = state["iteration"], state["steps_done"]
-        self.optimizer.rate_scale = state["rate_scale"]
+        self.iteration = state["iteration"]
+        self.optimizer.load_state(state)
 
     def roll_back(self, policy: dict[str, Tensor], *, step_factor: float) -> None:
         """Restore earlier weights, also as reference; take smaller steps. Iterations count on, so no draw repeats."""

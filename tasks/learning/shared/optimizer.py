@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,6 +50,7 @@ class Optimizer:
         computes_in: torch.dtype | None = None,
     ):
         self.settings, self.num_steps, self.steps_done, self.rate_scale = settings, num_steps, 0, 1.0
+        self.steps_before = 0  # it started over: these count for no warm-up
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.masters = [_master(parameter) for parameter in self.parameters]
         self.parts = _torch_optimizers(model, self.parameters, self.masters, settings)
@@ -63,7 +65,10 @@ class Optimizer:
         """
         assert 0 <= position < self.num_steps, "the schedule ends with the run"
         rate = self.rate_scale * learning_rate(
-            self.settings, step=self.steps_done + 1, position=position, num_steps=self.num_steps
+            self.settings,
+            step=self.steps_done + 1 - self.steps_before,
+            position=position,
+            num_steps=self.num_steps,
         )
         norm = float(whole(torch.nn.utils.clip_grad_norm_(self.masters, self.settings.max_grad_norm)))
         is_finite = math.isfinite(norm) and is_loss_finite
@@ -79,11 +84,21 @@ class Optimizer:
         return Step(norm, rate, is_finite)
 
     def start_over(self) -> None:
-        """Forget the averages, and read the masters from the parameters, which a roll-back has put back."""
+        """Forget the averages, and read the masters from the parameters, which a roll-back has put back. The rate warms
+        up again: AdamW's first step without averages moves every weight by the whole rate.
+        """
+        self.steps_before = self.steps_done
         for part in self.parts:
             part.state.clear()
         for _, parameter, master in self._rounded():
             master.copy_(parameter.data)
+
+    def state(self) -> dict[str, Any]:
+        return {"steps_done": self.steps_done, "steps_before": self.steps_before, "rate_scale": self.rate_scale}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.steps_done, self.steps_before = state["steps_done"], state["steps_before"]
+        self.rate_scale = state["rate_scale"]
 
     def load_to_device(self) -> None:
         if self.host is not None:
@@ -199,7 +214,7 @@ def learning_rate(settings: OptimizerSettings, *, step: int, position: int, num_
     """The rate of step number `step` (from 1) at `position` (from 0): linear warm-up times the schedule's share.
 
     `final_learning_rate_share` is reached only after the last position, so no step has rate 0. Warm-up counts steps
-    taken, since the optimizer's averages need them; the schedule counts positions, so that it ends with the run.
+    taken since the optimizer's averages were empty; the schedule counts positions, so that it ends with the run.
     """
     warmup = min(1.0, step / settings.warmup_steps) if settings.warmup_steps else 1.0
     if settings.schedule == "constant":
