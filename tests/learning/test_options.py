@@ -10,6 +10,8 @@ from tasks.core.settings import Settings, load
 from tasks.learning.shared.settings import GRPOSettings
 from tests.learning.options import GRPO
 
+LORA = {"rank": 4, "alpha": 8.0, "target_modules": "all-linear"}
+
 
 class Section(Settings):
     train: GRPOSettings
@@ -49,6 +51,12 @@ def message(**changed: Any) -> str:
             "steps_per_batch is 3 with problems_per_iteration 2",
             "some steps would have none",
             "Set train.steps_per_batch to at most 2",
+        ),
+        (
+            {"lora": LORA, "reference_interval": 10, "reference_mix": 0.5},
+            "reference_mix is 0.5 with train.lora",
+            "no adapter of their rank",
+            "Set train.reference_mix to 1",
         ),
         (
             {"aggregation": "constant"},
@@ -97,6 +105,5 @@ def test_a_wrong_type_or_name_is_refused_too() -> None:
 
 
 def test_lora_has_no_dropout_which_would_enter_the_ratio() -> None:
-    lora = {"rank": 4, "alpha": 8.0, "target_modules": "all-linear"}
-    load(Section, {"train": {**GRPO, "lora": lora}})
-    assert "train.lora.dropout is not a setting" in message(lora={**lora, "dropout": 0.05})
+    load(Section, {"train": {**GRPO, "lora": LORA}})
+    assert "train.lora.dropout is not a setting" in message(lora={**LORA, "dropout": 0.05})

@@ -50,7 +50,8 @@ class Reference:
 
     @torch.no_grad()
     def follow(self, mix: float) -> None:
-        """reference ← (1 − mix)·reference + mix·policy; mix 1 copies. Source: TR-DPO, arXiv:2404.09656 eq. 5.
+        """reference ← (1 − mix)·reference + mix·policy; mix 1 copies, the only one with LoRA: B·A of mixed A and B is
+        not the mix of both B·A. Source: TR-DPO, arXiv:2404.09656 eq. 5.
 
         In bfloat16 a step of less than 1/256 of a weight is lost.
         """

@@ -15,9 +15,7 @@ Difficulty = Literal["level", "calls", "tools", "strictness"]
 
 
 class OptimizerSettings(Settings):
-    """The optimizer, its schedule, and how a step is computed. `micro_batch_tokens` counts padded tokens per
-    forward.
-    """
+    """The optimizer, its schedule, and how a step is computed. `micro_batch_tokens` counts padded tokens."""
 
     optimizer: Literal["adamw", "muon"]
     learning_rate: float = Field(ge=0)
@@ -236,6 +234,9 @@ class GRPOSettings(OptimizerSettings):
             (self.kl_weight == 0 and self.reference_interval is not None,
              f"reference_interval is {self.reference_interval} with kl_weight 0, but then no reference model is "
              "loaded, so it would have no effect. Set train.reference_interval to null, or train.kl_weight above 0"),
+            (self.lora is not None and self.reference_interval is not None and self.reference_mix < 1,
+             f"reference_mix is {self.reference_mix:g} with train.lora, but a mix of two adapters is no adapter of "
+             "their rank. Set train.reference_mix to 1, or train.lora to null"),
             (self.aggregation == "constant" and self.constant_length is None,
              "aggregation: constant divides by train.constant_length, which is null. "
              "Set it to a length in tokens, such as sampling.max_tokens_per_episode"),
@@ -295,9 +296,7 @@ class GRPOSettings(OptimizerSettings):
 
     @model_validator(mode="after")
     def _a_nucleus_is_the_policys_own(self) -> GRPOSettings:
-        """Once the weights have moved, what the nucleus of those that sampled left out has no weight to bring it
-        back.
-        """
+        """What the nucleus of the weights that sampled left out has no weight to bring it back once they moved."""
         points = self.exploration.top_p if self.exploration else None
         on_policy = {"updates_per_batch": 1, "steps_per_batch": 1, "max_staleness": 0}
         changes = [f"train.{name} to {value}" for name, value in on_policy.items() if getattr(self, name) != value]
