@@ -27,11 +27,12 @@ def learnt_row(
     signal = [has_signal(row, drops_zero_variance=drops_zero_variance) for row in rows]
     is_trained = any(signal) and (limit is None or 1 - sum(signal) / len(signal) <= limit)
     first = signal.index(True) + 1 if any(signal) else len(signal) + 1
+    played = [row["success_rate"] for row in rows if "success_rate" in row]
     return {
         "is_trained": is_trained,
         "num_iterations": len(signal),
         "num_with_signal": sum(signal),
-        "success_rate": round(sum(row["success_rate"] for row in rows) / max(1, len(rows)), 6),
+        "success_rate": round(sum(played) / len(played), 6) if played else None,
         "untrained_snapshots": [name for name, iteration in snapshots.items() if not is_trained or iteration < first],
     }
 
@@ -74,6 +75,8 @@ def untrained_sentence(row: Mapping[str, Any], snapshot: str) -> str:
 
 def what_to_do(row: Mapping[str, Any]) -> str:
     """The remedy for a run that learnt nothing, by whether its episodes failed, succeeded or were all alike."""
+    if row["success_rate"] is None:
+        return "See what `python -m tasks doctor` says of the tools."
     if row["success_rate"] <= NEARLY:
         return (
             "Look at the token budgets with `python -m tasks doctor`, begin with a warm start "
@@ -86,6 +89,8 @@ def what_to_do(row: Mapping[str, Any]) -> str:
 
 def _success(row: Mapping[str, Any]) -> str:
     rate = row["success_rate"]
+    if rate is None:
+        return "no episode was played to its end"
     if rate <= NEARLY or rate >= 1 - NEARLY:
         return f"{'nearly ' if 0 < rate < 1 else ''}every episode {'failed' if rate <= NEARLY else 'succeeded'}"
     return f"{rate:.0%} of the episodes succeeded"

@@ -98,7 +98,7 @@ def draw_progress(results: StoredResults, training: Rows, style: Style) -> Figur
     _draw_keys(figure, main, keys, style)
     main.set_ylim(-0.02, 1.02)
     main.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1.0], ["0%", "20", "40", "60", "80", "100%"])
-    main.plot(xs, [row["success_rate"] for row in training], **batch_line(training, style))
+    main.plot(xs, [row.get("success_rate", math.nan) for row in training], **batch_line(training, style))
     _draw_snapshots(main, results, axis, style)
     last = max([*xs, *(axis.at(number_of(name)) for name in snapshots)])
     draw_levels(main, levels, last, style)

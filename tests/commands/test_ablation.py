@@ -141,6 +141,7 @@ def test_the_markdown_table_has_a_line_a_variant_and_a_line_a_run():
 def test_a_curve_is_smoothed_over_the_iterations_before():
     assert smoothed([1.0, 3.0, 5.0, 7.0], 2) == [1.0, 2.0, 4.0, 6.0]
     assert smoothed([1.0, 3.0], 5) == [1.0, 2.0]
+    assert smoothed([1.0, None, 5.0, None, None], 2) == [1.0, 1.0, 5.0, 5.0, 5.0]  # lost their episodes
 
 
 def test_the_mean_over_seeds_ends_where_the_first_of_them_was_stopped():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -115,7 +116,7 @@ def test_after_starting_over_the_rate_warms_up_again_also_after_a_resume() -> No
     def moved(count: int) -> list[float]:
         rows = [model.transformer.h[0].extra[0, 0].item()]
         rows += [steps(model, optimizer, 1)[0, 0].item() for _ in range(count)]
-        return [before - after for before, after in zip(rows, rows[1:], strict=False)]
+        return [before - after for before, after in pairwise(rows)]
 
     assert moved(5) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4], abs=1e-5)
     optimizer.start_over()

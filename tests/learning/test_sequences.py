@@ -153,12 +153,12 @@ def test_what_is_counted_of_an_episode_is_of_all_its_sequences() -> None:
     """5 sampled tokens at −0.5 nats; four words that repeat count only where they follow each other."""
     episode = of(tokens([1], 2, 3), tokens([1, 2, 3], 2, 3, 2), turns=3)
     group = replace(a_group(0, [1.0]), trajectories=[episode])
-    row = rollout_metrics([group])
+    row = rollout_metrics([group], grpo())
     assert (episode.num_tokens, row["mean_sampled_tokens"], row["entropy"]) == (9, 5, 0.5)
     assert (
         row["mean_sequences"] == summarise([episode, of(tokens([1], 2))], confidence=0.9)["mean_sequences"] + 0.5 == 2
     )
-    assert "mean_sequences" not in rollout_metrics([a_group(0, [1.0])])
+    assert "mean_sequences" not in rollout_metrics([a_group(0, [1.0])], grpo())
     assert repetition(episode) == 0.0 and repetition(of(tokens([1], 2, 3, 2, 3, 2, 3))) == pytest.approx(1 / 3)
 
 

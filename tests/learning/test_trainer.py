@@ -415,6 +415,27 @@ def test_dynamic_sampling_replaces_groups_of_equal_reward_until_none_is_missing(
     assert row["informative_group_share"] == 0.0  # of what the iteration drew: replacements must not flatter success
 
 
+@pytest.mark.parametrize(
+    ("rewards", "outcomes"),
+    [
+        ([1.0, 1.0, 1.0, 0.0], ["success", "success", "success", "overlong"]),  # what differs is filtered
+        ([0.1 + 0.2, 0.3, 0.3, 0.3], ["failure"] * 4),  # 5e-17 apart
+    ],
+)
+def test_a_group_is_informative_only_where_the_trainer_learns_from_it(
+    folder: Path, rewards: list[float], outcomes: list[str]
+) -> None:
+    """Beside a group with one success of four: one of two has signal."""
+    groups = [a_group(1, rewards, outcomes), a_group(2, [1.0, 0.0, 0.0, 0.0])]
+    row = a_trainer(folder, filter_overlong=True).iterate(always(groups))
+    assert row["informative_group_share"] == 0.5
+
+
+def test_an_iteration_that_lost_all_its_episodes_measures_nothing_of_the_policy(folder: Path) -> None:
+    row = a_trainer(folder).iterate(always([]))
+    assert row == {"iteration": 1, "optimizer_steps": 0, "num_episodes": 0, "num_replaced_groups": 0}
+
+
 def test_dynamic_sampling_is_bounded(folder: Path) -> None:
     collect = Rounds(*[[[1.0, 1.0], [0.0, 0.0]]] * 3)
     row = a_trainer(folder, max_replacement_rounds=2).iterate(collect)

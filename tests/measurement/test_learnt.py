@@ -66,6 +66,18 @@ def test_solved_problems_teach_nothing_and_the_remedy_is_harder_ones() -> None:
     assert "harder" in what_to_do(row)
 
 
+def test_iterations_that_lost_their_episodes_are_in_no_mean() -> None:
+    rows = metrics(*range(1, 18), success=0.5)
+    for row in rows[17:]:
+        del row["success_rate"], row["informative_group_share"]
+    row = learnt(rows)
+    assert (row["is_trained"], row["num_with_signal"], row["success_rate"]) == (True, 17, 0.5)
+    lost = learnt([{"iteration": number} for number in range(1, 21)])
+    assert lost["success_rate"] is None
+    assert "no episode was played to its end" in untrained_sentence(lost, "iteration-0020")
+    assert "python -m tasks doctor" in what_to_do(lost)
+
+
 def test_a_snapshot_from_before_the_first_signal_is_untrained_in_a_trained_run(tmp_path: Path) -> None:
     row = learnt(metrics(*range(15, 21)))
     assert row["is_trained"] and row["untrained_snapshots"] == ["iteration-0010"]

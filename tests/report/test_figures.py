@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,6 +107,16 @@ def test_an_iteration_without_signal_takes_no_step_and_the_axis_knows(tmp_path: 
     main = drawn(paths).axes[0]
     assert with_color(main, LIGHT.curve)[0][0] == [10, 20]
     assert "optimizer steps (20 in 20 iterations)" in words(main.figure)
+
+
+def test_a_lost_iteration_is_a_gap_in_the_line_of_the_batches_and_no_fall_to_zero(tmp_path: Path):
+    paths = write_artifacts(tmp_path, num_snapshots=2, problems_per_type=1)
+    of_episodes = {"success_rate", "mean_reward", "entropy", "mean_sampled_tokens", "informative_group_share"}
+    change_training(
+        paths, lambda row: {key: row[key] for key in row if row["iteration"] != 7 or key not in of_episodes}
+    )
+    batches = next(line for line in drawn(paths).axes[0].get_lines() if len(line.get_xdata()) == 20)
+    assert [number for number, rate in enumerate(batches.get_ydata(), start=1) if math.isnan(rate)] == [7]
 
 
 def test_where_steps_are_not_known_the_axis_counts_iterations():

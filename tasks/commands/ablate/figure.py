@@ -80,9 +80,15 @@ def ablation_figure(
     return out
 
 
-def smoothed(values: Curve, window: int) -> Curve:
-    """The mean of each value and those before it, `window` in all; fewer at the start."""
-    return [math.fsum(values[max(0, end - window) : end]) / min(window, end) for end in range(1, len(values) + 1)]
+def smoothed(values: Sequence[float | None], window: int) -> Curve:
+    """The mean of each value and those before it, `window` in all; fewer at the start, and where an iteration has none
+    (it lost its episodes). A window without any repeats the mean before it.
+    """
+    found: list[float] = []
+    for end in range(1, len(values) + 1):
+        known = [value for value in values[max(0, end - window) : end] if value is not None]
+        found.append(math.fsum(known) / len(known) if known else [0.0, *found][-1])
+    return found
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve:
@@ -102,7 +108,7 @@ def _lines(results: dict[str, Any], training: dict[str, list[Rows]], key: str, c
             label=variant["label"],
             color=colors[variant["name"]],
             is_base=variant["name"] == BASE,
-            curves=[smoothed([row[key] for row in rows], window) for rows in training[variant["name"]] if rows],
+            curves=[smoothed([row.get(key) for row in rows], window) for rows in training[variant["name"]] if rows],
             stopped=stopped(variant),
         )
         for variant in results["variants"]

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from tasks.core.records import Group, Score, Trajectory
+from tasks.learning.grpo.credit import carries_loss, has_signal
 from tasks.learning.grpo.exploration import samples_at
 from tasks.learning.shared.optimizer import Step
 from tasks.learning.shared.settings import GRPOSettings
@@ -19,31 +20,34 @@ Metrics = dict[str, Any]
 NGRAM = 4  # tokens; ordinary tool calls seldom repeat this many
 
 
-def rollout_metrics(groups: Sequence[Group], oldest: int | None = None) -> Metrics:
+def rollout_metrics(groups: Sequence[Group], settings: GRPOSettings, oldest: int | None = None) -> Metrics:
     """Shares are of trajectories, `informative_group_share` of groups; entropy is in nats per token. Groups that began
-    with a prefix count as episodes and as groups; the rest is of those that were played from their start. A group is
-    informative where rewards differ and some token is of the `oldest` version that carries loss, or a later one.
+    with a prefix count as episodes and as groups; the rest is of those that were played from their start. What there
+    is nothing to measure by is left out: after an outage 0 would read as a policy that solves nothing.
     """
     from_start = [group for group in groups if not group.is_prefixed]
     trajectories = [trajectory for group in from_start for trajectory in group.trajectories]
-    is_informative = [
-        len({score.reward for score in group.scores}) > 1 and _is_fresh(group, oldest) for group in groups
-    ]
-    count = max(1, len(trajectories))
+    count = len(trajectories)
     num_sampled = sum(trajectory.num_sampled_tokens for trajectory in trajectories)
+    measured = {
+        "success_rate": _share(sum(trajectory.is_success for trajectory in trajectories), count),
+        "mean_reward": _share(sum(sum(score.reward for score in group.scores) for group in from_start), count),
+        "mean_sampled_tokens": _share(num_sampled, count),
+        "mean_turns": _share(sum(len(trajectory.turns) for trajectory in trajectories), count),
+        "informative_group_share": _share(
+            sum(is_informative(group, settings, oldest) for group in groups), len(groups)
+        ),
+        "overlong_share": _share(sum(trajectory.outcome == "overlong" for trajectory in trajectories), count),
+        "max_turns_share": _share(sum(trajectory.outcome == "max_turns" for trajectory in trajectories), count),
+        # The mean of −log p over sampled tokens is an unbiased estimate of the entropy of what they were drawn from.
+        "entropy": _share(
+            -sum(sum(item.sampler_logp) for trajectory in trajectories for item in trajectory.sequences), num_sampled
+        ),
+        "repetition": _share(sum(map(repetition, trajectories)), count),
+    }
     return {
         "num_episodes": sum(len(group.trajectories) for group in groups),
-        "success_rate": sum(trajectory.is_success for trajectory in trajectories) / count,
-        "mean_reward": sum(sum(score.reward for score in group.scores) for group in from_start) / count,
-        "mean_sampled_tokens": num_sampled / count,
-        "mean_turns": sum(len(trajectory.turns) for trajectory in trajectories) / count,
-        "informative_group_share": sum(is_informative) / max(1, len(groups)),
-        "overlong_share": sum(trajectory.outcome == "overlong" for trajectory in trajectories) / count,
-        "max_turns_share": sum(trajectory.outcome == "max_turns" for trajectory in trajectories) / count,
-        # The mean of −log p over sampled tokens is an unbiased estimate of the entropy of what they were drawn from.
-        "entropy": -sum(sum(item.sampler_logp) for trajectory in trajectories for item in trajectory.sequences)
-        / max(1, num_sampled),
-        "repetition": sum(map(repetition, trajectories)) / count,
+        **{name: value for name, value in measured.items() if value is not None},
         **thinking_metrics(trajectories),
         **sequence_metrics(trajectories),
         **part_metrics([score for group in from_start for score in group.scores]),
@@ -51,11 +55,23 @@ def rollout_metrics(groups: Sequence[Group], oldest: int | None = None) -> Metri
     }
 
 
-def _is_fresh(group: Group, oldest: int | None) -> bool:
-    written = [(item, sequence) for item in group.trajectories for sequence in item.sequences]
+def is_informative(group: Group, settings: GRPOSettings, oldest: int | None) -> bool:
+    """Whether its rewards teach something: the trainer gives it credit, and some token that carries loss is of the
+    `oldest` version that does, or of a later one.
+    """
+    pairs = zip(group.trajectories, carries_loss(group, settings), strict=True)
+    counted = [item for item, is_counted in pairs if is_counted]
+    return has_signal(group, settings) and any(_is_fresh(item, oldest) for item in counted)
+
+
+def _is_fresh(trajectory: Trajectory, oldest: int | None) -> bool:
     return oldest is None or any(
-        version >= oldest for item, tokens in written for version in item.sampled_versions(tokens)
+        version >= oldest for tokens in trajectory.sequences for version in trajectory.sampled_versions(tokens)
     )
+
+
+def _share(total: float, count: int) -> float | None:
+    return total / count if count else None
 
 
 def prefix_metrics(groups: Sequence[Group]) -> Metrics:

@@ -114,7 +114,7 @@ class GRPOTrainer:
         return {
             "iteration": self.iteration,
             "optimizer_steps": self.optimizer.steps_done,
-            **rollout_metrics(first, oldest_version(self.settings, self.iteration)),
+            **rollout_metrics(first, self.settings, oldest_version(self.settings, self.iteration)),
             "num_replaced_groups": num_replaced,
             **exploration_metrics(self.settings, self.iteration, self.temperature, self.top_p),
             **of_steps,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from tasks.core.files import number_of, write_json, write_jsonl
+from tasks.core.files import number_of
 from tasks.core.records import Problem
 from tasks.environments.catalog import load_environment
 from tasks.learning.grpo.curriculum import ProblemSampler
@@ -28,11 +27,11 @@ from tasks.stages.train.collect_ahead import Batch, Pipeline, measure_staleness,
 from tasks.stages.train.group_stream import BATCHES_AHEAD, GroupStream
 from tasks.stages.train.groups import group_collector, load_prefixes, success_by_environment
 from tasks.stages.train.policy import build_trainer, call_followers, load_policy
-from tasks.stages.train.sentinel import Sentinel
+from tasks.stages.train.sentinel import Sentinel, fair_row
 from tasks.stages.train.serving import Serving, add_hit_rate
 from tasks.stages.train.snapshots import Snapshots, policy_weights
 from tasks.stages.train.stopwatch import Stopwatch
-from tasks.stages.train.unearned import most_unearned, name_unearned
+from tasks.stages.train.unearned import name_unearned
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -160,7 +159,8 @@ class TrainingRun:
         with self.stopwatch.time(iteration, "iteration_seconds"):
             row = self._train_on_policy() if self.pipeline is None else self._train_pipelined(self.pipeline)
             self.metrics.append(row)
-            alarm = name_unearned(self.sentinel.observe(row), self.trainer.last_groups)
+            groups, most_lost = self.trainer.last_groups, self.settings.environment.tools.max_dropped_share
+            alarm = name_unearned(self.sentinel.observe(fair_row(row, groups, most_lost=most_lost)), groups)
             if alarm is None:
                 with self.stopwatch.time(iteration, "save_seconds", without="wait_seconds"):
                     self._finish_iteration()
@@ -199,14 +199,6 @@ class TrainingRun:
         """Rows of seconds of this process: per iteration (train), per episode by turn (turns), per reply (engine)."""
         turns, engine = self.collector.clock.rows(), self.episodes.clock.rows()
         return {"train": self.stopwatch.rows(), "turns": turns, "engine": engine}
-
-    def keep_evidence(self, alarm: Alarm, folder: Path) -> Path:
-        place = folder / f"iteration-{alarm.iteration:04d}"
-        groups = self.trainer.last_groups
-        write_jsonl(place / "trajectories.jsonl", (item.to_row() for group in groups for item in group.trajectories))
-        unearned = [asdict(episode) for episode in most_unearned(groups)]
-        write_json(place / "alarm.json", asdict(alarm) | {"most_unearned": unearned, "metrics": self.metrics})
-        return place
 
     def _train_on_policy(self) -> Metrics:
         with self.stopwatch.time(self.iteration + 1, "refresh_seconds"):

@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, linear_regression, median
 from typing import Any
 
+from tasks.core.records import Group
 from tasks.stages.train.alarms import Alarm, Finding, Numbers, gravest_alarm
 from tasks.stages.train.settings import SentinelSettings
 
@@ -33,6 +34,10 @@ WATCHED = (
 )  # fmt: skip
 NULL_IF_NOT_FINITE = (
     "loss", "grad_norm", "kl", "ratio_max", "mismatch_mean", "mismatch_max", "mismatch_kl", "mismatch_weight_max",
+)  # fmt: skip
+OF_EPISODES = (
+    "success_rate", "mean_reward", "mean_sampled_tokens", "overlong_share", "entropy", "repetition",
+    "informative_group_share",
 )  # fmt: skip
 LEAST_ROWS = 4  # for the interval of a slope
 LEAST_SUCCESS = 0.05  # below it success is too rare to tell its growth from luck
@@ -90,11 +95,13 @@ class Sentinel:
         self.start: Mapping[str, float] = {}  # levels of the model that training started from, where they are known
 
     def observe(self, row: Mapping[str, Any]) -> Alarm | None:
-        """Numbers that an iteration without signal lacks (`kl`, `clip_share`, …) are left out of their medians."""
+        """Numbers that an iteration lacks are left out of their medians: without signal `kl`, `clip_share`, …, and what
+        is of episodes where all were lost. The first rows are of iterations that have episodes.
+        """
         broken = non_finite_numbers(row)
         numbers = {key: float(row[key]) for key in WATCHED if key not in broken and row.get(key) is not None}
         self.rows.append(numbers)
-        if len(self.first_rows) < self.quarter:
+        if len(self.first_rows) < self.quarter and "success_rate" in numbers:
             self.first_rows.append(numbers)
         found = self._findings()
         if broken:
@@ -205,6 +212,17 @@ class Sentinel:
 
     def _since(self, num_rows: int) -> int:
         return int(list(self.rows)[-num_rows:][0]["iteration"])
+
+
+def fair_row(row: Mapping[str, Any], groups: Sequence[Group], *, most_lost: float) -> Mapping[str, Any]:
+    """What the sentinel reads of a row. Where faults lost more than the share `most_lost` of the iteration's episodes,
+    those that are left in its `groups` (perhaps those that need no tool) say nothing fair of the policy, and nothing of
+    them is read.
+    """
+    num_lost, num_left = row["episodes_dropped"], sum(len(group.trajectories) for group in groups)
+    if num_lost <= most_lost * (num_lost + num_left):
+        return row
+    return {name: value for name, value in row.items() if name not in OF_EPISODES}
 
 
 def level(rows: Sequence[Numbers], key: str, *, of: int) -> float | None:

@@ -12,6 +12,7 @@ import csv
 import io
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ from tasks.measurement.learnt import LEARNT_FILE, learnt_row, skipped_row, untra
 from tasks.stages.train.alarms import Alarm
 from tasks.stages.train.outlook import Baseline, expect, read_baseline, warning_of
 from tasks.stages.train.settings import TrainSections
+from tasks.stages.train.unearned import most_unearned
 
 if TYPE_CHECKING:
     from tasks.learning.shared.ranks import Ranks
@@ -194,10 +196,18 @@ def warn_where_stale(row: Metrics) -> bool:
 
 def answer_alarm(alarm: Alarm, training: TrainingRun, alarms: Path) -> None:
     """Keep the evidence, then roll back; or stop the run where the settings say so or no roll back is left."""
-    place = training.keep_evidence(alarm, alarms)
+    place = alarms / f"iteration-{alarm.iteration:04d}"
+    keep_evidence(alarm, training, place)
     if not training.can_roll_back():
         raise CollapseAlarm(f"{alarm.message} The trajectories are in {place}.", alarm, training.metrics)
     warn(f"warning: {training.roll_back(alarm)} The trajectories are in {place}.")
+
+
+def keep_evidence(alarm: Alarm, training: TrainingRun, place: Path) -> None:
+    groups = training.trainer.last_groups
+    write_jsonl(place / "trajectories.jsonl", (item.to_row() for group in groups for item in group.trajectories))
+    unearned = [asdict(episode) for episode in most_unearned(groups)]
+    write_json(place / "alarm.json", asdict(alarm) | {"most_unearned": unearned, "metrics": training.metrics})
 
 
 def _close(training: TrainingRun) -> None:
@@ -261,6 +271,8 @@ def note_training_data(paths: Paths, output: Path) -> None:
 
 
 def _progress(row: Metrics) -> str:
+    if "success_rate" not in row:
+        return "no episode ended: all were lost to faults of the environment"
     return (
         f"success {row['success_rate']:.2f}  tokens {row['mean_sampled_tokens']:.0f}  "
         f"kl {row.get('kl') or 0.0:.3f}  signal {row['informative_group_share']:.2f}"

@@ -17,9 +17,10 @@ from tasks.core.settings import Settings
 from tasks.learning.shared.settings import GRPOSettings
 from tasks.rollouts.settings import SamplingSettings
 from tasks.stages.train.alarms import ADVICE, Alarm
-from tasks.stages.train.sentinel import Sentinel, fitted_ends, level
+from tasks.stages.train.sentinel import OF_EPISODES, Sentinel, fair_row, fitted_ends, level
 from tasks.stages.train.settings import SentinelSettings
 from tests.conftest import ROOT
+from tests.learning.rows import a_group
 
 Row = dict[str, Any]
 # A window of 12: levels are medians of 3, growth is judged from 6 iterations on.
@@ -185,6 +186,28 @@ def test_iterations_without_signal_lack_the_numbers_of_their_steps():
     for key in OF_THE_STEPS:
         del seen[11][key]
     assert not watch(seen)
+
+
+def test_iterations_that_lost_their_episodes_are_no_fall_to_zero():
+    """What they lack is in no median; a rise is measured from the first iterations that have episodes."""
+    seen = rows(entropy=[0.3] * 20)
+    for row in [*seen[:3], *seen[9:12]]:
+        for key in OF_EPISODES:
+            del row[key]
+    assert not watch(seen)
+    sentinel = Sentinel(limits())
+    for row in seen:
+        sentinel.observe(row)
+    assert [row["iteration"] for row in sentinel.first_rows] == [4, 5, 6]
+
+
+@pytest.mark.parametrize(("num_lost", "is_read"), [(0, True), (2, True), (3, False)])
+def test_of_an_iteration_that_lost_more_than_the_environment_may_only_the_steps_are_read(num_lost: int, is_read: bool):
+    """18 episodes are left: 2 of 20 is a tenth, 3 of 21 is more."""
+    (row,) = rows(kl=[0.02])
+    row["episodes_dropped"] = num_lost
+    read = fair_row(row, [a_group(number, [1.0] * 6) for number in range(3)], most_lost=0.1)
+    assert ("success_rate" in read, "entropy" in read, "kl" in read) == (is_read, is_read, True)
 
 
 # Low entropy and equal rewards

@@ -39,6 +39,7 @@ from tasks.stages.warm_start.rows import demonstration_row
 from tasks.stages.warm_start.settings import WarmStartSections
 from tests import tiny
 from tests.conftest import ROOT
+from tests.learning.options import grpo
 from tests.profiles import profile_params
 
 Row = dict[str, Any]
@@ -89,7 +90,7 @@ def blow_up(filler: str, points: int) -> list[Row]:
         share = min(0.95, max(0, iteration - ONSET) * points / 100)
         episodes = [an_episode(rng, number, share, filler) for number in range(128)]
         groups = [a_group(episodes[first : first + 8]) for first in range(0, 128, 8)]
-        rows.append({"iteration": iteration, **rollout_metrics(groups)})
+        rows.append({"iteration": iteration, **rollout_metrics(groups, grpo())})
     return rows
 
 

@@ -133,7 +133,8 @@ def test_tokens_too_old_carry_no_loss_and_their_rewards_are_compared() -> None:
     assert divide([alone], params, iteration=8) == ([], [[2, 1]])
     constant = params.model_copy(update={"aggregation": "constant", "constant_length": 9})
     assert divide([group, alone], constant, iteration=8)[1] == [[2], [2, 1]]  # trajectories without loss, beside one
-    assert [rollout_metrics([group, alone], oldest)["informative_group_share"] for oldest in (None, 4)] == [1.0, 0.5]
+    rows = [rollout_metrics([group, alone], params, oldest) for oldest in (None, 4)]
+    assert [row["informative_group_share"] for row in rows] == [1.0, 0.5]
     (all_kept,), none_dropped = divide([group], params)
     assert [sum(row.sampled_mask) for row in all_kept] == [4, 2]
     assert none_dropped == []

@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from tasks.measurement.learnt import read_untrained
 from tasks.models.folders import is_adapter, load_model, merged_snapshot, weights_hash
 from tasks.models.settings import on_cpu
 from tasks.rollouts.collect import Collector
-from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.episode import EpisodeKey, EpisodeRun
 from tasks.rollouts.references import reference_messages
 from tasks.stages.train import groups as grouping
 from tasks.stages.train import run as training
@@ -40,6 +40,7 @@ from tasks.stages.train.sentinel import Sentinel
 from tasks.stages.train.serving import add_hit_rate
 from tasks.stages.train.settings import TrainSections
 from tasks.stages.train.stage import CURVE, CollapseAlarm, iteration_seconds, note_learning, train_policy, write_metrics
+from tasks.tools.base import EnvironmentFault
 from tests import tiny
 from tests.learning.options import NO_EXPLORATION
 from tests.pipeline.training_worker import unwatched
@@ -200,7 +201,7 @@ def test_a_schedule_of_what_is_drawn_is_no_change_of_the_policys_entropy(
             row, alarm = training_run.iterate()
             assert alarm is None
             groups = training_run.trainer.last_groups
-            drawn.append((rollout_metrics(groups)["entropy"], row["entropy"]))
+            drawn.append((rollout_metrics(groups, options.train)["entropy"], row["entropy"]))
     sampled, policy = zip(*drawn, strict=True)
     assert max(sampled) - min(sampled) > 1
     assert max(policy) - min(policy) < 0.25
@@ -441,6 +442,42 @@ def test_an_alarm_rolls_back_to_the_last_snapshot_from_before_the_trouble(
         "iteration-0006",
     ]
     assert "Rolled back to iteration 2" in capsys.readouterr().err
+
+
+def lose_episodes(monkeypatch: pytest.MonkeyPatch, samples: Collection[int], *, of_iteration: int) -> None:
+    """The tools are down while this iteration plays these samples of each group."""
+    take_turn = EpisodeRun._take_turn
+
+    def faulty(self: EpisodeRun, reply: Any) -> Any:
+        if self.key.draw == of_iteration and self.key.sample_index in samples:
+            raise EnvironmentFault("HTTP 503", tool="search")
+        yield from take_turn(self, reply)
+
+    monkeypatch.setattr(EpisodeRun, "_take_turn", faulty)
+
+
+def tolerant(max_dropped_share: float) -> TrainSections:
+    params = settings().model_dump(mode="json")
+    params["environment"]["tools"]["max_dropped_share"] = max_dropped_share
+    return load(TrainSections, params)
+
+
+def test_an_iteration_whose_episodes_were_all_lost_is_recorded_as_no_measurement(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fourth of six; no step is taken, its line of the curve has no success, and the mean is of the other five."""
+    lose_episodes(monkeypatch, range(4), of_iteration=4)
+    options = tolerant(0.3)
+    rows = run(options, start, tmp_path)
+    lost = {"success_rate", "mean_reward", "entropy", "mean_sampled_tokens", "informative_group_share", "loss"}
+    assert [not lost & row.keys() for row in rows] == [False, False, False, True, False, False]
+    assert (rows[3]["num_episodes"], rows[3]["episodes_dropped"]) == (0, 16)
+    assert rows[3]["optimizer_steps"] == rows[2]["optimizer_steps"]
+    assert (tmp_path / "output" / "curve.csv").read_text().splitlines()[4] == f"4,{rows[2]['optimizer_steps']},,,,,,,,,"
+    note_learning(options, tmp_path / "output", rows)
+    mean = sum(row["success_rate"] for row in rows if row is not rows[3]) / 5
+    learnt = json.loads((tmp_path / "output" / "learnt.json").read_text())
+    assert learnt["success_rate"] == pytest.approx(mean, abs=1e-6)
 
 
 def photographed(place: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
