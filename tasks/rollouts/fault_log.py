@@ -70,6 +70,18 @@ class FaultLog:
         self.restarts: Counter[str] = Counter()
         self.dropped: list[tuple[str, str]] = []
 
+    def state(self) -> dict[str, int]:
+        """The totals that the share of lost episodes is judged by, which a resumed run goes on from."""
+        return {
+            "num_finished": self.num_finished + self.others.num_finished,
+            "num_lost": len(self.dropped) + self.others.num_lost,
+        }
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        """Go on from these totals, whatever was counted here: in a new process, or after batches were given up."""
+        self.others.num_finished = state["num_finished"] - self.num_finished
+        self.others.num_lost = state["num_lost"] - len(self.dropped)
+
     def restart(self, fault: EnvironmentFault) -> None:
         self.restarts[str(fault)] += 1
 

@@ -245,6 +245,23 @@ def test_a_short_play_is_judged_with_those_beside_it():
         alone.finish(trajectory(2, "t"), num_left=17)
 
 
+def test_a_log_goes_on_from_the_totals_of_another_and_forgets_what_was_given_up():
+    """10% may be lost. 3 of 40 before, and 1 of 20 here: 4 of 60. Brought back to the 3 of 40, it may lose 2 of 10 and
+    not 3.
+    """
+    log = fault_log(0.1)
+    log.load_state({"num_finished": 40, "num_lost": 3})
+    for number in range(20):
+        log.finish(trajectory(number, "t" if number == 0 else None), num_left=19 - number)
+    assert log.state() == {"num_finished": 60, "num_lost": 4}
+    log.load_state({"num_finished": 40, "num_lost": 3})
+    assert log.state() == {"num_finished": 40, "num_lost": 3}
+    for number in range(2):
+        log.finish(trajectory(number, "t"), num_left=9 - number)
+    with pytest.raises(TooManyFaults, match="lost 6 of 50 episodes"):
+        log.finish(trajectory(2, "t"), num_left=7)
+
+
 def test_a_loss_within_the_share_is_listed_and_the_run_goes_on():
     log = fault_log(0.5)
     log.finish(trajectory(0, "book: timeout: late"), num_left=1)

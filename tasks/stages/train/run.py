@@ -251,10 +251,12 @@ class TrainingRun:
 
     def _draws(self) -> dict[str, Any]:
         own = {"num_draws": self.stream.num_draws} if self.stream else {}
-        return self.sampler.state() | own | ({"prefixes": self.prefixes.state()} if self.prefixes else {})
+        own |= {"prefixes": self.prefixes.state()} if self.prefixes else {}
+        return self.sampler.state() | own | {"faults": self.collector.faults.state()}
 
     def _load_draws(self, state: dict[str, Any]) -> None:
         self.sampler.load_state(state)
+        self.collector.faults.load_state(state["faults"])
         if self.stream:
             self.stream.num_draws = state["num_draws"]
         if self.prefixes:

@@ -456,8 +456,8 @@ def lose_episodes(monkeypatch: pytest.MonkeyPatch, samples: Collection[int], *, 
     monkeypatch.setattr(EpisodeRun, "_take_turn", faulty)
 
 
-def tolerant(max_dropped_share: float) -> TrainSections:
-    params = settings().model_dump(mode="json")
+def tolerant(max_dropped_share: float, **changed: Any) -> TrainSections:
+    params = settings(**changed).model_dump(mode="json")
     params["environment"]["tools"]["max_dropped_share"] = max_dropped_share
     return load(TrainSections, params)
 
@@ -478,6 +478,25 @@ def test_an_iteration_whose_episodes_were_all_lost_is_recorded_as_no_measurement
     mean = sum(row["success_rate"] for row in rows if row is not rows[3]) / 5
     learnt = json.loads((tmp_path / "output" / "learnt.json").read_text())
     assert learnt["success_rate"] == pytest.approx(mean, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("killed_after", "changed"),
+    [(5, {}), (4, {"max_staleness": 1, "importance_correction": "token_truncate"})],
+    ids=str,
+)
+def test_a_resumed_run_is_judged_by_all_its_episodes_as_one_never_stopped(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_after: int, changed: dict[str, Any]
+) -> None:
+    """4 of the first 80 episodes are lost, of which a tenth may be; of the 16 that the resumed run plays first they
+    are a quarter.
+    """
+    lose_episodes(monkeypatch, {0}, of_iteration=5)
+    options = tolerant(0.1, **changed)
+    expected = run(options, start, tmp_path / "whole")
+    assert [row["episodes_dropped"] for row in expected] == [0, 0, 0, 0, 4, 0]
+    run_killed_after(killed_after, options, start, tmp_path / "killed", monkeypatch)
+    assert run(options, start, tmp_path / "killed") == expected
 
 
 def photographed(place: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
