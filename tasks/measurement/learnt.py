@@ -21,20 +21,30 @@ def learnt_row(
 ) -> dict[str, Any]:
     """learnt.json of a run; `snapshots` maps each name to its iteration.
 
-    `is_trained` is false where the share of iterations without signal is above `limit`, or where none had one (limit
-    null). A snapshot from before the first signal is always untrained.
+    `is_trained` is false where the share of iterations without signal is above `limit`, where none had one (limit
+    null), and where a roll back undid all that had. A snapshot of weights from before the first signal is always
+    untrained.
     """
     signal = [has_signal(row, drops_zero_variance=drops_zero_variance) for row in rows]
-    is_trained = any(signal) and (limit is None or 1 - sum(signal) / len(signal) <= limit)
-    first = signal.index(True) + 1 if any(signal) else len(signal) + 1
+    has_learnt = learnt_by_iteration(rows, signal)
+    is_trained = has_learnt[-1] and (limit is None or 1 - sum(signal) / len(signal) <= limit)
     played = [row["success_rate"] for row in rows if "success_rate" in row]
     return {
         "is_trained": is_trained,
         "num_iterations": len(signal),
         "num_with_signal": sum(signal),
         "success_rate": round(sum(played) / len(played), 6) if played else None,
-        "untrained_snapshots": [name for name, iteration in snapshots.items() if not is_trained or iteration < first],
+        "untrained_snapshots": [name for name, number in snapshots.items() if not is_trained or not has_learnt[number]],
+        **({"is_rolled_back": True} if any(signal) and not has_learnt[-1] else {}),
     }
+
+
+def learnt_by_iteration(rows: Sequence[Mapping[str, Any]], signal: Sequence[bool]) -> list[bool]:
+    """Whether some signal is in the weights after each iteration, from 0 on; a roll back puts earlier ones there."""
+    found = [False]
+    for row, has_own in zip(rows, signal, strict=True):
+        found.append(found[row["rolled_back_to"]] if "rolled_back_to" in row else found[-1] or has_own)
+    return found
 
 
 def skipped_row(snapshot: str) -> dict[str, Any]:
@@ -61,7 +71,9 @@ def untrained_sentence(row: Mapping[str, Any], snapshot: str) -> str:
     if not num_iterations:
         return f"{snapshot} is untrained: the baseline gate said skip_rl, so train did not change the model."
     if row["is_trained"]:
-        return f"{snapshot} is untrained: it was saved before the first iteration with a group of unequal rewards."
+        return f"{snapshot} is untrained: its weights are from before the first group of unequal rewards."
+    if row.get("is_rolled_back"):
+        return f"{snapshot} is untrained: the last alarm rolled all back that was learnt."
     found = (
         f"{num_with_signal} of {num_iterations} iterations"
         if num_with_signal
@@ -75,6 +87,8 @@ def untrained_sentence(row: Mapping[str, Any], snapshot: str) -> str:
 
 def what_to_do(row: Mapping[str, Any]) -> str:
     """The remedy for a run that learnt nothing, by whether its episodes failed, succeeded or were all alike."""
+    if row.get("is_rolled_back"):
+        return "What the alarms say to change is in the folder alarms/train of the artifacts."
     if row["success_rate"] is None:
         return "See what `python -m tasks doctor` says of the tools."
     if row["success_rate"] <= NEARLY:

@@ -82,8 +82,27 @@ def test_a_snapshot_from_before_the_first_signal_is_untrained_in_a_trained_run(t
     row = learnt(metrics(*range(15, 21)))
     assert row["is_trained"] and row["untrained_snapshots"] == ["iteration-0010"]
     write_json(tmp_path / LEARNT_FILE, row)
-    assert "before the first iteration" in (read_untrained(tmp_path, "iteration-0010") or "")
+    assert "before the first group of unequal rewards" in (read_untrained(tmp_path, "iteration-0010") or "")
     assert read_untrained(tmp_path, "iteration-0020") is None
+
+
+def test_a_snapshot_of_weights_that_a_roll_back_put_back_learnt_what_they_had_learnt() -> None:
+    """All 20 iterations had signal; 10 went back to 5, which had learnt, or to the start, from where 11 went on."""
+    for rolled_back_to, untrained in ((5, []), (0, ["iteration-0010"])):
+        rows = metrics(*range(1, 21))
+        rows[9]["rolled_back_to"] = rolled_back_to
+        row = learnt(rows)
+        assert (row["is_trained"], row["untrained_snapshots"]) == (True, untrained)
+        assert "is_rolled_back" not in row
+
+
+def test_a_run_whose_last_iteration_went_back_to_the_start_is_untrained_whatever_it_saw() -> None:
+    rows = metrics(*range(1, 21))
+    rows[19]["rolled_back_to"] = 0
+    row = learnt_row(rows, snapshots={"iteration-0000": 0}, drops_zero_variance=True, limit=0.95)
+    assert (row["is_trained"], row["num_with_signal"], row["untrained_snapshots"]) == (False, 20, ["iteration-0000"])
+    assert "rolled all back" in untrained_sentence(row, "iteration-0000")
+    assert "alarms/train" in what_to_do(row)
 
 
 @pytest.mark.slow

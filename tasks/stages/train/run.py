@@ -192,7 +192,7 @@ class TrainingRun:
         self.num_rollbacks += 1
         self.metrics[-1] |= {"alarm": alarm.signal, "rolled_back_to": iteration}
         with self.stopwatch.time(self.iteration, "iteration_seconds"):
-            self._finish_iteration(is_checkpoint_due=True)
+            self._finish_iteration(is_rolled_back=True)
         return f"{alarm.message} Rolled back to iteration {iteration}, with the learning rate times {step_factor:g}."
 
     def timings(self) -> dict[str, list[dict[str, Any]]]:
@@ -262,17 +262,19 @@ class TrainingRun:
         if self.prefixes:
             self.prefixes.load_state(state["prefixes"])
 
-    def _finish_iteration(self, *, is_checkpoint_due: bool = False) -> None:
+    def _finish_iteration(self, *, is_rolled_back: bool = False) -> None:
         """Let the pipeline generate with the new weights, and save where that is due."""
         if self.pipeline is not None:
             self.pipeline.publish(self.iteration, self.serving.copy)
-        self._save_if_due(is_checkpoint_due=is_checkpoint_due)
+        self._save_if_due(is_rolled_back=is_rolled_back)
 
-    def _save_if_due(self, *, is_checkpoint_due: bool = False) -> None:
-        """A snapshot at its interval and at the end, then a checkpoint, which names its snapshots."""
-        if self.iteration % self.params.snapshot_interval == 0 or self.is_done:
+    def _save_if_due(self, *, is_rolled_back: bool = False) -> None:
+        """A snapshot at its interval and at the end, then a checkpoint, which names its snapshots. What was rolled back
+        has the weights of an earlier snapshot, and none of its own.
+        """
+        if not is_rolled_back and (self.iteration % self.params.snapshot_interval == 0 or self.is_done):
             self.snapshots.save()
-        if is_checkpoint_due or self.iteration % self.params.checkpoint_interval == 0 or self.is_done:
+        if is_rolled_back or self.iteration % self.params.checkpoint_interval == 0 or self.is_done:
             ahead: list[Batch] = []
             if self.pipeline is not None:
                 ahead = self.stopwatch.timed("wait_seconds", self.pipeline.batches_ahead)(self.iteration)

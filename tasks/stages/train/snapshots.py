@@ -54,10 +54,14 @@ class Snapshots:
                 self.checkpoints.give_up_snapshot(snapshot.name)
 
     def export(self, output: Path) -> None:
-        """All but iteration 0 into `output`; files are linked where possible, which costs nothing."""
-        for snapshot in self.checkpoints.current_snapshots():
-            if number_of(snapshot.name) > 0:
-                shutil.copytree(snapshot, output / snapshot.name, copy_function=link_or_copy)
+        """All but iteration 0 into `output`, and that one where a run ends that was rolled back to it and has no other.
+        Files are linked where possible, which costs nothing.
+        """
+        found = self.checkpoints.current_snapshots()
+        trained = [snapshot for snapshot in found if number_of(snapshot.name) > 0]
+        is_done = self.trainer.iteration == self.trainer.settings.num_iterations
+        for snapshot in found if is_done and not trained else trained:
+            shutil.copytree(snapshot, output / snapshot.name, copy_function=link_or_copy)
 
 
 def policy_weights(snapshot: Path, *, compute: ComputeSettings) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from tasks.chat.format import load_chat
-from tasks.core.files import content_hash
+from tasks.core.files import content_hash, number_of
 from tasks.core.records import Group, Score, Trajectory
 from tasks.core.settings import load
 from tasks.engines.transformers import decode_step, traces
@@ -442,6 +442,33 @@ def test_an_alarm_rolls_back_to_the_last_snapshot_from_before_the_trouble(
         "iteration-0006",
     ]
     assert "Rolled back to iteration 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("alarm", "snapshots"), [(2, {4, 6}), (4, {2, 6}), (6, {2, 4})])
+def test_an_iteration_that_was_rolled_back_leaves_no_snapshot(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alarm: int, snapshots: set[int]
+) -> None:
+    """A snapshot is due every two iterations and at the end. At 2 the weights are those of the start again."""
+    alarm_at({alarm}, monkeypatch, since=alarm)
+    options = settings(action="roll_back", max_rollbacks=1)
+    rows = run(options, start, tmp_path)
+    assert rows[alarm - 1]["rolled_back_to"] == alarm - 2
+    found = list((tmp_path / "output" / "snapshots").iterdir())
+    assert {number_of(item.name) for item in found} == snapshots
+    assert len({weights_hash(start), *map(weights_hash, found)}) == 3
+    note_learning(options, tmp_path / "output", rows)
+    assert not any(read_untrained(tmp_path / "output", item.name) for item in found)
+
+
+def test_a_run_that_ends_with_a_roll_back_to_the_start_has_the_start_as_its_untrained_snapshot(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alarm_at({6}, monkeypatch, since=1)
+    options = settings(action="roll_back", max_rollbacks=1)
+    note_learning(options, tmp_path / "output", run(options, start, tmp_path))
+    (only,) = (tmp_path / "output" / "snapshots").iterdir()
+    assert only.name == "iteration-0000" and weights_hash(only) == weights_hash(start)
+    assert "iteration-0000 is untrained: the last alarm rolled all back" in capsys.readouterr().err
 
 
 def lose_episodes(monkeypatch: pytest.MonkeyPatch, samples: Collection[int], *, of_iteration: int) -> None:
