@@ -27,7 +27,7 @@ def resume_folder(stage: str, settings: Settings, paths: Paths) -> Path:
     graph = read_yaml(GRAPH)["stages"]
     deps = [*(fill_in(dep, params) for dep in graph[stage]["deps"]), *settings.unwatched_folders()]
     hashes = {dep: content_hash(local_path(dep), ignore=is_page_of_code) for dep in deps}
-    key = {"settings": settings.model_dump(mode="json"), "deps": hashes}
+    key = {"settings": settings.resume_key(), "deps": hashes}
     return resume_root(stage, paths) / json_hash(key)[:16]
 
 

@@ -58,6 +58,10 @@ class Settings(BaseModel):
         """Of a stage's sections: folders of code it runs that dvc.yaml cannot name, relative to the root."""
         return []
 
+    def resume_key(self) -> dict[str, Any]:
+        """Of a stage's sections: what a killed run goes on under only if it is the same."""
+        return self.model_dump(mode="json")
+
     @classmethod
     def read(cls, given: Any) -> Settings:
         """For classes found by name inside a validator: `load` then reports mistakes under the full key."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tasks.core.resume import clear_resume, resume_folder, resume_root
-from tasks.core.settings import Paths, Settings
+from tasks.core.settings import Paths, Settings, load
+from tasks.stages.train.settings import TrainSections
+from tests.profiles import profile_params
 
 
 @pytest.fixture
@@ -59,6 +62,27 @@ def test_code_of_an_environment_that_dvc_does_not_watch_is_another_run_where_it_
     (project / "tasks" / "desk" / "environment.py").write_text("2")
     assert folders()[0] == own
     assert folders()[1] != also
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_same"),
+    [
+        ({"max_length_growth": 3.5, "max_kl": None, "max_rollbacks": 7, "low_success": 0.9}, True),
+        ({"action": "roll_back"}, False),
+        ({"step_factor": 0.25}, False),
+        ({"window": 80}, False),
+    ],
+    ids=str,
+)
+def test_a_run_goes_on_under_other_limits_of_the_sentinel_and_no_other_action(
+    project: Path, changed: dict[str, Any], is_same: bool
+) -> None:
+    (project / "tasks" / "shop").mkdir(parents=True)
+    params = profile_params("test")
+    assert params["sentinel"]["action"] == "stop"
+    others = {**params, "sentinel": params["sentinel"] | changed}
+    found = {resume_folder("train", load(TrainSections, given), Paths("artifacts")) for given in (params, others)}
+    assert len(found) == (1 if is_same else 2)
 
 
 def test_code_that_changed_is_another_run_and_compiled_code_or_a_page_is_not(project: Path) -> None:

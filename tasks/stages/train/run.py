@@ -158,7 +158,7 @@ class TrainingRun:
         iteration = self.iteration + 1
         with self.stopwatch.time(iteration, "iteration_seconds"):
             row = self._train_on_policy() if self.pipeline is None else self._train_pipelined(self.pipeline)
-            self.metrics.append(row)
+            self.metrics.append(row := row | self.sentinel.take_changed_limits())
             groups, most_lost = self.trainer.last_groups, self.settings.environment.tools.max_dropped_share
             alarm = name_unearned(self.sentinel.observe(fair_row(row, groups, most_lost=most_lost)), groups)
             if alarm is None:
@@ -250,7 +250,7 @@ class TrainingRun:
         return [self.pipeline.batch, *ahead][-1].curriculum
 
     def _draws(self) -> dict[str, Any]:
-        own = {"num_draws": self.stream.num_draws} if self.stream else {}
+        own: dict[str, Any] = {"num_draws": self.stream.num_draws} if self.stream else {}
         own |= {"prefixes": self.prefixes.state()} if self.prefixes else {}
         return self.sampler.state() | own | {"faults": self.collector.faults.state()}
 

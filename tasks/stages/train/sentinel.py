@@ -92,6 +92,7 @@ class Sentinel:
         self.quarter, self.half = settings.window // 4, settings.window // 2
         self.rows: deque[Numbers] = deque(maxlen=settings.window)
         self.first_rows: list[Numbers] = []
+        self.changed_limits: dict[str, list[float | None]] = {}  # [before, now], since the run was stopped
         self.start: Mapping[str, float] = {}  # levels of the model that training started from, where they are known
 
     def observe(self, row: Mapping[str, Any]) -> Alarm | None:
@@ -113,11 +114,20 @@ class Sentinel:
         self.rows.clear()
 
     def state(self) -> dict[str, Any]:
-        return {"rows": [dict(row) for row in self.rows], "first_rows": [dict(row) for row in self.first_rows]}
+        rows = {"rows": [dict(row) for row in self.rows], "first_rows": [dict(row) for row in self.first_rows]}
+        return {**rows, "limits": self.settings.limits()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.rows = deque((dict(row) for row in state["rows"]), maxlen=self.settings.window)
         self.first_rows = [dict(row) for row in state["first_rows"]]
+        before = state["limits"]
+        now = self.settings.limits().items()
+        self.changed_limits = {name: [before[name], limit] for name, limit in now if limit != before[name]}
+
+    def take_changed_limits(self) -> dict[str, Any]:
+        """For the first row of the metrics since they changed."""
+        found, self.changed_limits = self.changed_limits, {}
+        return {"changed_limits": found} if found else {}
 
     def _findings(self) -> dict[str, Finding | None]:
         """The finding of each signal but `non_finite`; None: no fault, unwatched, or too early to judge."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,9 @@ from tasks.rewards.dominance import check_dominance
 from tasks.rewards.limits import EpisodeLimits
 from tasks.rewards.settings import JUDGED, RewardSettings
 from tasks.rollouts.settings import PlaySections, SamplingSettings
+
+# What an alarm does, and how much of the run is remembered; all else changes nothing before an alarm.
+LASTING = {"action", "step_factor", "window"}
 
 
 class SentinelSettings(Settings):
@@ -42,6 +45,9 @@ class SentinelSettings(Settings):
     max_zero_variance_share: float | None = Field(gt=0, le=1)
     max_unearned_rise: float | None = Field(gt=0)
     confidence: float = Field(gt=0.5, lt=1)
+
+    def limits(self) -> dict[str, float | None]:
+        return self.model_dump(mode="json", exclude=LASTING)
 
     @model_validator(mode="after")
     def _a_roll_back_can_happen(self) -> SentinelSettings:
@@ -72,6 +78,10 @@ class TrainSections(PlaySections):
     reward: RewardSettings
     train: GRPOSettings
     sentinel: SentinelSettings
+
+    def resume_key(self) -> dict[str, Any]:
+        """Without the sentinel's limits: a run that it stopped goes on where they are raised, as its advice is."""
+        return super().resume_key() | {"sentinel": self.sentinel.model_dump(mode="json", include=LASTING)}
 
     @model_validator(mode="after")
     def _outcome_dominates(self) -> TrainSections:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,18 +76,22 @@ def run(settings: TrainSections, paths: Paths, *, ranks: Ranks | None = None) ->
             return
         problems, baseline = read_split(paths, "train"), read_baseline(paths)
         tell_outlook(settings, problems, baseline)
-        rows = train_policy(
-            settings,
-            start=start,
-            problems=problems,
-            baseline=baseline,
-            output=folder,
-            resume=resume_folder("train", settings, paths),
-            alarms=paths.artifacts / "alarms" / "train",
-            log=live_logger(os.environ),  # the flow sets an MLflow run; otherwise there is none
-            ranks=ranks,
-            timings=paths.artifacts / "timings",
-        )
+        resume = resume_folder("train", settings, paths)
+        try:
+            rows = train_policy(
+                settings,
+                start=start,
+                problems=problems,
+                baseline=baseline,
+                output=folder,
+                resume=resume,
+                alarms=paths.artifacts / "alarms" / "train",
+                log=live_logger(os.environ),  # the flow sets an MLflow run; otherwise there is none
+                ranks=ranks,
+                timings=paths.artifacts / "timings",
+            )
+        except CollapseAlarm as stop:
+            raise CollapseAlarm(f"{stop} {what_is_left(resume)}", stop.alarm, stop.metrics) from None
         note_learning(settings, folder, rows)
         note_training_data(paths, folder)
     clear_resume("train", paths)
@@ -140,7 +144,8 @@ def train_policy(
 ) -> list[Metrics]:
     """Train from the model folder `start`, of which `baseline` has episodes, into `output`; returns the metrics. Where
     the sentinel stops the run, output has the snapshots so far, `alarms` the alarm with its trajectories, and
-    CollapseAlarm is raised. A whole run leaves its seconds in `timings`; idle.json names the metrics they are of.
+    CollapseAlarm is raised; the stage then keeps what `resume` has. A whole run leaves its seconds in `timings`;
+    idle.json names the metrics they are of.
     """
     from tasks.core.progress import progress_bar
     from tasks.stages.train.run import TrainingRun
@@ -154,7 +159,8 @@ def train_policy(
         for sentence in training.refused:
             warn(f"warning: {sentence}")
         if training.iteration:
-            warn(f"continuing after iteration {training.iteration}, from {resume}")
+            others = _in_words(training.sentinel.changed_limits)
+            warn(f"continuing after iteration {training.iteration}, from {resume}{others}")
         if log is not None:
             for row in training.metrics:
                 log(row)
@@ -194,6 +200,14 @@ def warn_where_stale(row: Metrics) -> bool:
     return True
 
 
+def what_is_left(resume: Path) -> str:
+    """A stage that fails leaves no out, so the snapshots are where the run goes on from."""
+    return (
+        f"The snapshots so far are in {resume / 'snapshots'} until a run of train succeeds; `python -m tasks train` "
+        f"goes on from there where only limits of the sentinel are changed, and else begins anew."
+    )
+
+
 def answer_alarm(alarm: Alarm, training: TrainingRun, alarms: Path) -> None:
     """Keep the evidence, then roll back; or stop the run where the settings say so or no roll back is left."""
     place = alarms / f"iteration-{alarm.iteration:04d}"
@@ -208,6 +222,11 @@ def keep_evidence(alarm: Alarm, training: TrainingRun, place: Path) -> None:
     write_jsonl(place / "trajectories.jsonl", (item.to_row() for group in groups for item in group.trajectories))
     unearned = [asdict(episode) for episode in most_unearned(groups)]
     write_json(place / "alarm.json", asdict(alarm) | {"most_unearned": unearned, "metrics": training.metrics})
+
+
+def _in_words(changed_limits: Mapping[str, Sequence[float | None]]) -> str:
+    changes = [f"sentinel.{name} {now} (before {before})" for name, (before, now) in changed_limits.items()]
+    return f", with {', '.join(changes)}" if changes else ""
 
 
 def _close(training: TrainingRun) -> None:

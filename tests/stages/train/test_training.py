@@ -19,9 +19,9 @@ import pytest
 import torch
 
 from tasks.chat.format import load_chat
-from tasks.core.files import content_hash, number_of
+from tasks.core.files import content_hash, number_of, write_json, write_jsonl
 from tasks.core.records import Group, Score, Trajectory
-from tasks.core.settings import load
+from tasks.core.settings import Paths, load
 from tasks.engines.transformers import decode_step, traces
 from tasks.learning.grpo import prefixes
 from tasks.learning.grpo.metrics import rollout_metrics
@@ -34,6 +34,7 @@ from tasks.rollouts.episode import EpisodeKey, EpisodeRun
 from tasks.rollouts.references import reference_messages
 from tasks.stages.train import groups as grouping
 from tasks.stages.train import run as training
+from tasks.stages.train import stage
 from tasks.stages.train.alarms import Alarm
 from tasks.stages.train.outlook import Baseline
 from tasks.stages.train.sentinel import Sentinel
@@ -43,6 +44,7 @@ from tasks.stages.train.stage import CURVE, CollapseAlarm, iteration_seconds, no
 from tasks.tools.base import EnvironmentFault
 from tests import tiny
 from tests.learning.options import NO_EXPLORATION
+from tests.measurement.synthetic import BASELINE
 from tests.pipeline.training_worker import unwatched
 from tests.profiles import profile_params
 
@@ -442,6 +444,52 @@ def test_an_alarm_rolls_back_to_the_last_snapshot_from_before_the_trouble(
         "iteration-0006",
     ]
     assert "Rolled back to iteration 2" in capsys.readouterr().err
+
+
+def test_a_stopped_run_goes_on_under_the_limit_that_its_alarm_advised_and_says_so(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stopped at 5 by a limit of 2; with 3 it plays 5 and 6, and ends as a run that had 3 from the start. From 5 on the
+    metrics have what was changed, once.
+    """
+    low, high = settings(max_length_growth=2.0), settings(max_length_growth=3.0)
+    expected = run(high, start, tmp_path / "high")
+    observe = Sentinel.observe
+
+    def alarms_under_two(self: Sentinel, row: dict[str, Any]) -> Alarm | None:
+        observe(self, row)
+        is_due = row["iteration"] == 5 and self.settings.max_length_growth == 2.0
+        return Alarm(5, "completion_length", "Completions doubled.", {}, 1) if is_due else None
+
+    monkeypatch.setattr(Sentinel, "observe", alarms_under_two)
+    with pytest.raises(CollapseAlarm):
+        run(low, start, tmp_path / "low")
+    capsys.readouterr()
+    rows = run(high, start, tmp_path / "low")
+    assert "after iteration 4" in (said := capsys.readouterr().err)
+    assert "with sentinel.max_length_growth 3.0 (before 2.0)" in said
+    assert rows[4].pop("changed_limits") == {"max_length_growth": [2.0, 3.0]}
+    assert rows == expected
+    snapshots = [content_hash(tmp_path / name / "output" / "snapshots") for name in ("low", "high")]
+    assert snapshots[0] == snapshots[1]
+
+
+def test_a_stage_that_the_sentinel_stopped_names_what_it_leaves_and_leaves_no_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: Any, output: Path, **__: Any) -> Any:
+        (output / "snapshots").mkdir()
+        raise CollapseAlarm("Completions doubled.", Alarm(5, "length", "Completions doubled.", {}, 1), [])
+
+    paths, resume = Paths(tmp_path), tmp_path / ".resume" / "train" / "0123"
+    write_json(paths.stage("assess") / "baseline.json", {**BASELINE, "gate": "rl"})
+    write_jsonl(paths.split("train"), (problem.model_dump() for problem in PROBLEMS))
+    for name, found in (("check_pin", None), ("read_baseline", None), ("resume_folder", resume)):
+        monkeypatch.setattr(stage, name, lambda *_, found=found, **__: found)
+    monkeypatch.setattr(stage, "train_policy", stopped)
+    with pytest.raises(CollapseAlarm, match=rf"doubled\. .*{resume / 'snapshots'}.*`python -m tasks train` goes on"):
+        stage.run(settings(), paths)
+    assert not paths.stage("train").exists()
 
 
 @pytest.mark.parametrize(("alarm", "snapshots"), [(2, {4, 6}), (4, {2, 6}), (6, {2, 4})])
