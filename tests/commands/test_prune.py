@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tasks.commands.prune.dvc_cache import DvcCache, hashes_of, needed_hashes, old_notes
+from tasks.commands.prune.dvc_cache import DvcCache, find_old_results, needed_hashes
 from tasks.commands.prune.prune import Removal, freed
 
 GRAPH = """
@@ -45,30 +46,90 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def kept(cache: DvcCache, keep: int, lineages: list[str]) -> set[str]:
-    """The contents that stay in the cache."""
-    notes = cache.notes()
-    old = old_notes(notes, keep)
-    needed = cache.closure(needed_hashes([note for note in notes if note not in old], lineages))
-    files = (file for md5, file in cache.all_files() if md5 in needed and not md5.endswith(".dir"))
-    return {file.read_text(encoding="utf-8").strip() for file in files}
+@pytest.fixture
+def project(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy that a test may change, with the current folder in it."""
+    shutil.copytree(repository, tmp_path / "project")
+    monkeypatch.chdir(tmp_path / "project")
+    return tmp_path / "project"
+
+
+def going(keep: int, lineages: list[str]) -> set[str]:
+    """The contents that would go from the cache."""
+    cache = DvcCache(Path(".dvc/cache"))
+    files = cache.files(find_old_results(cache, keep, lineages).hashes)
+    return {file.read_text(encoding="utf-8").strip() for file in files if file.suffix != ".dir"}
+
+
+def add_to_dvc(name: str, text: str) -> None:
+    Path(name).write_text(text, encoding="utf-8")
+    run(sys.executable, "-m", "dvc", "add", "-q", name)
+
+
+def commit(message: str) -> None:
+    run("git", "add", "."), run("git", "commit", "-qm", message)
 
 
 @pytest.mark.slow
 def test_the_last_runs_and_what_a_branch_names_stay(repository: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of runs 1 to 5 the second is the branch's; the file "1" is in all of them."""
     monkeypatch.chdir(repository)
+    assert going(1, []) == {"run 1", "run 3", "run 4"}
+    assert going(3, []) == {"run 1"}
+    assert going(1, [(repository / "lock-1").read_text(encoding="utf-8")]) == {"run 3", "run 4"}
+
+
+@pytest.mark.slow
+def test_what_dvc_add_put_there_never_goes(project: Path):
+    """Neither data of another branch, nor a copy of run 1's result that only a stash, or only a deleted branch has."""
+    branch = run("git", "branch", "--show-current").strip()
+    commit("the fifth run")
+    run("git", "checkout", "-qb", "with-data")
+    add_to_dvc("customers.txt", "a person's own"), commit("data")
+    run("git", "checkout", "-q", branch)
+    assert not Path("customers.txt.dvc").exists()
+    assert going(1, []) == {"run 1", "run 2", "run 3", "run 4"}
+
+    add_to_dvc("first.txt", "run 1")
+    run("git", "add", "."), run("git", "stash", "-q")
+    assert going(1, []) == {"run 2", "run 3", "run 4"}
+    run("git", "checkout", "-qb", "gone")
+    add_to_dvc("third.txt", "run 3"), commit("a result kept as data")
+    run("git", "checkout", "-q", branch), run("git", "branch", "-qD", "gone")
+    assert going(1, []) == {"run 2", "run 4"}
+
+
+@pytest.mark.slow
+def test_a_dvc_lock_in_a_stash_keeps_its_results(project: Path):
+    """The stash has the fifth run's dvc.lock, the folder the second's again; of the notes the fourth is made newest."""
+    run("git", "stash", "-q")
+    for note in DvcCache(Path(".dvc/cache")).notes():
+        if note.file.stat().st_mtime == 4:
+            os.utime(note.file, (9, 9))
+    assert going(1, []) == {"run 1", "run 3"}
+
+
+@pytest.mark.slow
+def test_a_note_stays_as_long_as_its_result_is_needed(project: Path):
+    """The second run is the branch's until the branch has the fifth; without its note nobody would free it then."""
     cache = DvcCache(Path(".dvc/cache"))
-    assert kept(cache, 1, []) == {"1", "run 2", "run 5"}
-    assert kept(cache, 3, []) == {"1", "run 2", "run 3", "run 4", "run 5"}
-    assert kept(cache, 1, [(repository / "lock-1").read_text(encoding="utf-8")]) == {"1", "run 1", "run 2", "run 5"}
+    assert {note.file.stat().st_mtime for note in find_old_results(cache, 1, []).notes} == {1, 3, 4}
+    commit("the fifth run")
+    assert {note.file.stat().st_mtime for note in find_old_results(cache, 1, []).notes} == {1, 2, 3, 4}
+
+
+@pytest.mark.slow
+def test_where_git_does_not_answer_nothing_is_old(project: Path):
+    Path(".git/HEAD").write_text("damaged", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"git rev-list .* failed"):
+        going(1, [])
 
 
 @pytest.mark.slow
 def test_weights_of_a_remote_are_those_of_old_runs_alone(repository: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(repository)
     cache = DvcCache(Path(".dvc/cache"))
-    old = [note for note in old_notes(cache.notes(), 4) if "safetensors" in note.command]
-    (weights,) = cache.weights(hashes_of(old[0].stage))
+    (weights,) = cache.weights(find_old_results(cache, 4, []).hashes)
     assert cache.file(weights).read_text(encoding="utf-8") == "run 1"
 
 

@@ -1,23 +1,23 @@
 """What DVC's cache has and nothing needs: the results of runs before the last ones.
 
-Needed are: what `dvc.lock` names, here and on every branch, tag and experiment; the files that `dvc add` follows; the
-results of the newest executions of each stage, of which DVC keeps a note each; and of the registered versions'
-lineages the curated data and what was read from outside, which `dvc add` may have replaced since. DVC's own `dvc gc`
-knows commits, and a scheduled run makes none.
+DVC keeps a note of every execution of a stage. What an old note names as a result may go, and nothing else: who put
+other files into the cache is not known, and a person's data may be nowhere else. Of these results stay what `dvc.lock`
+names, here and on every branch, tag, experiment and stash; whatever `dvc add` ever followed; what the newest notes
+name; and of the registered versions' lineages the curated data and what was read from outside. DVC's own `dvc gc` knows
+commits, and a scheduled run makes none.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from tasks.commands.reproduction import ask_git
-from tasks.core.provenance import LOCK_FILE
+from tasks.commands.prune.dvc_files import followed_texts, lock_texts
 from tasks.core.yaml_text import PLAIN
 
 FOLDER_MARK = ".dir"  # ends the hash of a folder, whose object is a list of its files
@@ -33,6 +33,17 @@ class Note(NamedTuple):
     @property
     def command(self) -> str:
         return str(self.stage.get("cmd"))
+
+    @property
+    def results(self) -> set[str]:
+        return _hashes(self.stage.get("outs"))
+
+
+class OldResults(NamedTuple):
+    """`hashes` of files and folders, some of which may not be in the cache any more."""
+
+    notes: list[Note]
+    hashes: set[str]
 
 
 class DvcCache:
@@ -65,15 +76,27 @@ class DvcCache:
         entries = (entry for md5 in folders for entry in self._entries(md5))
         return {str(entry["md5"]) for entry in entries if str(entry.get("relpath")).endswith(".safetensors")}
 
-    def all_files(self) -> Iterator[tuple[str, Path]]:
-        for file in sorted(self.objects.glob("??/*")):
-            yield file.parent.name + file.name, file
+    def files(self, hashes: Iterable[str]) -> list[Path]:
+        """Those that are in it."""
+        return [file for file in map(self.file, sorted(hashes)) if file.exists()]
 
     def _entries(self, md5: str) -> list[dict[str, Any]]:
         try:
             return [entry for entry in json.loads(self.file(md5).read_bytes()) if "md5" in entry]
         except (OSError, ValueError, TypeError):
             return []  # not in this cache
+
+
+def find_old_results(cache: DvcCache, keep: int, lineage_locks: Iterable[str]) -> OldResults:
+    """Results beyond the newest `keep` executions of each stage, without those that are needed all the same. A note
+    stays as long as one of its results is needed: without it nobody would know later that this was one.
+    `lineage_locks` are the texts of versions' dvc.lock.
+    """
+    notes = cache.notes()
+    old = old_notes(notes, keep)
+    needed = needed_hashes([note for note in notes if note not in old], lineage_locks)
+    made = cache.closure(md5 for note in old for md5 in note.results)
+    return OldResults([note for note in old if not note.results & needed], made - cache.closure(needed))
 
 
 def old_notes(notes: Iterable[Note], keep: int) -> list[Note]:
@@ -85,12 +108,12 @@ def old_notes(notes: Iterable[Note], keep: int) -> list[Note]:
 
 
 def needed_hashes(kept_notes: Iterable[Note], lineage_locks: Iterable[str]) -> set[str]:
-    """MD5 of every file and folder that must stay; `lineage_locks` are the texts of versions' dvc.lock."""
+    """MD5 of every file and folder that must stay."""
     found: set[str] = set()
-    for text in _lock_texts():
+    for text in lock_texts():
         for stage in _mapping(_mapping(text).get("stages")).values():
             found |= hashes_of(stage)
-    for text in _followed_files():
+    for text in followed_texts():
         found |= hashes_of(_mapping(text))
     for note in kept_notes:
         found |= hashes_of(note.stage)
@@ -101,29 +124,17 @@ def needed_hashes(kept_notes: Iterable[Note], lineage_locks: Iterable[str]) -> s
 
 def _needed_of_lineage(stages: Mapping[str, Any]) -> set[str]:
     """Of one version's dvc.lock: the curated data, and whatever no stage made; results are made again from these."""
-    made = set().union(*(hashes_of({"outs": _mapping(stage).get("outs")}) for stage in stages.values()))
-    read = set().union(*(hashes_of({"deps": _mapping(stage).get("deps")}) for stage in stages.values()))
-    return hashes_of({"outs": _mapping(stages.get(DATA_STAGE)).get("outs")}) | (read - made)
+    made = set().union(*(_hashes(_mapping(stage).get("outs")) for stage in stages.values()))
+    read = set().union(*(_hashes(_mapping(stage).get("deps")) for stage in stages.values()))
+    return _hashes(_mapping(stages.get(DATA_STAGE)).get("outs")) | (read - made)
 
 
 def hashes_of(stage: Mapping[str, Any]) -> set[str]:
-    parts = [*(stage.get("outs") or ()), *(stage.get("deps") or ())]
-    return {str(part["md5"]) for part in parts if isinstance(part, dict) and "md5" in part}
+    return _hashes(stage.get("outs")) | _hashes(stage.get("deps"))
 
 
-def _lock_texts() -> Iterator[str]:
-    if LOCK_FILE.exists():
-        yield LOCK_FILE.read_text(encoding="utf-8")
-    for ref in (
-        ask_git("for-each-ref", "--format=%(objectname)", "refs/heads", "refs/tags", "refs/exps") or ""
-    ).split():
-        yield ask_git("show", f"{ref}:./{LOCK_FILE}") or ""
-
-
-def _followed_files() -> Iterator[str]:
-    for file in Path().rglob("*.dvc"):
-        if file.is_file() and ".venv" not in file.parts:
-            yield file.read_text(encoding="utf-8")
+def _hashes(parts: Any) -> set[str]:
+    return {str(part["md5"]) for part in parts or () if isinstance(part, dict) and "md5" in part}
 
 
 def _mapping(value: Any) -> dict[str, Any]:

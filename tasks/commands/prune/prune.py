@@ -20,7 +20,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from tasks.commands.dvc_remote import ask_dvc, dvc_remote
-from tasks.commands.prune.dvc_cache import DvcCache, Note, hashes_of, needed_hashes, old_notes
+from tasks.commands.prune.dvc_cache import DvcCache, OldResults, find_old_results
 from tasks.core.console import SafeConsole
 from tasks.core.resume import resume_root
 from tasks.core.settings import Paths, Settings, load, load_paths, read_params
@@ -81,12 +81,10 @@ def _find(settings: PruneSections, paths: Paths, registry: Registry, keep: int) 
     """What is elsewhere comes first: where a server does not answer, nothing here was removed yet."""
     yield from _of_registry(registry, keep)
     cache = DvcCache(Path(ask_dvc("cache", "dir")))
-    notes = cache.notes()
-    old = old_notes(notes, keep)
-    needed = cache.closure(needed_hashes([note for note in notes if note not in old], _lineage_locks(registry)))
-    yield from _of_dvc_remote(settings, cache, old, needed)
+    old = find_old_results(cache, keep, _lineage_locks(registry))
+    yield from _of_dvc_remote(settings, cache, old)
     yield from _of_mirror(settings, keep)
-    yield from _of_dvc_cache(cache, old, needed)
+    yield from _of_dvc_cache(cache, old)
     yield from _of_checkpoints(paths)
 
 
@@ -97,9 +95,7 @@ def _of_registry(registry: Registry, keep: int) -> Iterator[Removal]:
         yield Removal("MLflow", what, size, partial(remove_unneeded, registry, item.model_id, keep=keep), item.here())
 
 
-def _of_dvc_remote(
-    settings: PruneSections, cache: DvcCache, old: Iterable[Note], needed: set[str]
-) -> Iterator[Removal]:
+def _of_dvc_remote(settings: PruneSections, cache: DvcCache, old: OldResults) -> Iterator[Removal]:
     """The weights of old runs alone: other workspaces may share the remote, and their data with this one."""
     address = dvc_remote()
     if address is None:
@@ -107,7 +103,7 @@ def _of_dvc_remote(
     from tasks.storage.client import connect
     from tasks.storage.pruning import objects_of_dvc, remove_objects
 
-    hashes = cache.weights(md5 for note in old for md5 in hashes_of(note.stage)) - needed
+    hashes = cache.weights(old.hashes) & old.hashes
     url, endpoint = address
     store = connect(at_endpoint(settings.storage, endpoint))
     found = objects_of_dvc(store, parse_url(url), hashes)
@@ -132,12 +128,12 @@ def _of_mirror(settings: PruneSections, keep: int) -> Iterator[Removal]:
             yield Removal(str(found.url), what, found.size, partial(remove_objects, store, found))
 
 
-def _of_dvc_cache(cache: DvcCache, old: list[Note], needed: set[str]) -> Iterator[Removal]:
-    files = [file for md5, file in cache.all_files() if md5 not in needed]
+def _of_dvc_cache(cache: DvcCache, old: OldResults) -> Iterator[Removal]:
+    files = cache.files(old.hashes)
     size = sum(file.stat().st_size for file in files)
-    if files or old:
+    if files or old.notes:
         what = f"results of older runs, {len(files):,} files"
-        going = (*files, *(note.file for note in old))
+        going = (*files, *(note.file for note in old.notes))
         yield Removal("DVC's cache", what, size, partial(_unlink, going), going)
 
 
