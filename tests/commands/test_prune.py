@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from tasks.commands.prune.dvc_cache import DvcCache, find_old_results, needed_hashes
-from tasks.commands.prune.prune import Removal, freed
+from tasks.commands.prune.prune import Removal, freed, prune
+from tests.pipeline.project import ROOT
+from tests.tracking.project import make_database
 
 GRAPH = """
 stages:
@@ -123,6 +125,24 @@ def test_where_git_does_not_answer_nothing_is_old(project: Path):
     Path(".git/HEAD").write_text("damaged", encoding="utf-8")
     with pytest.raises(ValueError, match=r"git rev-list .* failed"):
         going(1, [])
+
+
+@pytest.mark.slow
+def test_a_cache_outside_the_folder_is_left_alone(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """What another project needs of it, only its folder says. Of the runs 1, 3 and 4 it has a file and a list each."""
+    shutil.copy(ROOT / "params.yaml", "params.yaml")
+    make_database(project)
+    Path("artifacts/mlflow").mkdir(parents=True), Path("empty.db").rename("artifacts/mlflow/mlflow.db")
+    assert prune(keep=1, yes=False) is False
+    assert "results of older runs, 6 files" in capsys.readouterr().out
+
+    Path(".dvc/cache").rename("../shared")
+    run(sys.executable, "-m", "dvc", "cache", "dir", "-q", "../shared")
+    assert prune(keep=1, yes=True) is True
+    assert "dvc gc --all-commits --projects" in capsys.readouterr().out
+    assert len(DvcCache(Path("../shared")).notes()) == 10
 
 
 @pytest.mark.slow

@@ -50,6 +50,7 @@ class DvcCache:
     """The local cache, at what `dvc cache dir` says."""
 
     def __init__(self, folder: Path):
+        self.folder = folder
         self.objects, self.runs = folder / "files" / "md5", folder / "runs"
 
     def file(self, md5: str) -> Path:

@@ -81,11 +81,23 @@ def _find(settings: PruneSections, paths: Paths, registry: Registry, keep: int) 
     """What is elsewhere comes first: where a server does not answer, nothing here was removed yet."""
     yield from _of_registry(registry, keep)
     cache = DvcCache(Path(ask_dvc("cache", "dir")))
-    old = find_old_results(cache, keep, _lineage_locks(registry))
+    old = _find_old_results(cache, keep, registry)
     yield from _of_dvc_remote(settings, cache, old)
     yield from _of_mirror(settings, keep)
     yield from _of_dvc_cache(cache, old)
     yield from _of_checkpoints(paths)
+
+
+def _find_old_results(cache: DvcCache, keep: int, registry: Registry) -> OldResults:
+    """None in a cache that other projects may use: its notes are theirs too, and what they need is not known here."""
+    if not cache.folder.resolve().is_relative_to(Path().resolve()):
+        tell(
+            f"DVC's cache {cache.folder} is outside this folder, so other projects may need what is in it, and it "
+            f"stays as it is. `dvc gc --all-commits --projects FOLDER …` removes what neither the commits of this "
+            f"project nor those of FOLDER … name."
+        )
+        return OldResults([], set())
+    return find_old_results(cache, keep, _lineage_locks(registry))
 
 
 def _of_registry(registry: Registry, keep: int) -> Iterator[Removal]:
@@ -98,7 +110,7 @@ def _of_registry(registry: Registry, keep: int) -> Iterator[Removal]:
 def _of_dvc_remote(settings: PruneSections, cache: DvcCache, old: OldResults) -> Iterator[Removal]:
     """The weights of old runs alone: other workspaces may share the remote, and their data with this one."""
     address = dvc_remote()
-    if address is None:
+    if address is None or not old.hashes:
         return
     from tasks.storage.client import connect
     from tasks.storage.pruning import objects_of_dvc, remove_objects
