@@ -3,7 +3,7 @@
 `uploading` starts it, with what to upload as the first line of its standard input. It uploads checkpoints as they come.
 The line `done` means that the stage has succeeded: it uploads the results, and ends. The end of its input without that
 line means that the stage has failed or was killed: it uploads the last checkpoint, and ends. What fails is tried again
-for as long as the stage works, and told once.
+for as long as the stage works, and told once until it succeeds. Its exit status says whether everything was sent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tasks.core.records import Record
 from tasks.core.settings import Paths
 from tasks.core.terminal import warn
 from tasks.core.urls import parse_url
-from tasks.storage.client import Changed, StorageError, Store, connect, require_boto3
+from tasks.storage.client import Changed, Store, connect, require_boto3
 from tasks.storage.folders import remove_folder
 from tasks.storage.mirror import (
     result_files,
@@ -71,16 +71,18 @@ def uploading(
         resume=None if resume is None else str(resume),
     )
     child = _start(task)
-    seconds = 0.0  # a person or a signal ends the stage: at once
+    seconds, remedy = 0.0, ""  # a person or a signal ends the stage: at once
     try:
         yield
         _order(child, DONE)
-        seconds = sections.storage.finish_seconds
+        seconds, remedy = sections.storage.finish_seconds, "`python -m tasks report` sends what is missing."
     except Exception:
-        seconds = AFTER_A_FAILURE_SECONDS
+        seconds, remedy = AFTER_A_FAILURE_SECONDS, "The last checkpoint is here, and the next run sends it."
         raise
     finally:
-        _finish(child, seconds, f"{remote} does not have all of {stage} yet")
+        failure = _finish(child, seconds)
+        if failure is not None and seconds:
+            warn(f"warning: paths.remote: {remote} does not have all of {stage} yet, {failure}. {remedy}")
 
 
 def _start(task: Task) -> subprocess.Popen[str]:
@@ -97,17 +99,18 @@ def _order(child: subprocess.Popen[str], line: str) -> None:
         child.stdin.flush()
 
 
-def _finish(child: subprocess.Popen[str], seconds: float, what: str) -> None:
+def _finish(child: subprocess.Popen[str], seconds: float) -> str | None:
+    """Why not everything was sent; None where it was."""
     assert child.stdin is not None
     with suppress(OSError):
         child.stdin.close()
     try:
-        child.wait(seconds)
+        status = child.wait(seconds)
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
-        if seconds:
-            warn(f"warning: paths.remote: {what}, after {seconds:g} s. `python -m tasks report` sends what is missing.")
+        return f"after {seconds:g} s"
+    return f"since its upload ended with status {status}" if status else None
 
 
 def main() -> int:
@@ -121,10 +124,8 @@ def main() -> int:
         sync.upload_checkpoints()
         with suppress(queue.Empty):
             order = orders.get(timeout=sync.pause)
-    if order == DONE:
-        return 0 if sync.upload_results() else 1
-    sync.upload_checkpoints()
-    return 0
+    is_sent = sync.upload_results() if order == DONE else sync.upload_checkpoints(is_last=True)
+    return 0 if is_sent else 1
 
 
 def _orders() -> queue.Queue[str | None]:
@@ -150,15 +151,21 @@ class Sync:
         self.store: Store | None = None
         self.uploaded: list[tuple[str, int]] = []
         self.pause = LOOK_SECONDS
+        self.failure: str | None = None
         self.is_told, self.is_passing = False, True
 
-    def upload_checkpoints(self) -> None:
+    def upload_checkpoints(self, *, is_last: bool = False) -> bool:
+        """Whether all that are here are there; a failure is followed by another call, unless this one `is_last`."""
         if self.resume is None or self.url is None:
-            return
+            return True
         folder, url = self.resume, self.url
         now = _versions(folder)
-        if now != self.uploaded and self._try(lambda store: upload_resume(store, url, folder, self.staging)):
+        if now != self.uploaded:
+            if not self._try(lambda store: upload_resume(store, url, folder, self.staging)):
+                self._tell(is_over=is_last)
+                return False
             self.uploaded = now
+        return True
 
     def upload_results(self) -> bool:
         """Tried until it succeeds, or this process is ended; False for an error that stays."""
@@ -172,29 +179,36 @@ class Sync:
                 remove_folder(store, self.url)  # its snapshots are among the results
 
         while not self._try(upload):
+            self._tell(is_over=not self.is_passing)
             if not self.is_passing:
                 return False
             threading.Event().wait(self.pause)
         return True
 
     def _try(self, work: Callable[[Store], None]) -> bool:
-        """Whether it succeeded. Else the next attempt is later, and the first failure is told."""
+        """Whether it succeeded. Else the next attempt is later, and `failure` says why."""
         try:
             self.store = self.store or connect(self.task.storage)
             work(self.store)
         except FileNotFoundError:  # the training deletes an old checkpoint; the next look finds the newer ones
+            self.is_passing = True
             return False
-        except (StorageError, OSError) as error:
-            self.is_passing = not isinstance(error, StorageError) or error.is_passing or isinstance(error, Changed)
+        except (ValueError, OSError) as error:  # of boto3's own configuration too
+            self.failure = str(error)
+            self.is_passing = isinstance(error, (OSError, Changed)) or getattr(error, "is_passing", False)
             self.pause = min(2 * self.pause, LONGEST_WAIT_SECONDS)
-            if not self.is_told:
-                warn(f"warning: paths.remote: {error} Nothing is lost: the files are here, and it is tried again.")
-                self.is_told = True
             return False
         finally:
             shutil.rmtree(self.staging, ignore_errors=True)
-        self.pause = LOOK_SECONDS
+        self.pause, self.failure, self.is_told = LOOK_SECONDS, None, False
         return True
+
+    def _tell(self, *, is_over: bool) -> None:
+        """Once until something succeeds, and again where it `is_over` and nothing else is tried."""
+        if self.failure is not None and (is_over or not self.is_told):
+            hope = "" if is_over else ", and it is tried again"
+            warn(f"warning: paths.remote: {self.failure} Nothing is lost: the files are here{hope}.")
+            self.is_told = True
 
 
 def _versions(folder: Path) -> list[tuple[str, int]]:

@@ -20,6 +20,7 @@ class FaultProxy:
         self.port = self.listener.getsockname()[1]
         self.endpoint = f"http://127.0.0.1:{self.port}"
         self.bytes_up = self.bytes_down = 0
+        self.open: list[socket.socket] = []
         self.heal()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -31,6 +32,12 @@ class FaultProxy:
         self.flip_up_at: int | None = None
         self.flip_down_at: int | None = None
         self.times: int | None = None
+
+    def drop(self) -> None:
+        """End the connections that are open, so that the next request meets what is switched on now."""
+        while self.open:
+            with suppress(OSError):
+                self.open.pop().shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.listener.close()
@@ -52,6 +59,7 @@ class FaultProxy:
                 client.sendall(self.answer)
                 return
             with socket.create_connection(("127.0.0.1", self.upstream)) as server:
+                self.open.append(client)
                 up = threading.Thread(target=self._pump, args=(client, server, "up"), daemon=True)
                 up.start()
                 self._pump(server, client, "down")

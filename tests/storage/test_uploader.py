@@ -23,7 +23,7 @@ from tasks.storage.uploader import uploading
 from tests import tiny
 from tests.conftest import ROOT
 from tests.pipeline.kill_points import result_hash, whole_run
-from tests.storage.fault_proxy import FaultProxy
+from tests.storage.fault_proxy import FaultProxy, answering
 from tests.storage.places import SETTINGS, Place, sections
 
 pytestmark = pytest.mark.slow
@@ -51,6 +51,13 @@ def wait_for(step: int, own: StorageSections, resume: Path) -> None:
     store, url = connect(SETTINGS), resume_url(parse_url(str(own.paths.remote)), "train", resume)
     deadline = time.monotonic() + 30
     while (found := find_manifest(store, url)) is None or newest_step(found.manifest) < step:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def wait_until_told(capfd: pytest.CaptureFixture[str], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while what not in capfd.readouterr().err:
         assert time.monotonic() < deadline
         time.sleep(0.2)
 
@@ -114,6 +121,68 @@ def test_whatever_s3_does_the_stage_ends_in_time_and_says_it_once(
     with uploading(own, ["train"], stage="report"):
         pass
     assert f"agent/results/train/{MANIFEST}" in place.names()
+
+
+EXPIRED = answering("400 Bad Request", "ExpiredToken")
+
+
+def test_what_stays_wrong_is_told_at_the_end_also_after_a_fault_that_passed(
+    place: Place, faults: FaultProxy, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    artifacts = tmp_path / "artifacts"
+    own, resume = sections(place.url("agent"), artifacts), artifacts / "resume" / "key"
+    faults.refuses = True
+    with uploading(own, ["train"], stage="train", resume=resume):
+        checkpoint(resume, 5)
+        wait_until_told(capfd, "it is tried again")
+        faults.heal()
+        wait_for(5, own, resume)
+        time.sleep(2.0)  # the upload itself ends
+        faults.answer = EXPIRED
+        faults.drop()
+        write_json(artifacts / "train" / "learnt.json", {})
+    said = capfd.readouterr().err
+    assert "token has expired" in said
+    assert "tried again" not in said
+    assert said.count("python -m tasks report") == 1
+
+
+def test_a_failed_stage_says_that_its_last_checkpoint_is_here_alone(
+    place: Place, faults: FaultProxy, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    resume = tmp_path / "artifacts" / "resume" / "key"
+    with (
+        suppress(InterruptedError),
+        uploading(sections(place.url("agent"), tmp_path), [], stage="train", resume=resume),
+    ):
+        faults.answer = EXPIRED
+        checkpoint(resume, 5)
+        raise InterruptedError
+    *_, why, what = capfd.readouterr().err.splitlines()
+    assert "token has expired" in why
+    assert "tried again" not in why
+    assert "the next run sends it" in what
+
+
+def test_a_profile_that_is_not_there_is_one_line(
+    place: Place, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("AWS_PROFILE", "nowhere")
+    with uploading(sections(place.url("agent"), tmp_path), ["train"], stage="train"):
+        write_json(tmp_path / "train" / "learnt.json", {})
+    why, what = capfd.readouterr().err.splitlines()
+    assert "nowhere" in why
+    assert "python -m tasks report" in what
+
+
+def test_an_upload_that_was_killed_is_told(place: Place, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    with uploading(sections(place.url("agent"), tmp_path), ["train"], stage="train"):
+        for child in psutil.Process().children():
+            if "tasks.storage.uploader" in child.cmdline():
+                child.kill()
+    said = capfd.readouterr().err
+    assert "status -9" in said
+    assert "python -m tasks report" in said
 
 
 def test_a_server_that_recovers_gets_what_it_lacked_while_the_stage_still_works(
