@@ -10,10 +10,12 @@ import asyncio
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
+from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from prefect import Flow
@@ -36,6 +38,8 @@ from tasks.pipeline.cli_errors import TELEMETRY_OFF
 PoolType = Literal["process", "kubernetes"]
 JOB_ENVIRONMENT = {**TELEMETRY_OFF, HEARTBEAT_VARIABLE: HEARTBEAT_SECONDS}  # no library calls home
 FLOWS: tuple[Flow[Any, Any], ...] = (retrain, drift_check, evaluate_snapshot)
+NUM_FIELDS = 5  # of a cron expression
+NEXT = "%a %Y-%m-%d %H:%M %Z"  # the format of the next run
 REFUSED_BY_PREFECT = re.compile(r"[/%&<>]")  # in the name of a deployment
 
 
@@ -67,17 +71,23 @@ def plan_deployments(cron: str | None, check_cron: str | None) -> list[Deploymen
 
 
 def read_schedule(option: str, cron: str | None) -> CronSchedule | None:
-    """In the machine's time zone, since Prefect's default is UTC."""
+    """In the machine's time zone, since Prefect's default is UTC. ValueError where no run would come, and for a sixth
+    field, which Prefect would read as seconds after the weekday.
+    """
     if cron is None:
         return None
+    time_zone = _time_zone()
     try:
-        ServerCron(cron=cron)
+        schedule = CronSchedule(cron=cron, timezone=time_zone)
+        if len(cron.split()) != NUM_FIELDS and not cron.startswith("@"):
+            raise ValueError
+        next_run(schedule)
     except ValueError:
         raise ValueError(
-            f"{option} {cron!r} is not a cron expression, so no run would ever start. "
-            f'It needs five fields: minute, hour, day, month, weekday, as in "0 3 * * *".'
+            f"{option} {cron!r} is not a cron expression of a date that comes, so no run would start when you mean. "
+            f'It needs five fields: minute, hour, day, month, weekday, as in "0 3 * * *", or a name such as "@daily".'
         ) from None
-    return CronSchedule(cron=cron, timezone=_time_zone())
+    return schedule
 
 
 def _time_zone() -> str:
@@ -92,6 +102,7 @@ def _time_zone() -> str:
 
 
 def next_run(schedule: CronSchedule) -> datetime:
+    """ValueError where none ever comes."""
     return asyncio.run(ServerCron(cron=schedule.cron, timezone=schedule.timezone).get_dates(n=1))[0]
 
 
@@ -123,35 +134,70 @@ def _register(client: SyncPrefectClient, deployment: Deployment, *, pool: str, f
     try:
         found = client.read_deployment_by_name(deployment.full_name)
     except ObjectNotFound:
-        schedules = [DeploymentScheduleCreate(schedule=deployment.schedule)] if deployment.schedule else []
-        flow_id = client.create_flow_from_name(deployment.flow.name)
-        client.create_deployment(flow_id, deployment.name, schedules=schedules, **wanted)
-        return "created"
+        made = _create(client, deployment, wanted)
+        return f"created{_tell_schedule(client.read_deployment(made))}"
     _refuse_of_another_folder(found, deployment, folder)
+    wanted["job_variables"] = _complete(found.job_variables or {})
     changed = [field for field, value in wanted.items() if getattr(found, field) != value]
     if changed:
         client.update_deployment(found.id, DeploymentUpdate(**wanted))
     if deployment.schedule and [item.schedule for item in found.schedules] != [deployment.schedule]:
-        for item in found.schedules:
-            client.delete_deployment_schedule(found.id, item.id)
-        client.create_deployment_schedules(found.id, [(deployment.schedule, True)])
+        _replace_schedules(client, found, deployment.schedule)
         changed.append("schedule")
-    return f"updated ({', '.join(changed)})" if changed else "unchanged"
+    did = f"updated ({', '.join(changed)})" if changed else "unchanged"
+    return f"{did}{_tell_schedule(client.read_deployment(found.id))}"
 
 
 def _describe(deployment: Deployment, *, pool: str, folder: str) -> dict[str, Any]:
-    """What is registered, but for the schedule, which stays as it is where none is given."""
+    """What every `deploy` registers. The rest stays as people left it on the server's page."""
     file, function = Path(f"{deployment.flow.fn.__module__.replace('.', '/')}.py"), deployment.flow.fn.__name__
     return {
-        "description": deployment.flow.description,
         "entrypoint": f"{file}:{function}",
         "pull_steps": [{"prefect.deployments.steps.set_working_directory": {"directory": folder}}],
         "work_pool_name": pool,
-        "job_variables": {"env": JOB_ENVIRONMENT},
-        "tags": [],
         "enforce_parameter_schema": True,
         "parameter_openapi_schema": deployment.flow.parameters.model_dump(exclude_unset=True),
     }
+
+
+def _create(client: SyncPrefectClient, deployment: Deployment, wanted: dict[str, Any]) -> UUID:
+    return client.create_deployment(
+        client.create_flow_from_name(deployment.flow.name),
+        deployment.name,
+        schedules=[DeploymentScheduleCreate(schedule=deployment.schedule)] if deployment.schedule else [],
+        description=deployment.flow.description,
+        job_variables=_complete({}),
+        tags=[],
+        **wanted,
+    )
+
+
+def _complete(job_variables: dict[str, Any]) -> dict[str, Any]:
+    """With the variables of the environment that a job needs; what somebody set of them stays."""
+    return {**job_variables, "env": {**JOB_ENVIRONMENT, **job_variables.get("env", {})}}
+
+
+def _replace_schedules(client: SyncPrefectClient, found: DeploymentResponse, schedule: CronSchedule) -> None:
+    """One that somebody paused stays paused."""
+    is_active = not found.schedules or any(item.active for item in found.schedules)
+    for item in found.schedules:
+        client.delete_deployment_schedule(found.id, item.id)
+    client.create_deployment_schedules(found.id, [(schedule, is_active)])
+
+
+def _tell_schedule(found: DeploymentResponse) -> str:
+    """When it runs next, after a comma; nothing where no schedule starts it."""
+    if not found.schedules:
+        return ""
+    active = [item.schedule for item in found.schedules if item.active and not found.paused]
+    if not active:
+        return ", its schedule is paused"
+    dates = []
+    for schedule in active:
+        if isinstance(schedule, CronSchedule):
+            with suppress(ValueError):
+                dates.append(next_run(schedule))
+    return f", next run: {min(dates):{NEXT}}" if dates else ""
 
 
 def _refuse_of_another_folder(found: DeploymentResponse, deployment: Deployment, folder: str) -> None:

@@ -18,7 +18,7 @@ from prefect.client.schemas.schedules import CronSchedule
 from prefect.runner import Runner
 
 from flows.connection import check_server
-from flows.deployments import next_run, plan_deployments
+from flows.deployments import NEXT, next_run, plan_deployments
 from flows.prefect_runs import prepare_schedule
 from flows.server import PASSWORD_FILE, is_own_server, wait_for_health
 from tasks.core.terminal import tell
@@ -66,7 +66,7 @@ def _greeting(schedule: CronSchedule) -> str:
     page = os.environ["PREFECT_API_URL"].removesuffix("/api")
     if is_own_server():
         page = f"{page} (password: {os.path.relpath(os.environ['PREFECT_HOME'])}/{PASSWORD_FILE})"
-    return f"Prefect's page: {page}. Next run: {next_run(schedule):%a %Y-%m-%d %H:%M %Z}. Ctrl-C ends."
+    return f"Prefect's page: {page}. Next run: {next_run(schedule):{NEXT}}. Ctrl-C ends."
 
 
 if __name__ == "__main__":

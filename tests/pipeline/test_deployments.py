@@ -5,6 +5,7 @@ Prefect is imported by the first test that needs it: two seconds that only one w
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def refused(project: Project, *options: str) -> str:
 
 @pytest.mark.slow
 def test_a_second_deploy_changes_nothing_and_says_so(project: Project, first: list[str], api: PrefectApi):
-    assert [line for line in first if line.endswith(": created")] == [
+    assert [line.partition(", next run")[0] for line in first if ": created" in line] == [
         "work pool deployed: created",
         *(f"{name}/deployed agent: created" for name in NAMES),
         "automation crash: created",
@@ -65,7 +66,12 @@ def test_a_second_deploy_changes_nothing_and_says_so(project: Project, first: li
     assert sum("export TURNWISE_" in line for line in first) == 2  # nobody has said where to notify and to reload
     before = deployments(api)
     second = deploy(project, *SCHEDULES, "--automations")
-    assert sum(line.endswith(": unchanged") for line in second) == 6
+    assert sum(": unchanged" in line for line in second) == 6
+    assert [bool(re.search(r", next run: \w+ \d{4}-\d\d-\d\d 03:00 \w+$", line)) for line in second[1:4]] == [
+        True,
+        False,  # each hour at 30
+        False,  # on demand
+    ]
     assert not any("updated" in line or "created" in line for line in second)
     assert deployments(api) == before
     schedules = [[item["schedule"]["cron"] for item in row["schedules"]] for row in before.values()]
@@ -79,10 +85,34 @@ def test_a_second_deploy_changes_nothing_and_says_so(project: Project, first: li
 @pytest.mark.slow
 @pytest.mark.usefixtures("first")
 def test_another_schedule_is_an_update_and_none_leaves_it(project: Project, api: PrefectApi):
-    assert "retrain/deployed agent: updated (schedule)" in deploy(project, "--cron", "0 4 * * *")
-    assert "retrain/deployed agent: unchanged" in deploy(project)
+    assert line_of_retrain(deploy(project, "--cron", "0 4 * * *")).startswith("updated (schedule), next run: ")
+    assert line_of_retrain(deploy(project)).startswith("unchanged, next run: ")
     (schedule,) = deployments(api)["retrain"]["schedules"]
     assert schedule["schedule"]["cron"] == "0 4 * * *"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("first")
+def test_what_people_set_on_the_servers_page_stays(project: Project, api: PrefectApi):
+    """Another schedule is still an update, and the one that was paused stays paused."""
+    before = deployments(api)["retrain"]
+    (schedule,) = before["schedules"]
+    env = {**before["job_variables"]["env"], "HF_HOME": "/big", "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "60"}
+    del env["DVC_NO_ANALYTICS"]  # as one that an older turnwise did not set
+    ours: dict[str, Any] = {"job_variables": {"env": env, "image": "ours:gpu"}, "tags": ["a"], "description": "ours"}
+    api.call("PATCH", f"/deployments/{before['id']}", ours)
+    api.call("PATCH", f"/deployments/{before['id']}/schedules/{schedule['id']}", {"active": False})
+
+    assert line_of_retrain(deploy(project)) == "updated (job_variables), its schedule is paused"
+    assert line_of_retrain(deploy(project, "--cron", "0 5 * * *")) == "updated (schedule), its schedule is paused"
+    after = deployments(api)["retrain"]
+    ours["job_variables"]["env"]["DVC_NO_ANALYTICS"] = "1"
+    assert {key: after[key] for key in ours} == ours
+    assert [(item["schedule"]["cron"], item["active"]) for item in after["schedules"]] == [("0 5 * * *", False)]
+
+
+def line_of_retrain(lines: list[str]) -> str:
+    return next(line for line in lines if line.startswith("retrain/")).removeprefix("retrain/deployed agent: ")
 
 
 @pytest.mark.slow
@@ -161,8 +191,9 @@ def test_deployments_have_the_name_of_the_model_as_far_as_prefect_takes_it(monke
     assert [item.schedule is not None for item in planned] == [True, False, False]
 
 
-@pytest.mark.parametrize("cron", ["every day", "61 * * * *", "", "* * *"])
+@pytest.mark.parametrize("cron", ["every day", "61 * * * *", "", "* * *", "0 0 3 * * *", "0 0 30 2 *", "@reboot"])
 def test_a_schedule_that_is_no_cron_expression_is_refused_with_its_option(cron: str):
+    """Six fields would be every day of the third month at midnight, with seconds last; 30 February never comes."""
     from flows.deployments import read_schedule
 
     with pytest.raises(ValueError, match=r"--check-cron .* is not a cron expression"):
