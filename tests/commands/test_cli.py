@@ -13,6 +13,7 @@ from subprocess import PIPE
 
 import pytest
 
+from tasks.commands.cli.stages import is_known_to_dvc
 from tasks.pipeline.order import STAGES
 from tasks.pipeline.run_lock import only_run
 from tests.conftest import ROOT
@@ -218,8 +219,29 @@ def test_a_stage_says_where_its_results_are_and_clears_what_a_killed_run_left(pr
 
     assert result.returncode == 0, result.stderr
     assert "curate: results are in artifacts/curate (card.html, card.json, " in result.stdout
+    assert "`dvc commit -f curate`" in result.stdout
     assert "warning: select has 6 problems" in result.stderr  # of the outlook
     assert not leftover.exists()
+
+
+def test_dvc_knows_what_it_started_and_nothing_made_by_hand(project: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("DVC_STAGE", "TURNWISE_LAUNCH"):
+        monkeypatch.delenv(name, raising=False)
+    assert not is_known_to_dvc("train")
+    assert is_known_to_dvc("promote")  # no stage of dvc.yaml
+    with monkeypatch.context() as patch:
+        patch.setenv("DVC_STAGE", "train")
+        assert is_known_to_dvc("train")
+
+    edit(project / "params.yaml", "launcher: local ", "launcher: external ")
+    edit(project / "params.yaml", "num_trainers: 1 ", "num_trainers: 2 ")
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    assert is_known_to_dvc("train")  # what started this rank may be DVC's, on another node
+    monkeypatch.setenv("TURNWISE_LAUNCH", "srun --ntasks 2")
+    assert not is_known_to_dvc("train")
+    (project / "dvc.yaml").unlink()
+    assert is_known_to_dvc("train")
 
 
 @pytest.mark.slow

@@ -87,7 +87,8 @@ def test_what_dvc_add_put_there_never_goes(project: Path):
     branch = run("git", "branch", "--show-current").strip()
     commit("the fifth run")
     run("git", "checkout", "-qb", "with-data")
-    add_to_dvc("customers.txt", "a person's own"), commit("data")
+    add_to_dvc("customers.txt", "a person's own")
+    commit("data")
     run("git", "checkout", "-q", branch)
     assert not Path("customers.txt.dvc").exists()
     assert going(1, []) == {"run 1", "run 2", "run 3", "run 4"}
@@ -96,7 +97,8 @@ def test_what_dvc_add_put_there_never_goes(project: Path):
     run("git", "add", "."), run("git", "stash", "-q")
     assert going(1, []) == {"run 2", "run 3", "run 4"}
     run("git", "checkout", "-qb", "gone")
-    add_to_dvc("third.txt", "run 3"), commit("a result kept as data")
+    add_to_dvc("third.txt", "run 3")
+    commit("a result kept as data")
     run("git", "checkout", "-q", branch), run("git", "branch", "-qD", "gone")
     assert going(1, []) == {"run 2", "run 4"}
 
@@ -134,7 +136,8 @@ def test_a_cache_outside_the_folder_is_left_alone(
     """What another project needs of it, only its folder says. Of the runs 1, 3 and 4 it has a file and a list each."""
     shutil.copy(ROOT / "params.yaml", "params.yaml")
     make_database(project)
-    Path("artifacts/mlflow").mkdir(parents=True), Path("empty.db").rename("artifacts/mlflow/mlflow.db")
+    Path("artifacts/mlflow").mkdir(parents=True)
+    Path("empty.db").rename("artifacts/mlflow/mlflow.db")
     assert prune(keep=1, yes=False) is False
     assert "results of older runs, 6 files" in capsys.readouterr().out
 

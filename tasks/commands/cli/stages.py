@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +13,8 @@ from tasks.commands.cli.options import AcceptDrift, use_accept_drift
 from tasks.core.terminal import tell
 from tasks.pipeline.cli_command import Debug, command
 from tasks.pipeline.cli_errors import DEBUG
+
+STARTED_BY_DVC = "DVC_STAGE"  # set by DVC, with the name of the stage
 
 stages = typer.Typer()
 
@@ -73,11 +77,34 @@ def promote(
 
 
 def _run(stage: str, accept_drift: bool = False, **asked: Any) -> list[str]:
-    """`asked`: options beyond params.yaml. No line where another process says where the results are."""
+    """`asked`: options beyond params.yaml. Another process may say where the results are."""
     from tasks.pipeline.order import run_stage
 
     use_accept_drift(accept_drift)
     folder = run_stage(stage, **asked)
-    if folder is None:
-        return []
-    return [f"{stage}: results are in {folder} ({', '.join(sorted(item.name for item in folder.iterdir()))})"]
+    lines = [] if is_known_to_dvc(stage) else [_how_dvc_learns(stage)]
+    if folder is not None:
+        files = ", ".join(sorted(item.name for item in folder.iterdir()))
+        lines.insert(0, f"{stage}: results are in {folder} ({files})")
+    return lines
+
+
+def is_known_to_dvc(stage: str) -> bool:
+    """Whether DVC started it, or need not know: promote, a folder without a pipeline, one rank of a training."""
+    from tasks.core.settings import load, read_params
+    from tasks.pipeline.launch import LAUNCHED, place_of
+    from tasks.pipeline.order import RECORDED, CommonSections
+    from tasks.pipeline.outer_launcher import LAUNCH
+
+    if stage not in RECORDED or STARTED_BY_DVC in os.environ or not Path("dvc.yaml").exists():
+        return True
+    launch = load(CommonSections, read_params()).launch
+    starts_them = launch.launcher == "external" and LAUNCH in os.environ
+    return stage in LAUNCHED and not starts_them and place_of(launch, os.environ) is not None
+
+
+def _how_dvc_learns(stage: str) -> str:
+    return (
+        f"{stage}: DVC does not know of these results. `dvc commit -f {stage}` tells it; without that `dvc repro` and "
+        f"the flow remove them and run {stage} again"
+    )
