@@ -11,10 +11,9 @@ from typer import Option
 
 from tasks.commands.cli.options import AcceptDrift, use_accept_drift
 from tasks.core.terminal import tell
+from tasks.core.workspace import DVC_VARIABLE
 from tasks.pipeline.cli_command import Debug, command
 from tasks.pipeline.cli_errors import DEBUG
-
-STARTED_BY_DVC = "DVC_STAGE"  # set by DVC, with the name of the stage
 
 stages = typer.Typer()
 
@@ -96,7 +95,7 @@ def is_known_to_dvc(stage: str) -> bool:
     from tasks.pipeline.order import RECORDED, CommonSections
     from tasks.pipeline.outer_launcher import LAUNCH
 
-    if stage not in RECORDED or STARTED_BY_DVC in os.environ or not Path("dvc.yaml").exists():
+    if stage not in RECORDED or DVC_VARIABLE in os.environ or not Path("dvc.yaml").exists():
         return True
     launch = load(CommonSections, read_params()).launch
     starts_them = launch.launcher == "external" and LAUNCH in os.environ
