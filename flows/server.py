@@ -35,6 +35,7 @@ from tasks.core.secrets import USER_INFO
 from tasks.core.terminal import warn
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
 from tasks.pipeline.order import NEW_OBJECTS
+from tasks.tracking.aside import name_aside
 
 STARTUP_SECONDS = 120  # 16 s were measured on a busy machine; Prefect's own limit of 20 s was too tight
 STOP_SECONDS = 3.0  # between asking the server to end and ending it
@@ -220,7 +221,7 @@ def refuse_damaged_history(home: Path) -> None:
     database = home / "prefect.db"
     fault = fault_of_database(database) if database.exists() else None
     if fault is not None:
-        aside = database.with_name(f"damaged-{len(list(home.glob('damaged-*'))) + 1}")
+        aside = name_aside(home, "damaged")
         command = f"mkdir {shlex.quote(str(aside))} && mv {shlex.quote(str(database))}* {shlex.quote(str(aside))}"
         raise ValueError(
             f"{database}: Prefect's database is damaged ({fault}), so its server cannot start. It contains the list of "

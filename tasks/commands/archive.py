@@ -26,6 +26,7 @@ from tasks.core.databases import fault_of_database
 from tasks.core.files import atomic_file
 from tasks.core.settings import load, load_paths, read_params
 from tasks.pipeline.run_lock import only_run
+from tasks.tracking.aside import name_aside
 from tasks.tracking.connection import TABLES
 from tasks.tracking.relocate import FILE, database_of, replace_location
 from tasks.tracking.settings import TrackingSections, TrackingSettings
@@ -58,6 +59,10 @@ def find_places() -> Places:
 
 def backup(file: Path) -> Iterator[str]:
     """Write the archive, also while a run writes; ValueError where there is no sound registry."""
+    if file.is_dir():
+        raise ValueError(
+            f"{file} is a folder, so no backup can be written there. Name a file, such as {file / 'b.tar'}."
+        )
     places = find_places()
     _refuse_no_registry(places.mlflow)
     with _own_folder(places.mlflow.parent, BACKUP) as folder:
@@ -82,7 +87,8 @@ def restore(file: Path, *, force: bool) -> Iterator[str]:
     """Replace the registry by the archive's; ValueError where the present one has what the archive lacks."""
     places = find_places()
     if not file.is_file():
-        raise ValueError(f"{file} does not exist, so there is nothing to restore. Name a file that `backup` wrote.")
+        fault = "is a folder" if file.is_dir() else "does not exist"
+        raise ValueError(f"{file} {fault}, so there is nothing to restore. Name a file that `backup` wrote.")
     places.mlflow.parent.mkdir(parents=True, exist_ok=True)
     with only_run(places.artifacts), _own_folder(places.mlflow.parent, RESTORE) as folder:
         staged = Path(folder)
@@ -278,7 +284,7 @@ def _move_aside(places: Places) -> Path | None:
     present = [path for path in (*files, *([places.files] if places.files else [])) if path.exists()]
     if not present:
         return None
-    aside = parent / f"replaced-{len(list(parent.glob('replaced-*'))) + 1}"
+    aside = name_aside(parent, "replaced")
     aside.mkdir()
     for path in present:
         shutil.move(path, aside / path.name)

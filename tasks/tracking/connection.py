@@ -20,6 +20,7 @@ from tasks.core.databases import copy_empty, fault_of_database, holds_rows, why_
 from tasks.core.passing_faults import PassingFault
 from tasks.core.secrets import hide_known_secrets
 from tasks.storage.client import explain as explain_s3
+from tasks.tracking.aside import name_aside
 from tasks.tracking.faults import RESTORE, explain, find_fault
 from tasks.tracking.metrics import quiet_mlflow
 from tasks.tracking.settings import DATABASES, SQLITE, TrackingSettings
@@ -108,8 +109,7 @@ def refuse_lost_registry(settings: TrackingSettings) -> None:
         fault = f"it is gone, and MLflow has kept files under {location}" if files else None
     if fault is None:
         return
-    num_before = len(list(database.parent.glob("lost*")))
-    lost = _quoted(database.with_name(f"lost-{num_before + 1}" if num_before else "lost"))
+    lost = _quoted(name_aside(database.parent, "lost"))
     moved = [f"{_quoted(database)}*"] if database.exists() else []  # with its journal
     command = f"mkdir {lost} && mv {' '.join([*moved, *([_quoted(location)] if files else []), lost])}"
     raise ValueError(

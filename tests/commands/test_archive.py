@@ -123,6 +123,25 @@ def test_a_backup_has_nothing_of_a_transaction_that_did_not_end(project: Paths):
         assert connection.execute("SELECT count(*) FROM experiments WHERE name = 'half'").fetchone() == (0,)
 
 
+def test_what_was_moved_aside_before_stays_where_a_person_cleared_some(project: Paths):
+    """Of 1, 2 and 3 the second is gone, so two folders are there; the next is the fourth."""
+    told(*backup(ARCHIVE))
+    for _ in range(3):
+        told(*restore(ARCHIVE, force=False))
+    shutil.rmtree("artifacts/mlflow/replaced-2")
+    assert "replaced-4" in told(*restore(ARCHIVE, force=False))
+
+
+def test_a_folder_as_the_file_is_one_line_and_nothing_is_written(project: Paths, tmp_path: Path):
+    (tmp_path / "backups").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match=r"backups is a folder.*b\.tar"):
+        told(*backup(tmp_path / "backups"))
+    with pytest.raises(ValueError, match=r"backups is a folder"):
+        told(*restore(tmp_path / "backups", force=True))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_files_of_other_agents_in_the_same_registry_are_named(project: Paths, tmp_path: Path):
     add_experiment("desk", tmp_path / "desk")
     record_run("theirs", "desk", tmp_path / "desk")

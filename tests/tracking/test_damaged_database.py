@@ -61,8 +61,8 @@ def test_a_registry_is_never_lost_without_a_word_and_the_command_starts_another(
     assert "\n" not in told
     assert told.startswith(f"{DATABASE}: ") and "who is champion" in told and "backup" in told
     subprocess.run(["bash", "-c", told.split("`")[1]], check=True)
-    assert any(Path("artifacts/mlflow/lost/artifacts").iterdir())
-    assert (DATABASE.parent / "lost" / DATABASE.name).exists() == (loss != "the file gone")
+    assert any(Path("artifacts/mlflow/lost-1/artifacts").iterdir())
+    assert (DATABASE.parent / "lost-1" / DATABASE.name).exists() == (loss != "the file gone")
     refuse_lost_registry(SETTINGS)
 
 
