@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from pydantic import Field, field_validator
 
 from tasks.core.settings import Settings
 from tasks.core.urls import is_url, parse_url
+
+OWN_FOLDERS = ("tasks", "flows", "infra", "tests", ".git", ".dvc", ".venv")  # of the project
+
+
+def refuse_home(path: str) -> str:
+    """ValueError for a path with `~`, which a shell replaces and nothing else."""
+    if path.startswith("~"):
+        raise ValueError(
+            f"{path!r} begins with `~`, which is not expanded here, so a folder of that name would be made. Write "
+            f"{os.path.expanduser(path)}"
+        )
+    return path
+
+
+def _refuse_own_folder(folder: Path) -> None:
+    """ValueError for a folder of code or of git's, and for one that the project is in: results are replaced whole."""
+    place, project = folder.resolve(), Path().resolve()
+    own = next((name for name in OWN_FOLDERS if place.is_relative_to((project / name).resolve())), None)
+    if own is not None or project.is_relative_to(place):
+        what = f"is in the project's own folder {own}" if own else "contains the project itself"
+        raise ValueError(
+            f"{str(folder)!r} {what}, where results would be among what a run reads and replace files. Name a "
+            f"folder of its own, such as artifacts"
+        )
 
 
 class PathsSettings(Settings):
@@ -22,6 +49,7 @@ class PathsSettings(Settings):
                 "it must be a local folder, since DVC caches and links what is in it. Name the bucket in paths.remote, "
                 "which gets a copy of the results"
             )
+        _refuse_own_folder(Path(refuse_home(artifacts)))
         return artifacts
 
     @field_validator("remote")

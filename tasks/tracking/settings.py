@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from tasks.core.settings import Settings
 from tasks.core.surroundings import LOOPBACK
+from tasks.storage.settings import refuse_home
 
 SQLITE = "sqlite:///"
 DATABASES = r"(?:postgresql|mysql|mssql)(?:\+\w+)?"  # databases that MLflow uses without a server
@@ -28,6 +29,7 @@ REFUSED_IN_LOGGED_MODELS = re.compile(r"[/:.%'\"]")
 
 
 def check_uri(uri: str) -> str:
+    refuse_home(uri.removeprefix(SQLITE))
     if re.match(rf"{SQLITE}.|(https?|{DATABASES})://[^/]", uri):
         return uri
     raise ValueError(
@@ -67,7 +69,7 @@ class TrackingSettings(Settings):
     """Where MLflow keeps runs (`uri`) and files, the experiment's name, and the number of traces (0: none)."""
 
     uri: Annotated[str, AfterValidator(check_uri)]
-    artifact_location: str = Field(min_length=1)
+    artifact_location: Annotated[str, AfterValidator(refuse_home)] = Field(min_length=1)
     experiment: ExperimentName
     num_traces: int = Field(ge=0)
 

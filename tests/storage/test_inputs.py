@@ -44,6 +44,41 @@ def test_artifacts_on_s3_are_refused_with_the_key_that_takes_a_bucket():
         load(StorageSections, params(paths__artifacts="s3://bucket/artifacts"))
 
 
+@pytest.mark.parametrize(
+    ("folder", "says"),
+    [
+        ("~/results", f"{Path.home()}/results"),
+        (".", "contains the project"),
+        ("..", "contains the project"),
+        ("/", "contains the project"),
+        ("tasks", "own folder tasks"),
+        ("infra/results/../results", "own folder infra"),
+        (".git/results", "own folder .git"),
+    ],
+)
+def test_artifacts_in_a_folder_of_the_project_or_of_nobody_are_refused(
+    folder: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"paths\.artifacts") as caught:
+        load(StorageSections, params(paths__artifacts=folder))
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_workspaces_link_to_the_code_is_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "tasks").symlink_to(ROOT / "tasks")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="own folder tasks"):
+        load(StorageSections, params(paths__artifacts="tasks/results"))
+
+
+@pytest.mark.parametrize("folder", ["artifacts", "artifacts/", "runs/tasks", "../results", "/mnt/results", "a~b"])
+def test_artifacts_in_any_other_folder_are_taken(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    load(StorageSections, params(paths__artifacts=folder))
+
+
 def test_an_endpoint_with_a_password_is_refused():
     with pytest.raises(ValueError) as caught:
         load(StorageSections, params(storage__endpoint_url="http://user:hunter22@127.0.0.1:9000"))

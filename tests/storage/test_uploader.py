@@ -153,7 +153,7 @@ def test_a_failed_stage_says_that_its_last_checkpoint_is_here_alone(
     resume = tmp_path / "artifacts" / "resume" / "key"
     with (
         suppress(InterruptedError),
-        uploading(sections(place.url("agent"), tmp_path), [], stage="train", resume=resume),
+        uploading(sections(place.url("agent"), tmp_path / "artifacts"), [], stage="train", resume=resume),
     ):
         faults.answer = EXPIRED
         checkpoint(resume, 5)
@@ -168,15 +168,15 @@ def test_a_profile_that_is_not_there_is_one_line(
     place: Place, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("AWS_PROFILE", "nowhere")
-    with uploading(sections(place.url("agent"), tmp_path), ["train"], stage="train"):
-        write_json(tmp_path / "train" / "learnt.json", {})
+    with uploading(sections(place.url("agent"), tmp_path / "artifacts"), ["train"], stage="train"):
+        write_json(tmp_path / "artifacts" / "train" / "learnt.json", {})
     why, what = capfd.readouterr().err.splitlines()
     assert "nowhere" in why
     assert "python -m tasks report" in what
 
 
 def test_an_upload_that_was_killed_is_told(place: Place, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
-    with uploading(sections(place.url("agent"), tmp_path), ["train"], stage="train"):
+    with uploading(sections(place.url("agent"), tmp_path / "artifacts"), ["train"], stage="train"):
         for child in psutil.Process().children():
             if "tasks.storage.uploader" in child.cmdline():
                 child.kill()

@@ -62,6 +62,12 @@ def go_all_the_way(name: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("key", "value"), [("uri", "sqlite:///~/mlflow.db"), ("artifact_location", "~/mlflow")])
+def test_a_home_folder_that_no_shell_expands_is_refused_with_its_path(key: str, value: str):
+    with pytest.raises(ValueError, match=str(Path.home())):
+        TrackingSettings.model_validate({**SETTINGS.model_dump(), key: value})
+
+
 @pytest.mark.parametrize("name", TAKEN)
 def test_a_name_that_params_yaml_takes_goes_all_the_way(registry: Registry, tmp_path: Path, name: str):
     settings_with("promote", "model_name", name)
