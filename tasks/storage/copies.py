@@ -6,13 +6,16 @@ files here were not touched. A URL that ends with #sha256=… names its content,
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from tasks.core.files import atomic_folder, file_hash, files_of, read_json, write_json
+from tasks.core.text import one_line
 from tasks.core.urls import S3Url, is_url, local_path, parse_url
 from tasks.storage.client import Absent, StorageError, Store, connect
-from tasks.storage.folders import MANIFEST, get_folder
+from tasks.storage.folders import MANIFEST, check_name, get_folder
 from tasks.storage.objects import Object, download, list_objects, look_up
 from tasks.storage.settings import StorageSettings
 
@@ -31,10 +34,11 @@ def local_copy(text: str, settings: StorageSettings) -> Path:
     store = connect(settings)
     objects = find_objects(store, url)
     if _recorded(place) != _record(objects, place):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        (place.parent / RECORD).unlink(missing_ok=True)
-        _download(store, url, objects, place)
-        write_json(place.parent / RECORD, _record(objects, place))
+        with _clear_errors_here(url):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            (place.parent / RECORD).unlink(missing_ok=True)
+            _download(store, url, objects, place)
+            write_json(place.parent / RECORD, _record(objects, place))
     return place
 
 
@@ -65,16 +69,46 @@ def _download(store: Store, url: S3Url, objects: list[Object], place: Path) -> N
 
 def _download_plain_folder(store: Store, url: S3Url, objects: list[Object], place: Path) -> None:
     """Of another program: without a manifest, so each object is taken as the list has it."""
+    _refuse_file_that_is_a_folder(objects)
     with atomic_folder(place) as temporary:
         for item in objects:
             name = item.url.key.removeprefix(f"{url.key}/")
-            parse_url(f"s3://{url.bucket}/{name}")  # refuses a name that would leave the folder
+            check_name(name)
             download(store, item.url, temporary / name, sha256=None)
 
 
+def _refuse_file_that_is_a_folder(objects: list[Object]) -> None:
+    urls = {str(item.url) for item in objects}
+    for url in sorted(urls):
+        parents = (url[:end] for end, letter in enumerate(url) if letter == "/")
+        if both := next((parent for parent in parents if parent in urls), None):
+            raise StorageError(
+                f"{both}: is an object, and so is {url} below it, which a folder of files cannot have. Remove one of "
+                f"them, or name a folder without both."
+            )
+
+
+@contextmanager
+def _clear_errors_here(url: S3Url) -> Iterator[None]:
+    """Of the file system, which takes no name of 300 characters, say. ValueError with the file's name."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise StorageError(
+            f"{url}: a file of its copy cannot be written ({error.strerror}: "
+            f"{one_line(error.filename, limit=200)}), so there is none. Give the object another name, or correct the "
+            f"folder here."
+        ) from None
+
+
 def _recorded(place: Path) -> Any:
+    """None also for a record that was cut: the copy is fetched again."""
     file = place.parent / RECORD
-    return read_json(file) if file.exists() and place.exists() else None
+    with suppress(ValueError):
+        return read_json(file) if file.exists() and place.exists() else None
+    return None
 
 
 def _record(objects: list[Object], place: Path) -> dict[str, Any]:

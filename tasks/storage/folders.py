@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 
 from tasks.core.files import atomic_folder, file_hash, files_of, json_hash
 from tasks.core.records import Record
-from tasks.core.urls import S3Url, parse_url
+from tasks.core.urls import S3Url
 from tasks.storage.client import Absent, StorageError, Store
 from tasks.storage.objects import copy_there, download, is_uploaded, remove, upload
 
@@ -118,12 +118,22 @@ def find_manifest(store: Store, url: S3Url) -> Read | None:
     try:
         manifest = Manifest.model_validate_json(body)
         for name, file in manifest.files.items():
-            parse_url(f"s3://any/{name}"), parse_url(f"s3://any/{file.key}")
+            check_name(name)
+            check_name(file.key)
     except (ValidationError, ValueError):
         raise StorageError(
             f"{place}: is no manifest of turnwise, so the folder cannot be read. Write it again."
         ) from None
     return Read(manifest=manifest, etag=etag)
+
+
+def check_name(name: str) -> None:
+    """ValueError for a path that could leave the folder it is below, and for one that no file can have."""
+    if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
+        raise ValueError(
+            f"{name!r} has an empty part, `.`, `..` or a NUL in it, which no file name may be. Name the object "
+            f"otherwise."
+        )
 
 
 def get_folder(store: Store, url: S3Url, target: Path, manifest: Manifest | None = None) -> Manifest:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tasks.core.files import read_json
 from tasks.core.urls import local_path, parse_url
-from tasks.storage.client import connect
-from tasks.storage.copies import local_copy
+from tasks.storage.client import StorageError, connect
+from tasks.storage.copies import RECORD, local_copy
 from tasks.storage.folders import files_below, put_folder
+from tasks.storage.objects import Object
 from tests.services.servers import ObjectStore
 from tests.storage.places import SETTINGS, Place
 
@@ -49,6 +51,35 @@ def test_a_folder_of_another_program_is_copied_file_by_file_and_without_what_was
     }
     place.remove("model/sub/weights.bin")
     assert not (local_copy(place.url("model"), SETTINGS) / "sub" / "weights.bin").exists()
+
+
+def test_a_name_that_is_no_url_is_a_file_name_all_the_same(place: Place):
+    place.put("odd/cache #2 %41 é.json", b"{}")
+    assert [file.name for file in local_copy(place.url("odd"), SETTINGS).iterdir()] == ["cache #2 %41 é.json"]
+
+
+def test_an_object_that_is_a_folder_too_is_one_line(place: Place, monkeypatch: pytest.MonkeyPatch):
+    """SeaweedFS keeps files and has no such pair; S3 has."""
+    found = [Object(parse_url(place.url(f"both/{name}")), 1, "etag", None) for name in ("a", "a-c", "a/b")]
+    monkeypatch.setattr("tasks.storage.copies.find_objects", lambda store, url: found)
+    with pytest.raises(StorageError, match=r"both/a: is an object, and so is .*both/a/b below it"):
+        local_copy(place.url("both"), SETTINGS)
+
+
+def test_a_name_that_no_file_here_can_have_is_one_line(place: Place):
+    """A file has 255 bytes at most, of which its unfinished copy needs some; S3 takes 1,024."""
+    place.put(f"long/{'n' * 250}", b"1")
+    with pytest.raises(StorageError, match="File name too long") as caught:
+        local_copy(place.url("long"), SETTINGS)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_copy_whose_record_was_cut_is_fetched_again(place: Place):
+    place.put("problems.jsonl", b"one\n")
+    copy = local_copy(place.url("problems.jsonl"), SETTINGS)
+    (copy.parent / RECORD).write_text('{"obj', encoding="utf-8")
+    assert local_copy(place.url("problems.jsonl"), SETTINGS).read_bytes() == b"one\n"
+    assert read_json(copy.parent / RECORD)["objects"]
 
 
 def test_a_folder_of_ours_is_copied_by_its_manifest(place: Place, tmp_path: Path):

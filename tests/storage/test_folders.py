@@ -142,6 +142,20 @@ def test_what_a_server_refuses_is_one_line(place: Place, faults: FaultProxy, tmp
     assert "\n" not in str(caught.value)
 
 
+def test_a_sign_of_urls_in_a_files_name_does_not_break_the_folder(place: Place, tmp_path: Path):
+    """The manifest of the first upload is read by the second."""
+    store, url = connect(SETTINGS), parse_url(place.url("folder"))
+    for text in (b"1", b"2"):
+        put_folder(store, made(tmp_path / "a", **{"cache #2.jsonl": text}), url, keeps_versions=True)
+    assert read(store, url, tmp_path / "read") == {"cache #2.jsonl": b"2"}
+
+
+@pytest.mark.parametrize("name", ["", "/etc/passwd", "a//b", "a/", "./a", "a/../../b", "a\0b"])
+def test_a_name_that_leaves_the_folder_or_no_file_can_have_is_refused(name: str):
+    with pytest.raises(ValueError, match="no file name may be"):
+        folders.check_name(name)
+
+
 def test_a_manifest_of_somebody_else_is_refused(place: Place, tmp_path: Path):
     file = f'{{"files": {{"../x": {{"key": "k", "size": 1, "sha256": "{"0" * 64}"}}}}, "version": "v"}}'
     place.put(f"folder/{MANIFEST}", file.encode())
