@@ -99,7 +99,7 @@ class Store:
 
 def explain(error: Exception, place: str, *, server: str, hide: Callable[[str], str]) -> StorageError | None:
     """What boto3's error means for `place`, in one line; None for any other error. `hide` takes secrets out."""
-    if not type(error).__module__.startswith(("boto3.", "botocore.")):
+    if not type(error).__module__.startswith(("boto3.", "botocore.", "s3transfer.")):
         return None
     cause = error.__context__ if type(error).__module__ == "boto3.exceptions" else None  # of a transfer
     response = getattr(cause or error, "response", None)
@@ -135,6 +135,8 @@ def _no_answer(place: str, error: BaseException, server: str, hide: Callable[[st
         )
     if name in ("TokenRetrievalError", "UnauthorizedSSOTokenError", "SSOTokenLoadError"):
         return StorageError(f"{place}: {REFUSALS['ExpiredToken']}.")
+    if name == "S3DownloadFailedError":  # of s3transfer, which compares the ETag of each part
+        return replaced_meanwhile(place)
     if name == "FlexibleChecksumError":  # the one that boto3 added when it uploaded
         return Altered(place)
     said = one_line(hide(str(error)), limit=200)
@@ -142,6 +144,12 @@ def _no_answer(place: str, error: BaseException, server: str, hide: Callable[[st
         f"{place}: {server} could not be reached ({name}: {said}). Check the network and storage.endpoint_url (or "
         f"AWS_ENDPOINT_URL_S3).",
         is_passing=True,
+    )
+
+
+def replaced_meanwhile(place: S3Url | str) -> StorageError:
+    return StorageError(
+        f"{place}: was changed while it was downloaded, so the copy is not used. Run again.", is_passing=True
     )
 
 

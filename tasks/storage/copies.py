@@ -14,7 +14,7 @@ from typing import Any
 from tasks.core.files import atomic_folder, file_hash, files_of, read_json, write_json
 from tasks.core.text import one_line
 from tasks.core.urls import S3Url, is_url, local_path, parse_url
-from tasks.storage.client import Absent, StorageError, Store, connect
+from tasks.storage.client import Absent, StorageError, Store, connect, replaced_meanwhile
 from tasks.storage.folders import MANIFEST, check_name, get_folder
 from tasks.storage.objects import Object, download, list_objects, look_up
 from tasks.storage.settings import StorageSettings
@@ -64,7 +64,7 @@ def _download(store: Store, url: S3Url, objects: list[Object], place: Path) -> N
     else:
         _download_plain_folder(store, url, objects, place)
     if find_objects(store, url) != objects:
-        raise StorageError(f"{url}: was changed while it was downloaded, so the copy is not used. Run again.")
+        raise replaced_meanwhile(url)
 
 
 def _download_plain_folder(store: Store, url: S3Url, objects: list[Object], place: Path) -> None:
@@ -73,7 +73,7 @@ def _download_plain_folder(store: Store, url: S3Url, objects: list[Object], plac
     with atomic_folder(place) as temporary:
         for item in objects:
             name = item.url.key.removeprefix(f"{url.key}/")
-            check_name(name)
+            check_name(name, url)
             download(store, item.url, temporary / name, sha256=None)
 
 

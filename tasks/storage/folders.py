@@ -118,8 +118,8 @@ def find_manifest(store: Store, url: S3Url) -> Read | None:
     try:
         manifest = Manifest.model_validate_json(body)
         for name, file in manifest.files.items():
-            check_name(name)
-            check_name(file.key)
+            check_name(name, url)
+            check_name(file.key, url)
     except (ValidationError, ValueError):
         raise StorageError(
             f"{place}: is no manifest of turnwise, so the folder cannot be read. Write it again."
@@ -127,12 +127,12 @@ def find_manifest(store: Store, url: S3Url) -> Read | None:
     return Read(manifest=manifest, etag=etag)
 
 
-def check_name(name: str) -> None:
+def check_name(name: str, folder: S3Url) -> None:
     """ValueError for a path that could leave the folder it is below, and for one that no file can have."""
     if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
         raise ValueError(
-            f"{name!r} has an empty part, `.`, `..` or a NUL in it, which no file name may be. Name the object "
-            f"otherwise."
+            f"{folder}: {name!r} in it has an empty part, `.`, `..` or a NUL, which no file name may be. Name the "
+            f"object otherwise."
         )
 
 

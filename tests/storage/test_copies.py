@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from s3transfer.exceptions import S3DownloadFailedError
 
 from tasks.core.files import read_json
 from tasks.core.urls import local_path, parse_url
@@ -72,6 +73,19 @@ def test_a_name_that_no_file_here_can_have_is_one_line(place: Place):
     with pytest.raises(StorageError, match="File name too long") as caught:
         local_copy(place.url("long"), SETTINGS)
     assert "\n" not in str(caught.value)
+
+
+def test_an_object_that_is_replaced_while_its_parts_are_read_is_told_and_may_be_tried_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+):
+    def replaced(*given: object) -> None:
+        raise S3DownloadFailedError("Contents of stored object did not match expected ETag.")
+
+    place.put("problems.jsonl", b"one\n")
+    monkeypatch.setattr("s3transfer.futures.TransferFuture.result", replaced)
+    with pytest.raises(StorageError, match="changed while it was downloaded") as caught:
+        local_copy(place.url("problems.jsonl"), SETTINGS)
+    assert caught.value.is_passing
 
 
 def test_a_copy_whose_record_was_cut_is_fetched_again(place: Place):

@@ -153,7 +153,7 @@ def test_a_sign_of_urls_in_a_files_name_does_not_break_the_folder(place: Place, 
 @pytest.mark.parametrize("name", ["", "/etc/passwd", "a//b", "a/", "./a", "a/../../b", "a\0b"])
 def test_a_name_that_leaves_the_folder_or_no_file_can_have_is_refused(name: str):
     with pytest.raises(ValueError, match="no file name may be"):
-        folders.check_name(name)
+        folders.check_name(name, parse_url("s3://bucket/folder"))
 
 
 def test_a_manifest_of_somebody_else_is_refused(place: Place, tmp_path: Path):
