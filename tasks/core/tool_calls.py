@@ -2,7 +2,7 @@
 
 The format is Hermes, on which Qwen models are trained: one JSON object with `name` and `arguments` between
 `<tool_call>` tags, any number per message. A message without a tag is a closing message. Model text is parsed as JSON,
-never evaluated. A call that names an argument twice is malformed: which of the two counts would be a guess.
+never evaluated.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def between_tags(text: str, opening: str, closing: str) -> tuple[list[str], bool
 
 def _parse_call(body: str) -> ToolCall | None:
     try:
-        return as_call(json_text.parse(body.strip(), unique_names=True))
+        return as_call(json_text.parse(body.strip()))
     except ValueError:
         return None
 
@@ -50,7 +50,7 @@ def as_call(value: object, *, keys: tuple[str, ...] = ("arguments",)) -> ToolCal
         return None
     arguments: object = next((value[key] for key in keys if key in value), {})
     try:
-        arguments = json_text.parse(arguments, unique_names=True) if isinstance(arguments, str) else arguments
+        arguments = json_text.parse(arguments) if isinstance(arguments, str) else arguments
         json_text.check_writable([value["name"], arguments], max_depth=json_text.MAX_DEPTH)
     except ValueError:
         return None

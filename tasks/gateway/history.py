@@ -43,7 +43,7 @@ def check_tools(tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> None:
 def call_arguments(text: str) -> dict[str, Any]:
     """The arguments of a call that an agent sends back; empty text has none. ValueError if they are not an object."""
     try:
-        arguments = json_text.parse(text, unique_names=True) if text else {}
+        arguments = json_text.parse(text) if text else {}
     except ValueError as error:
         raise ValueError(f"the arguments of a call are not JSON ({error})") from None
     if not isinstance(arguments, dict):

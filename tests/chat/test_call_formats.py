@@ -65,21 +65,6 @@ def test_llama_calls(text: str, calls: list[ToolCall | None]) -> None:
     assert LLAMA.calls(text) == calls
 
 
-@pytest.mark.parametrize("call_format", ALL, ids=lambda item: item.name)
-def test_a_call_that_names_an_argument_twice_is_malformed(call_format: CallFormat) -> None:
-    """Which of the two amounts is paid would be a guess: most parsers take the last, some the first."""
-    written = call_format.text([ToolCall(name="pay", arguments={"amount": 1, "other_amount": 1000})])
-    assert call_format.calls(written.replace("other_amount", "amount")) == [None]
-    assert len(call_format.calls(written)) == 1 and call_format.calls(written) != [None]
-
-
-@pytest.mark.parametrize("call_format", JSON_FORMATS, ids=lambda item: item.name)
-def test_a_name_that_is_twice_within_an_argument_is_malformed_too(call_format: CallFormat) -> None:
-    written = call_format.text([ToolCall(name="pay", arguments={"sum": {"amount": 1, "other_amount": 1000}})])
-    assert call_format.calls(written.replace("other_amount", "amount")) == [None]
-    assert call_format.calls(written) != [None]
-
-
 NOTE = tool("note", {"text": {"type": "string"}, "count": {"type": "integer"}, "all": {"type": "array"}})
 A_NOTE = ToolCall(name="note", arguments={"text": "5", "count": 5, "all": [5]})
 
@@ -90,9 +75,6 @@ A_NOTE = ToolCall(name="note", arguments={"text": "5", "count": 5, "all": [5]})
     [
         (HERMES, '<tool_call>{"name": "add", "arguments": "{\\"amount\\": 3}"}</tool_call>', [ADD]),
         (HERMES, '<tool_call>{"name": "add", "arguments": "3"}</tool_call>', [None]),
-        (HERMES, '<tool_call>{"name": "add", "arguments": "{\\"amount\\": 1, \\"amount\\": 3}"}</tool_call>', [None]),
-        (HERMES, '<tool_call>{"name": "add", "name": "pay", "arguments": {"amount": 3}}</tool_call>', [None]),
-        (HERMES, '<tool_call>{"name": "add", "arguments": {"amount": 3, "amount": 3}}</tool_call>', [None]),
         (LLAMA, '{"name": "add", "parameters": "{\\"amount\\": 3}"}', [ADD]),
         (
             QWEN_XML,

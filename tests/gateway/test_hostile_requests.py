@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.gateway.completions import CompletionRequest, ProtocolError
-from tasks.gateway.history import call_arguments
 from tasks.gateway.protocols import chat, messages, responses
 from tests.gateway.clients import PRICE
 
@@ -91,10 +90,3 @@ def test_a_request_with_anything_anywhere_is_read_or_refused(protocol: Any, data
         return
     assert (error.status, "\n" in error.message, len(error.message) < 500) == (400, False, True)
     json.dumps(protocol.error(error))
-
-
-def test_a_call_that_is_sent_back_with_an_argument_twice_is_refused() -> None:
-    """As the same text is malformed where the policy writes it."""
-    assert call_arguments('{"room": "attic"}') == {"room": "attic"}
-    with pytest.raises(ValueError, match="a name twice"):
-        call_arguments('{"room": "attic", "room": "tower"}')

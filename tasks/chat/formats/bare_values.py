@@ -40,7 +40,7 @@ def read_bare(text: str, kinds: frozenset[str]) -> Any:
     if kinds == {"string"}:
         return text
     try:
-        value = AS_PYTHON[text.strip()] if text.strip() in AS_PYTHON else json_text.parse(text, unique_names=True)
+        value = AS_PYTHON[text.strip()] if text.strip() in AS_PYTHON else json_text.parse(text)
     except ValueError:
         return text
     fits = _kind(value) in kinds or (_kind(value) == "integer" and "number" in kinds)

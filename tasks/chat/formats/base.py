@@ -1,9 +1,8 @@
 """What a call format is: how calls are read from a message and written into one.
 
 A model is asked in the form it was trained on: a form it must guess costs the success that RL starts from. Model text
-is data: JSON or bare text, never evaluated. A call that is unreadable or names an argument twice is None, which the
-environment answers; no text raises, and reading takes time in proportion to its length. Stored demonstrations contain
-Hermes text.
+is data: JSON or bare text, never evaluated. An unreadable call is None, which the environment answers; no text raises,
+and reading takes time in proportion to its length. Stored demonstrations contain Hermes text.
 """
 
 from __future__ import annotations
@@ -15,12 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tasks.chat.formats.bare_values import type_arguments
-from tasks.core.json_text import with_unique_names
 from tasks.core.records import ToolCall
 from tasks.core.tool_calls import parse_calls
 
 Calls = list[ToolCall | None]
-DECODER = json.JSONDecoder(object_pairs_hook=with_unique_names)
 Tools = Sequence[dict[str, Any]]  # as schemas in prompts
 
 
@@ -76,7 +73,7 @@ def next_json(text: str, position: int, gap: re.Pattern[str]) -> tuple[Any, int]
     An error costs a scan of the text before it, so a reader stops at the first one.
     """
     try:
-        value, end = DECODER.raw_decode(text, end_of_gap(text, position, gap))
+        value, end = json.JSONDecoder().raw_decode(text, end_of_gap(text, position, gap))
     except (ValueError, RecursionError):
         return None
     return value, end_of_gap(text, end, gap)

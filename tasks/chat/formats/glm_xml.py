@@ -42,10 +42,7 @@ def _read_pairs(text: str) -> dict[str, str] | None:
         before, opened, bare = value.partition(VALUE)
         if not key.lstrip().startswith(KEY) or not ended or before.strip() or not opened:
             return None
-        name = key.lstrip().removeprefix(KEY)
-        if name in arguments:
-            return None
-        arguments[name] = bare
+        arguments[key.lstrip().removeprefix(KEY)] = bare
     return arguments if not rest.strip() else None
 
 

@@ -45,7 +45,7 @@ def _read(text: str) -> Calls:
 
 def _read_call(name: str, body: str) -> ToolCall | None:
     try:
-        return as_call({"name": name, "arguments": json_text.parse(body, unique_names=True)})
+        return as_call({"name": name, "arguments": json_text.parse(body)})
     except ValueError:
         return None
 

@@ -89,7 +89,7 @@ def _read_calls(tokens: _Tokens, calls: Calls) -> None:
         while not tokens.has(")"):
             key = tokens.take("word")
             tokens.expect("=")
-            _add(arguments, key, _read_value(tokens, depth=1))
+            arguments[key] = _read_value(tokens, depth=1)
             _expect_comma_or(")", tokens)
         calls.append(as_call({"name": name, "arguments": arguments}))
         _expect_comma_or("]", tokens)
@@ -130,19 +130,13 @@ def _read_list(tokens: _Tokens, end: str, depth: int) -> list[Any]:
 
 
 def _read_object(tokens: _Tokens, depth: int) -> dict[str, Any]:
-    values = dict[str, Any]()
+    values = {}
     while not tokens.has("}"):
         key = _unquote(tokens.take("string"))
         tokens.expect(":")
-        _add(values, key, _read_value(tokens, depth=depth + 1))
+        values[key] = _read_value(tokens, depth=depth + 1)
         _expect_comma_or("}", tokens)
     return values
-
-
-def _add(values: dict[str, Any], key: str, value: Any) -> None:
-    if key in values:
-        raise ValueError("a name is there twice")
-    values[key] = value
 
 
 def _unquote(token: str) -> str:

@@ -49,7 +49,7 @@ def _read_parameters(text: str) -> dict[str, str] | None:
     arguments, position = dict[str, str](), 0
     while found := PARAMETER.match(text, position):
         end = text.find(END_PARAMETER, found.end())
-        if end < 0 or found[1] in arguments:
+        if end < 0:
             return None
         arguments[found[1]] = text[found.end() : end].removeprefix("\n").removesuffix("\n")
         position = end + len(END_PARAMETER)

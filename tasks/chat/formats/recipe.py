@@ -24,7 +24,7 @@ def _read(text: str) -> Calls:
 
 def _read_list(body: str) -> Calls:
     try:
-        value = json_text.parse(body.strip(), max_depth=json_text.MAX_DEPTH + 1, unique_names=True)
+        value = json_text.parse(body.strip(), max_depth=json_text.MAX_DEPTH + 1)
     except ValueError:
         return [None]
     items = value if isinstance(value, list) else [value]

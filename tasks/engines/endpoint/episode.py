@@ -39,7 +39,7 @@ class ChatCall:
 
     def read(self) -> ToolCall | None:
         try:
-            return as_call({"name": self.name, "arguments": json_text.parse(self.arguments or "{}", unique_names=True)})
+            return as_call({"name": self.name, "arguments": json_text.parse(self.arguments or "{}")})
         except ValueError:
             return None
 

@@ -136,10 +136,7 @@ def test_of_a_thousand_calls_in_one_message_the_first_are_made_and_one_error_ans
     assert len(replies) == 17 and len(trajectory.turns[0].text) < 2000
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    ['{"text": ', "[1]", "null", "NaN", "[" * 50_000, NESTED, '{"text": "\\ud800"}', '{"text": "a", "text": "b"}'],
-)
+@pytest.mark.parametrize("arguments", ['{"text": ', "[1]", "null", "NaN", "[" * 50_000, NESTED, '{"text": "\\ud800"}'])
 def test_arguments_that_are_no_json_object_are_a_malformed_call(
     served: tuple[ChatEndpoint, str], arguments: str
 ) -> None:
