@@ -8,7 +8,7 @@ from typing import Any
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Problem
 from tasks.rollouts.settings import SamplingSettings
-from tasks.tools.base import Environment
+from tasks.tools.base import Environment, Tool
 
 
 def check_context(
@@ -39,11 +39,14 @@ def check_prompts(
     """
     check_context(config, sampling, budget_key=budget_key)
     longest, problem_id = 0, ""
+    tools: tuple[Tool, ...] = ()
+    schemas: list[dict[str, Any]] = []  # most problems show the tools of the one before
     for problem in problems:
         environment.check_user(problem)
-        tools = [tool.schema() for tool in environment.tools_for(problem)]
+        if (shown := environment.tools_for(problem)) is not tools:
+            tools, schemas = shown, [tool.schema() for tool in shown]
         sampling.within(environment.budgets_for(problem))
-        prompt_ids = chat.prompt_ids(problem.requests[0], tools, environment.rules_for(problem))
+        prompt_ids = chat.prompt_ids(problem.requests[0], schemas, environment.rules_for(problem))
         longest, problem_id = max((longest, problem_id), (len(prompt_ids), problem.id))
         for request in problem.requests[1:]:
             chat.request_ids(request)  # refuses a template that rewrites earlier text then

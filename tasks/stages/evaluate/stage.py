@@ -103,8 +103,10 @@ def run(settings: EvaluateSections, paths: Paths) -> None:
             "sampling": settings.plays["test"].sampling.model_dump(include=set(DistributionSettings.model_fields)),
             "select": on_select,
             "racing": {"rounds": outcome.rounds, "dropped": outcome.dropped},
-            "test": {name: summarise(played, confidence=confidence) for name, played in on_test.items()},
-            "greedy": {name: summarise(played, confidence=confidence) for name, played in greedy.items()},
+            "test": {name: summarise(runner.summaries(test, "test", name), confidence=confidence) for name in on_test},
+            "greedy": {
+                name: summarise(runner.summaries(test, "greedy", name), confidence=confidence) for name in greedy
+            },
             "gain_over_warm_start": paired_difference(on_test["best"], on_test["warm_start"], confidence=confidence),
             "warm_start_best_of_k": best_of_k(on_test["warm_start"], on_test["best"], confidence=confidence),
             **identify_models(models, hashes, parts),
