@@ -174,7 +174,7 @@ def _create(client: SyncPrefectClient, deployment: Deployment, wanted: dict[str,
 
 def _complete(job_variables: dict[str, Any]) -> dict[str, Any]:
     """With the variables of the environment that a job needs; what somebody set of them stays."""
-    return {**job_variables, "env": {**JOB_ENVIRONMENT, **job_variables.get("env", {})}}
+    return {**job_variables, "env": {**JOB_ENVIRONMENT, **(job_variables.get("env") or {})}}
 
 
 def _replace_schedules(client: SyncPrefectClient, found: DeploymentResponse, schedule: CronSchedule) -> None:

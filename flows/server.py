@@ -29,13 +29,13 @@ from urllib.request import ProxyHandler, build_opener
 
 import psutil
 
+from tasks.core.aside import name_aside
 from tasks.core.child_processes import ChildProcess
 from tasks.core.databases import copy_empty, fault_of_database
 from tasks.core.secrets import USER_INFO
 from tasks.core.terminal import warn
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
 from tasks.pipeline.order import NEW_OBJECTS
-from tasks.tracking.aside import name_aside
 
 STARTUP_SECONDS = 120  # 16 s were measured on a busy machine; Prefect's own limit of 20 s was too tight
 STOP_SECONDS = 3.0  # between asking the server to end and ending it

@@ -22,11 +22,11 @@ from typing import Any
 
 import psutil
 
+from tasks.core.aside import name_aside
 from tasks.core.databases import fault_of_database
 from tasks.core.files import atomic_file
 from tasks.core.settings import load, load_paths, read_params
 from tasks.pipeline.run_lock import only_run
-from tasks.tracking.aside import name_aside
 from tasks.tracking.connection import TABLES
 from tasks.tracking.relocate import FILE, database_of, replace_location
 from tasks.tracking.settings import TrackingSections, TrackingSettings

@@ -72,6 +72,9 @@ def check_champion(settings: DriftCheckSections, paths: Paths) -> dict[str, Any]
     select = read_split(paths, "select")
     then = promoted_episodes(registry, champion)
     problems, kept = of_one_mix(select, then)
+    not_compared = sorted({item.category for item in select} - {item.category for item in kept})
+    if not kept:
+        return {"not_compared": not_compared}
     promoted = summarise(kept, confidence=confidence_of(alpha))
     played = play_champion(settings, paths, registry, champion, problems, number=number)
     fresh = summarise(played, confidence=confidence_of(alpha))
@@ -85,7 +88,7 @@ def check_champion(settings: DriftCheckSections, paths: Paths) -> dict[str, Any]
         "num_problems": fresh["num_problems"],
         **interval_of(fresh),
         "promoted": interval_of(promoted),
-        "not_compared": sorted({item.category for item in select} - {item.category for item in then}),
+        "not_compared": not_compared,
     }
     episodes = paths.artifacts / ROOM / "select_champion.jsonl"
     write_jsonl(episodes, (item.to_row() for item in played))
@@ -94,21 +97,18 @@ def check_champion(settings: DriftCheckSections, paths: Paths) -> dict[str, Any]
 
 
 def of_one_mix(problems: Sequence[Problem], promoted: Sequence[Trajectory]) -> tuple[list[Problem], list[Trajectory]]:
-    """Both with the same share of each category, the smaller of its two shares; else data that grew, by a category that
-    is new or harder ones, would look like a fall. ValueError if they have no category in common.
+    """Both with the same share of each category, the smaller of its two shares, as far as whole problems allow; else
+    data that grew, by a category that is new or harder ones, would look like a fall. A category that is too rare on one
+    side is left out of both. Empty if they have none in common.
     """
     today = {problem.id: problem.category for problem in problems}
     then = {episode.problem_id: episode.category for episode in promoted}
     both = set(today.values()) & set(then.values())
-    if not both:
-        raise ValueError(
-            "select has no category that the champion was promoted with, so its success today has nothing to be "
-            "compared with. Promote a model on today's data."
-        )
     today, then = ({id: category for id, category in side.items() if category in both} for side in (today, then))
     ours, theirs = _shares(today), _shares(then)
     shares = {category: min(ours[category], theirs[category]) for category in both}
-    ids, ids_then = _first_of_each(today, shares), _first_of_each(then, shares)
+    common = {category: share for category, share in shares.items() if round(share * min(len(today), len(then)))}
+    ids, ids_then = _first_of_each(today, common), _first_of_each(then, common)
     return [item for item in problems if item.id in ids], [item for item in promoted if item.problem_id in ids_then]
 
 
@@ -177,6 +177,8 @@ def describe(row: dict[str, Any]) -> str:
     environment = (
         f"the environment changed since curation: {listed(drift)}" if drift else "the environment is as curated"
     )
+    if champion is None and "not_compared" in row:
+        return f"{environment}; the champion was promoted with no category of select: {listed(row['not_compared'])}"
     if champion is None:
         return f"{environment}; there is no champion to measure"
     verdict = f"fell by at least {-100 * row['most_change']:.1f} points" if row["fell"] else "shows no fall"

@@ -151,7 +151,10 @@ def _prefix() -> str:
 def ask_git(*arguments: str, folder: Path | None = None) -> str | None:
     """git's output in a folder, the current one if not stated; None where it fails, or is not installed."""
     try:
-        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            ["git", *arguments], cwd=folder, capture_output=True, timeout=30, check=False,
+            text=True, encoding="utf-8", errors="replace",
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

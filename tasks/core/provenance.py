@@ -85,8 +85,8 @@ def package_versions() -> dict[str, str]:
     """Normalised name (PEP 503) → version of every installed distribution, sorted."""
     found: dict[str, str] = {}
     for distribution in metadata.distributions():
-        text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
-        stated = dict(STATED.findall(text.partition("\n\n")[0]))
+        text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO")
+        stated = dict(STATED.findall((text or distribution.read_text("") or "").partition("\n\n")[0]))
         if name := stated.get("Name"):  # a half-removed one has none; Python imports the first of two
             found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), stated.get("Version", ABSENT))
     return dict(sorted(found.items()))

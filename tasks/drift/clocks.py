@@ -18,15 +18,18 @@ MARK = "⟨now⟩"
 DAY_SECONDS = 86_400
 MINUTES_OFF = 5  # between a reply and the look at it
 
+# A time of day that belongs to the date before it: 2026-11-28T0900, 2026-11-28_09-00, 28/Nov/2026:09:00:00
+WITH_TIME = r"(?:[T_-]\d\d[-h.:]?\d\d(?:[-.:]?\d\d(?:[.,]\d+)?)?|:\d\d:\d\d:\d\d| \d\dh\d\d)?"
 # Patterns, in which the parts of a date are written as for `strftime`; numbers with or without a zero before them.
 DATES = (
     r"%a %b +%d [\d:]{5,8} (?:[A-Z]{3,4} )?%Y",  # Sat Nov 28 11:32:58 2026, as `date` and asctime write it
-    r"(?:%a, )?%d[ -]%b[ -]%Y",  # Sat, 28 Nov 2026, as in HTTP and mail
+    r"(?:%a, )?%d[ -/]%b[ -/]%Y" + WITH_TIME,  # Sat, 28 Nov 2026, as in HTTP and mail; 28/Nov/2026:09:00:00 in logs
+    r"%b +%d [\d:]{5,8}",  # Nov 28 11:32:58, as in syslog
     r"%d\.? %B,? %Y",  # 28 November 2026
     r"(?:%B|%b) %d(?:st|nd|rd|th)?,? %Y",  # November 28, 2026
-    r"%Y-%m-%d",
+    r"%Y-%m-%d" + WITH_TIME,
     r"%Y/%m/%d",
-    r"%Y%m%d(?:T\d{6})?",
+    r"%Y%m%d" + WITH_TIME,
     r"%Y-%j",  # 2026-332, the day of the year
     r"%d\.%m\.%Y",
     r"%d/%m/%Y",

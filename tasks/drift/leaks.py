@@ -23,7 +23,7 @@ from itertools import pairwise
 from tasks.core.records import Problem
 from tasks.core.terminal import warn
 from tasks.core.text import one_line
-from tasks.drift.probes import choose_probes, fields_of, is_of_now
+from tasks.drift.probes import blank, choose_probes, fields_of, is_of_now
 from tasks.tools.base import Environment, ToolReply
 from tasks.tools.replay import Played, Script, play
 
@@ -148,7 +148,12 @@ def _values(text: str) -> dict[str, str]:
     fields = fields_of(text)
     if fields.keys() == {""} and fields[""]["type"] == "text":
         return {str(number): word for number, word in enumerate(WORD.findall(text))}
-    return {place: "" if is_of_now(field["value"]) else str(field["value"]) for place, field in fields.items()}
+    return {place: _without_clock(field["value"]) for place, field in fields.items()}
+
+
+def _without_clock(value: object) -> str:
+    """What is left of a text still tells a log that grows, though each line begins with the date."""
+    return str(blank(value)) if isinstance(value, str) or not is_of_now(value) else ""
 
 
 def _is_kept(values: Sequence[str]) -> bool:

@@ -28,6 +28,7 @@ MAX_BACKTRACKS = 100_000
 MAX_TEXTS = 4  # of the longest that a pattern is held against, in one call
 KEYWORD = "x-turnwise-pattern"
 AS_THEY_ARE = ("const", "enum")  # values, in which `pattern` is no keyword
+BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")  # schemas by arbitrary names
 ONE_CHARACTER = re.compile(r"\^(\.|\\[dDsSwW]|\[(?:[^\[\]\\]|\\.)+\])\{(\d{1,9})(,?)(\d{0,9})\}\$")
 
 
@@ -119,8 +120,14 @@ def with_keyword(schema: Any) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     return {
-        KEYWORD if name == "pattern" and isinstance(value, str) else name: (
-            value if name in AS_THEY_ARE else with_keyword(value)
-        )
+        KEYWORD if name == "pattern" and isinstance(value, str) else name: _part_with_keyword(name, value)
         for name, value in schema.items()
     }
+
+
+def _part_with_keyword(name: str, value: Any) -> Any:
+    if name in AS_THEY_ARE:
+        return value
+    if name in BY_NAME and isinstance(value, Mapping):
+        return {own: with_keyword(schema) for own, schema in value.items()}
+    return with_keyword(value)

@@ -219,5 +219,5 @@ def _about(number: int) -> str:
 
 def _reason(error: Any) -> str:
     place = ".".join(str(part) for part in error.instance_path)
-    message = one_line(error.message, MAX_REASON_CHARACTERS)
+    message = one_line(error.message.replace(KEYWORD, "pattern"), MAX_REASON_CHARACTERS)
     return f"{place}: {message}" if place else message

@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.core.aside import name_aside
 from tasks.core.databases import copy_empty, fault_of_database, holds_rows, why_unusable
 from tasks.core.passing_faults import PassingFault
 from tasks.core.secrets import hide_known_secrets
 from tasks.storage.client import explain as explain_s3
-from tasks.tracking.aside import name_aside
 from tasks.tracking.faults import RESTORE, explain, find_fault
 from tasks.tracking.metrics import quiet_mlflow
 from tasks.tracking.settings import DATABASES, SQLITE, TrackingSettings

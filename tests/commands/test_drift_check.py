@@ -117,6 +117,14 @@ def test_one_mix_on_both_sides_leaves_nothing_out():
     assert module.of_one_mix(problems, then) == (problems, then)
 
 
-def test_data_without_a_category_of_the_promotion_cannot_be_compared_and_says_so():
-    with pytest.raises(ValueError, match="no category that the champion was promoted with"):
-        module.of_one_mix(select(new=3), played(1))
+def test_data_without_a_category_of_the_promotion_cannot_be_compared_and_the_environments_drift_is_still_told():
+    assert module.of_one_mix(select(new=3), played(1)) == ([], [])
+    row = {"environment": ["tool search: gone"], "champion": None, "fell": False, "not_compared": ["new"]}
+    assert module.describe(row).endswith("the champion was promoted with no category of select: new")
+
+
+def test_a_category_too_rare_for_one_side_is_left_out_of_both():
+    """Of 4 problems then an eighth is half a one: a and b leave both sides, c has all that is left."""
+    then = [item for name, num in (("a", 1), ("b", 1), ("c", 6)) for item in played(1, category=name, num=num)]
+    problems, promoted = module.of_one_mix(select(a=1, b=2, c=1), then)
+    assert {problem.category for problem in problems} == {item.category for item in promoted} == {"c"}

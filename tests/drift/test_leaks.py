@@ -185,6 +185,20 @@ def test_what_stays_as_an_episode_left_it_or_grows_is_found(kept: list[Any]) -> 
     assert "a tool first answers" in line
 
 
+@pytest.mark.parametrize("written", ["Saturday", "28 November 2026", "2026-11-28"])
+def test_a_log_that_grows_is_found_though_each_line_begins_with_the_date(
+    written: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.drift.probes.without_now", lambda text: text.replace(written, "⟨now⟩"))
+    log: list[str] = []
+
+    def answer(episode: Any) -> dict[str, str]:
+        log.append(f"{written}: note {len(log) % 2 + 5}")
+        return {"log": "; ".join(log)}
+
+    assert find_leaks(world(answer), [problem(1)])
+
+
 def test_a_switch_that_stays_as_it_was_left_is_found() -> None:
     states = itertools.cycle(["on", "off"])
     (line,) = find_leaks(world(lambda episode: {"light": next(states)}), [problem(1)])

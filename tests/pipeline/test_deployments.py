@@ -111,6 +111,13 @@ def test_what_people_set_on_the_servers_page_stays(project: Project, api: Prefec
     assert [(item["schedule"]["cron"], item["active"]) for item in after["schedules"]] == [("0 5 * * *", False)]
 
 
+@pytest.mark.parametrize("before", [{}, {"env": None}, {"env": {"HF_HOME": "/big"}}])
+def test_a_job_gets_the_variables_it_needs_whatever_was_there(before: dict[str, Any]) -> None:
+    from flows.deployments import JOB_ENVIRONMENT, _complete
+
+    assert _complete(before) == {"env": {**JOB_ENVIRONMENT, **(before.get("env") or {})}}
+
+
 def line_of_retrain(lines: list[str]) -> str:
     return next(line for line in lines if line.startswith("retrain/")).removeprefix("retrain/deployed agent: ")
 

@@ -120,6 +120,15 @@ def test_a_text_that_is_too_long_to_check_is_wrong_even_where_a_match_is_forbidd
     assert not schema.is_valid({"a": "b" * 4_001})
 
 
+def test_an_argument_may_have_the_name_of_a_keyword_and_a_reason_has_the_keywords_that_the_server_wrote() -> None:
+    names = {name: {"type": "string", "pattern": "^(?!b)a"} for name in ("enum", "const", "pattern")}
+    schema = ArgumentSchema(Tool("act", "", {"properties": names}))
+    assert schema.is_valid(dict.fromkeys(names, "a"))
+    assert not any(schema.is_valid({name: "b"}) for name in names)
+    forbidden = ArgumentSchema(Tool("act", "", {"properties": {"a": {"not": {"pattern": "^a"}}}}))
+    assert forbidden.reasons({"a": "ab"}) == 'a: {"pattern":"^a"} is not allowed for "ab"'
+
+
 ZOD_EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
 
 

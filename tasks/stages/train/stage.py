@@ -202,9 +202,12 @@ def warn_where_stale(row: Metrics) -> bool:
 
 def what_is_left(resume: Path) -> str:
     """A stage that fails leaves no out, so the snapshots are where the run goes on from."""
+    goes_on = "goes on from there where only limits of the sentinel are changed, and else begins anew."
+    if not any(number_of(folder.name) for folder in numbered_folders(resume / "snapshots")):
+        return f"There is no snapshot yet; if a checkpoint is in {resume}, `python -m tasks train` {goes_on}"
     return (
         f"The snapshots so far are in {resume / 'snapshots'} until a run of train succeeds; `python -m tasks train` "
-        f"goes on from there where only limits of the sentinel are changed, and else begins anew."
+        f"{goes_on}"
     )
 
 
@@ -291,7 +294,7 @@ def note_training_data(paths: Paths, output: Path) -> None:
 
 def _progress(row: Metrics) -> str:
     if "success_rate" not in row:
-        return "no episode ended: all were lost to faults of the environment"
+        return "every episode began with replayed turns" if row["num_episodes"] else "every episode was lost to faults"
     return (
         f"success {row['success_rate']:.2f}  tokens {row['mean_sampled_tokens']:.0f}  "
         f"kl {row.get('kl') or 0.0:.3f}  signal {row['informative_group_share']:.2f}"

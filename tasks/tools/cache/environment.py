@@ -275,7 +275,8 @@ class CachedEpisode:
             raise ValueError(
                 f"problem {self.problem.id!r}, call {self.num_calls} ({missing}): was never recorded in "
                 f"{self.environment.answers.source}, and environment.cache.mode is strict, so the tools are switched "
-                f"off. Set mode: replay to let the tools answer, or record the run again."
+                f"off. Set mode: replay to let the tools answer, or record the run again. What was recorded before "
+                f"2026-11-28 does not name its environment and is not used."
             )
         if self.inner is None:
             self.inner = self.environment.made().start(self.problem, stream=self.stream)

@@ -20,6 +20,7 @@ from typing import Any
 import diskcache
 from pydantic import Field, ValidationError, model_validator
 
+from tasks.core.aside import name_aside
 from tasks.core.files import read_jsonl, write_jsonl
 from tasks.core.records import Record
 from tasks.tools.authoring import describe_tool
@@ -124,8 +125,7 @@ class ToolStore:
         """The error itself if the machine is the cause (full disk, permission), else a ValueError."""
         if isinstance(error, sqlite3.OperationalError):
             return error
-        num_aside = len(list(self.folder.parent.glob(f"{self.folder.name}-damaged-*")))
-        aside = self.folder.with_name(f"{self.folder.name}-damaged-{num_aside + 1}")
+        aside = name_aside(self.folder.parent, f"{self.folder.name}-damaged")
         return ValueError(
             f"{self.folder}: contains data that the tool cache did not write ({type(error).__name__}), so no answer in "
             f"it can be trusted. What was recorded is lost unless it was frozen: move the folder aside with "

@@ -487,6 +487,10 @@ def test_a_stage_that_the_sentinel_stopped_names_what_it_leaves_and_leaves_no_ou
     for name, found in (("check_pin", None), ("read_baseline", None), ("resume_folder", resume)):
         monkeypatch.setattr(stage, name, lambda *_, found=found, **__: found)
     monkeypatch.setattr(stage, "train_policy", stopped)
+    with pytest.raises(CollapseAlarm, match=r"doubled\. There is no snapshot yet; if a checkpoint is in .*0123"):
+        stage.run(settings(), paths)
+    for number in (0, 4):
+        (resume / "snapshots" / f"iteration-{number:04d}").mkdir(parents=True)
     with pytest.raises(CollapseAlarm, match=rf"doubled\. .*{resume / 'snapshots'}.*`python -m tasks train` goes on"):
         stage.run(settings(), paths)
     assert not paths.stage("train").exists()
