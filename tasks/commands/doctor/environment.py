@@ -39,17 +39,15 @@ def tools_answer(context: DoctorContext) -> Finding:
     for tool in tools:
         if tool.name in refusals:
             continue
-        fault, refusal = next((fault for fault in faults if fault.startswith(f"{tool.name}: ")), ""), ""
+        fault = next((fault for fault in faults if fault.startswith(f"{tool.name}: ")), "")
         problem, arguments = first_with(context, tool), make_up_arguments(tool.parameters)
         if not fault and problem and may_be_tried(context, tool) and ArgumentSchema(tool).is_valid(arguments):
-            fault, refusal = try_tool(context, problem, tool, arguments)
+            fault = try_tool(context, problem, tool, arguments)
         elif not fault:
             left_out.append(tool.name)
             continue
         if fault:
             silent.append(fault)
-        elif refusal:
-            refusing.append(refusal)
         else:
             tried.append(tool.name)
     if silent:
@@ -75,13 +73,15 @@ def refusals_of_references(context: DoctorContext) -> dict[str, list[str]]:
 
 
 def doubt(num_tools: int, refusing: list[str], left_out: list[str]) -> Finding:
-    """Tools that refused every call, as a server does whose back end is down, and tools that could not be called."""
+    """Tools that refused every call of references, as a server does whose back end is down, and tools that could not be
+    called.
+    """
     found, remedies = [f"{num_tools - len(refusing) - len(left_out)} of {num_tools} answer"], list[str]()
     if refusing:
         found.append(f"refused every call: {list_some(refusing)}")
         remedies.append(
-            "What a tool refuses is told to the model, so read it: the reference may mean it, or the made-up arguments "
-            "deserve it, but a server that lacks its data or a key answers so too."
+            "What a tool refuses is told to the model, so read it: the references may mean it, but a server that lacks "
+            "its data or a key answers so too."
         )
     if left_out:
         found.append(f"not called, as in no reference: {list_some(left_out)}")
@@ -102,18 +102,16 @@ def may_be_tried(context: DoctorContext, tool: Tool) -> bool:
     return tool.read_only or context.environment.starts_afresh()
 
 
-def try_tool(context: DoctorContext, problem: Problem, tool: Tool, arguments: dict[str, Any]) -> tuple[str, str]:
-    """(fault, refusal) of one call, empty if it was answered. That made-up things are not found is an answer."""
+def try_tool(context: DoctorContext, problem: Problem, tool: Tool, arguments: dict[str, Any]) -> str:
+    """The fault of one call, empty if it was answered. That made-up things are not found or refused is an answer."""
     episode = context.environment.start(problem, stream="doctor")
     try:
         reply = block_until(episode.call(tool.name, arguments))
     except EnvironmentFault as fault:
-        return str(fault), ""
+        return str(fault)
     finally:
         episode.close()
-    if reply.error == "unknown_tool":
-        return f"{tool.name}: it is listed, but unknown when called", ""
-    return "", f"{tool.name}: {one_line(reply.text)}" if reply.error == "conflict" else ""
+    return f"{tool.name}: it is listed, but unknown when called" if reply.error == "unknown_tool" else ""
 
 
 def same_seed(context: DoctorContext) -> Finding:

@@ -118,11 +118,10 @@ def test_a_tool_no_reference_uses_is_called_with_made_up_arguments(
 def test_a_tool_that_refuses_every_call_is_named_with_what_it_said(
     artifacts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that references call, and one that is called with made-up arguments."""
+    """One that references call. Of one that is called with made-up arguments a refusal is an answer."""
     examined = look("tools answer", artifacts, environment__name=in_world(monkeypatch, Refusing))
-    said = '{"error": {"type": "conflict", "message": "%s"}}'
-    refused = f"cancel_booking: {said % 'no database'}; rate: {said % 'no such server'}"
-    found(examined, "warn", f"5 of 7 answer; refused every call: {refused}", "lacks its data or a key")
+    refused = 'cancel_booking: {"error": {"type": "conflict", "message": "no database"}}'
+    found(examined, "warn", f"6 of 7 answer; refused every call: {refused}", "lacks its data or a key")
 
 
 @pytest.mark.slow
