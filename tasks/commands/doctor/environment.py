@@ -62,26 +62,28 @@ def tools_answer(context: DoctorContext) -> Finding:
 
 
 def refusals_of_references(context: DoctorContext) -> dict[str, list[str]]:
-    """For each tool that references call, what it said to each call that it refused, else an empty text."""
+    """For each tool that references call, what it said to each call that it refused, else an empty text. A reference
+    that succeeds means its refusals: it shows how an agent gets over them.
+    """
     refusals = defaultdict[str, list[str]](list)
     for reference in context.played_references:
         for turn in reference.trajectory.turns:
             for call, reply, error in zip(turn.calls, turn.replies, turn.errors, strict=False):
-                is_refusal = error is not None and error not in OURS
+                is_refusal = error is not None and error not in OURS and not reference.trajectory.is_success
                 refusals[call["name"]].append(f"{call['name']}: {one_line(reply)}" if is_refusal else "")
     return refusals
 
 
 def doubt(num_tools: int, refusing: list[str], left_out: list[str]) -> Finding:
-    """Tools that refused every call of references, as a server does whose back end is down, and tools that could not be
-    called.
+    """Tools that refused every call of references, none of which succeeded, as a server does whose back end is down; and
+    tools that could not be called.
     """
     found, remedies = [f"{num_tools - len(refusing) - len(left_out)} of {num_tools} answer"], list[str]()
     if refusing:
         found.append(f"refused every call: {list_some(refusing)}")
         remedies.append(
-            "What a tool refuses is told to the model, so read it: the references may mean it, but a server that lacks "
-            "its data or a key answers so too."
+            "No reference with such a call succeeds. Read what the tool says: a server that lacks its data or a key "
+            "answers so."
         )
     if left_out:
         found.append(f"not called, as in no reference: {list_some(left_out)}")

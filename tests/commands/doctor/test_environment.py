@@ -121,7 +121,7 @@ def test_a_tool_that_refuses_every_call_is_named_with_what_it_said(
     """One that references call. Of one that is called with made-up arguments a refusal is an answer."""
     examined = look("tools answer", artifacts, environment__name=in_world(monkeypatch, Refusing))
     refused = 'cancel_booking: {"error": {"type": "conflict", "message": "no database"}}'
-    found(examined, "warn", f"6 of 7 answer; refused every call: {refused}", "lacks its data or a key")
+    found(examined, "warn", f"6 of 7 answer; refused every call: {refused}", "lacks its data or a key answers so")
 
 
 @pytest.mark.slow
