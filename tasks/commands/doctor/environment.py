@@ -75,7 +75,7 @@ def refusals_of_references(context: DoctorContext) -> dict[str, list[str]]:
 
 
 def doubt(num_tools: int, refusing: list[str], left_out: list[str]) -> Finding:
-    """Tools that refused every call of references, none of which succeeded, as a server does whose back end is down; and
+    """Tools that refused every call of references, none of which succeeded, as a server without its back end does; and
     tools that could not be called.
     """
     found, remedies = [f"{num_tools - len(refusing) - len(left_out)} of {num_tools} answer"], list[str]()
