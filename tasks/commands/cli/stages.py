@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -80,26 +81,27 @@ def _run(stage: str, accept_drift: bool = False, **asked: Any) -> list[str]:
     from tasks.pipeline.order import run_stage
 
     use_accept_drift(accept_drift)
+    started_in = dict(os.environ)  # a rank takes the addresses of the others out of it
     folder = run_stage(stage, **asked)
-    lines = [] if is_known_to_dvc(stage) else [_how_dvc_learns(stage)]
+    lines = [] if is_known_to_dvc(stage, started_in) else [_how_dvc_learns(stage)]
     if folder is not None:
         files = ", ".join(sorted(item.name for item in folder.iterdir()))
         lines.insert(0, f"{stage}: results are in {folder} ({files})")
     return lines
 
 
-def is_known_to_dvc(stage: str) -> bool:
+def is_known_to_dvc(stage: str, started_in: Mapping[str, str]) -> bool:
     """Whether DVC started it, or need not know: promote, a folder without a pipeline, one rank of a training."""
     from tasks.core.settings import load, read_params
     from tasks.pipeline.launch import LAUNCHED, place_of
     from tasks.pipeline.order import RECORDED, CommonSections
     from tasks.pipeline.outer_launcher import LAUNCH
 
-    if stage not in RECORDED or DVC_VARIABLE in os.environ or not Path("dvc.yaml").exists():
+    if stage not in RECORDED or DVC_VARIABLE in started_in or not Path("dvc.yaml").exists():
         return True
     launch = load(CommonSections, read_params()).launch
-    starts_them = launch.launcher == "external" and LAUNCH in os.environ
-    return stage in LAUNCHED and not starts_them and place_of(launch, os.environ) is not None
+    starts_them = launch.launcher == "external" and LAUNCH in started_in
+    return stage in LAUNCHED and not starts_them and place_of(launch, started_in) is not None
 
 
 def _how_dvc_learns(stage: str) -> str:
