@@ -227,21 +227,21 @@ def test_a_stage_says_where_its_results_are_and_clears_what_a_killed_run_left(pr
 def test_dvc_knows_what_it_started_and_nothing_made_by_hand(project: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("DVC_STAGE", "TURNWISE_LAUNCH"):
         monkeypatch.delenv(name, raising=False)
-    assert not is_known_to_dvc("train")
-    assert is_known_to_dvc("promote")  # no stage of dvc.yaml
+    assert not is_known_to_dvc("train", os.environ)
+    assert is_known_to_dvc("promote", os.environ)  # no stage of dvc.yaml
     with monkeypatch.context() as patch:
         patch.setenv("DVC_STAGE", "train")
-        assert is_known_to_dvc("train")
+        assert is_known_to_dvc("train", os.environ)
 
     edit(project / "params.yaml", "launcher: local ", "launcher: external ")
     edit(project / "params.yaml", "num_trainers: 1 ", "num_trainers: 2 ")
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
-    assert is_known_to_dvc("train")  # what started this rank may be DVC's, on another node
+    assert is_known_to_dvc("train", os.environ)  # what started this rank may be DVC's, on another node
     monkeypatch.setenv("TURNWISE_LAUNCH", "srun --ntasks 2")
-    assert not is_known_to_dvc("train")
+    assert not is_known_to_dvc("train", os.environ)
     (project / "dvc.yaml").unlink()
-    assert is_known_to_dvc("train")
+    assert is_known_to_dvc("train", os.environ)
 
 
 @pytest.mark.slow
