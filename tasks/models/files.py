@@ -110,22 +110,17 @@ def _read_index(folder: Path) -> list[str]:
     return names
 
 
-def copy_tensors(folder: Path, places: Mapping[str, Tensor]) -> bool:
-    """Copy the tensors of a whole model's files into `places`, each from its mapped file: memory has no other copy.
-    False, and nothing copied, where the files have others than those, by name and shape: transformers renames what
-    some families store. After a ValueError some are copied.
+def map_tensors(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a whole model's files by name, each mapped: they take no memory but the system's cache of files,
+    and are read where they are copied.
     """
     from safetensors import safe_open
 
-    files = weight_files(folder, is_adapter=False)
-    shapes = {name: shape for file in files for name, _, shape in read_header(file)}
-    if shapes != {name: [*place.shape] for name, place in places.items()}:
-        return False
-    for file in files:
-        with loading(folder, "its weights"), safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118
-                places[name].copy_(tensors.get_tensor(name))
-    return True
+    found: dict[str, Tensor] = {}
+    for file in weight_files(folder, is_adapter=False):
+        with loading(folder, file.name), safe_open(file, framework="pt") as tensors:
+            found |= {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
+    return found
 
 
 def read_header(file: Path) -> list[tuple[str, str, list[int]]]:

@@ -1,8 +1,9 @@
-"""Weights in host memory between the turns of models that play in one engine, which lives in the caller's memory.
+"""Weights between the turns of models that play in one engine, which lives in the caller's memory.
 
 A model's files are copied tensor by tensor into the engine's own model, so a snapshot of the same architecture costs a
-copy: no model is built, nothing is traced. Weights are kept where their model is expected to play
-again and twice their size is left free; else files are read again. So is the base of LoRA snapshots.
+copy: no model is built, nothing is traced. Files of a model that is expected to play again stay mapped, which takes no
+memory. Only what no file has is kept in host memory, where twice its size is left free: a model with an adapter merged
+in, and one whose files name their tensors otherwise.
 """
 
 from __future__ import annotations
@@ -12,12 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.models.adapters import merge_into
-from tasks.models.files import copy_tensors
-from tasks.models.folders import folder_hash, load_model, read_updates, resolve_model, stored_dtype, weights_hash
+from tasks.models.files import map_tensors
+from tasks.models.folders import (
+    folder_hash,
+    is_adapter,
+    load_model,
+    read_updates,
+    resolve_model,
+    stored_dtype,
+    weights_hash,
+)
 from tasks.models.settings import ComputeSettings
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Size, Tensor
     from transformers import PreTrainedModel
 
 Weights = dict[str, "Tensor"]
@@ -40,7 +49,9 @@ class KeptWeights:
     def load(self, folder: Path, *, compute: ComputeSettings) -> PreTrainedModel:
         """A model that the caller may fill with others' weights."""
         model = load_model(folder, compute=compute, load_base=self._load_base)
-        self._keep(folder_hash(folder), model)
+        if (key := folder_hash(folder)) in self._expected:
+            found = resolve_model(folder)
+            self._weights[key] = self._copies(model) if is_adapter(found) else self._weights_of(found, model)
         return model
 
     def fill(self, model: PreTrainedModel, folder: Path) -> bool:
@@ -49,36 +60,39 @@ class KeptWeights:
         name their tensors otherwise. After a ValueError it may have some of them.
         """
         key = folder_hash(folder)
-        if key in self._weights:
-            return _copy(self._weights[key], model)
+        if kept := self._weights.get(key):
+            return _copy(kept, model)
         weights_hash(folder)  # refuses missing files and another base than the adapter's
         base, updates = read_updates(resolve_model(folder))
         base_key = folder_hash(base)
-        weights = self._weights.get(base_key) or self._bases.get(base_key)
-        is_filled = _copy(weights, model) if weights else copy_tensors(base, _places(model))
-        if not is_filled:
+        weights = self._weights.get(base_key) or self._bases.get(base_key) or map_tensors(base)
+        if not _copy(weights, model):
             return False
-        if updates and self.has_room(model):
-            self._bases[base_key] = weights or _copies(model)
         for update in updates:
             merge_into(model, update, dtype=stored_dtype(base))
-        self._keep(key, model)
+        if updates:
+            self._bases[base_key] = weights
+        if key in self._expected:
+            self._weights[key] = self._copies(model) if updates else weights
         return True
 
     def _load_base(self, folder: Path, *, compute: ComputeSettings, dtype: None) -> PreTrainedModel:
         model = load_model(folder, compute=compute, dtype=dtype)
-        if self.has_room(model):
-            self._bases[folder_hash(folder)] = _copies(model)
+        self._bases[folder_hash(folder)] = self._weights_of(folder, model)
         return model
 
-    def _keep(self, key: str, model: PreTrainedModel) -> None:
-        if key in self._expected and self.has_room(model):
-            self._weights[key] = _copies(model)
+    def _weights_of(self, folder: Path, model: PreTrainedModel) -> Weights:
+        """Of a whole model that is as in its folder."""
+        mapped = map_tensors(folder)
+        return mapped if _shapes(mapped) == _shapes(_places(model)) else self._copies(model)
 
-    def has_room(self, model: PreTrainedModel) -> bool:
-        """Whether twice its size is left free."""
-        size = sum(tensor.numel() * tensor.element_size() for tensor in _places(model).values())
-        return 2 * size <= self.room()
+    def _copies(self, model: PreTrainedModel) -> Weights:
+        """None of them where twice their size is not left free."""
+        places = _places(model)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in places.values())
+        if 2 * size > self.room():
+            return {}
+        return {name: tensor.to("cpu", copy=True) for name, tensor in places.items()}
 
 
 def _places(model: PreTrainedModel) -> Weights:
@@ -88,14 +102,14 @@ def _places(model: PreTrainedModel) -> Weights:
     return {name: tensor.detach() for name, tensor in tensors.items() if first[id(tensor)] == name}
 
 
-def _copies(model: PreTrainedModel) -> Weights:
-    return {name: tensor.to("cpu", copy=True) for name, tensor in _places(model).items()}
-
-
 def _copy(weights: Weights, model: PreTrainedModel) -> bool:
     places = _places(model)
-    if {name: tensor.shape for name, tensor in weights.items()} != {name: to.shape for name, to in places.items()}:
+    if _shapes(weights) != _shapes(places):
         return False
     for name, place in places.items():
         place.copy_(weights[name])
     return True
+
+
+def _shapes(weights: Weights) -> dict[str, Size]:
+    return {name: tensor.shape for name, tensor in weights.items()}

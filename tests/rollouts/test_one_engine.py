@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -53,26 +52,25 @@ def snapshots(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Models built, engines opened, and how often the weights of each folder were read."""
+    """Models built, engines opened, and how often each folder's file was opened: for a model, and to stay mapped."""
     found: Counter[str] = Counter()
-    build, copy = transformers.AutoModelForCausalLM.from_pretrained, kept_weights.copy_tensors
+    build, map_tensors = transformers.AutoModelForCausalLM.from_pretrained, kept_weights.map_tensors
     open_engine = TransformersEngine.__init__
 
     def note_build(folder: Path, **options: Any) -> Any:
         found.update(["models", str(folder)])
         return build(folder, **options)
 
-    def note_copy(folder: Path, places: Mapping[str, torch.Tensor]) -> bool:
-        is_copied = copy(folder, places)
-        found.update([str(folder)] if is_copied else [])
-        return is_copied
+    def note_map(folder: Path) -> dict[str, torch.Tensor]:
+        found[str(folder)] += 1
+        return map_tensors(folder)
 
     def note_engine(self: TransformersEngine, *given: Any, **named: Any) -> None:
         found["engines"] += 1
         open_engine(self, *given, **named)
 
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", note_build)
-    monkeypatch.setattr(kept_weights, "copy_tensors", note_copy)
+    monkeypatch.setattr(kept_weights, "map_tensors", note_map)
     monkeypatch.setattr(TransformersEngine, "__init__", note_engine)
     return found
 
@@ -91,10 +89,10 @@ def shared(folders: list[Path], *, room: float = float("inf")) -> Engines:
 
 
 @pytest.mark.slow
-def test_sixteen_snapshots_open_one_model_and_read_each_file_once(snapshots: list[Path], counted: Counter[str]) -> None:
+def test_sixteen_snapshots_open_one_model_and_map_each_file_once(snapshots: list[Path], counted: Counter[str]) -> None:
     with closing(shared(snapshots)) as engines:
         rounds = [[rows(folder, engines) for folder in snapshots] for _ in range(2)]
-    assert counted == {"models": 1, "engines": 1, **{str(folder): 1 for folder in snapshots}}
+    assert counted == {"models": 1, "engines": 1, **{str(folder): 1 for folder in snapshots}, str(snapshots[0]): 2}
     assert rounds[0] == rounds[1] == [rows(folder) for folder in snapshots]
     assert rounds[0][0] != rounds[0][15]
 
@@ -122,19 +120,9 @@ def test_a_model_under_another_name_is_played_once_and_has_the_same_episodes(
 
 
 @pytest.mark.slow
-def test_without_room_files_are_read_again_and_the_rows_are_the_same(
-    snapshots: list[Path], counted: Counter[str]
-) -> None:
-    two = snapshots[:2]
-    with closing(shared(two, room=0)) as engines:
-        found = [rows(folder, engines) for folder in (*two, *two)]
-    assert counted == {"models": 1, "engines": 1, **{str(folder): 2 for folder in two}}
-    assert found[:2] == found[2:]
-
-
-@pytest.mark.slow
-def test_without_room_weights_go_from_their_file_into_the_model_and_no_tensor_is_copied_beside_it(
-    snapshots: list[Path],
+@pytest.mark.parametrize("room", [0, float("inf")])
+def test_weights_go_from_their_file_into_the_model_and_no_tensor_is_copied_beside_it(
+    snapshots: list[Path], room: float
 ) -> None:
     class Copies(TorchDispatchMode):
         num_bytes = 0
@@ -145,13 +133,17 @@ def test_without_room_weights_go_from_their_file_into_the_model_and_no_tensor_is
                 self.num_bytes += made.nbytes
             return made
 
-    kept = KeptWeights(lambda: 0.0)
+    kept = KeptWeights(lambda: room)
     kept.expect(snapshots[:2])
     model = kept.load(snapshots[0], compute=on_cpu(1))
     with Copies() as copies:
-        assert kept.fill(model, snapshots[1])
+        for folder in (snapshots[1], snapshots[0], snapshots[1]):
+            assert kept.fill(model, folder)
     assert copies.num_bytes == 0
-    torch.testing.assert_close(model.state_dict(), load_model(snapshots[1], compute=on_cpu(1)).state_dict())
+    for folder in snapshots[:2]:
+        assert kept.fill(model, folder)
+        fresh = load_model(folder, compute=on_cpu(1)).state_dict()
+        torch.testing.assert_close(model.state_dict(), fresh, rtol=0, atol=0)
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(files, "SETTLED_NANOSECONDS", 0)
     found: Counter[str] = Counter()
     load_whole, load_file = transformers.AutoModelForCausalLM.from_pretrained, safetensors.torch.load_file
-    copy_tensors = kept_weights.copy_tensors
+    map_tensors = kept_weights.map_tensors
 
     def note_whole(folder: Path, **options: Any) -> Any:
         found[str(folder / "model.safetensors")] += 1
@@ -46,11 +46,11 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         found[str(file)] += 1
         return load_file(file, **options)
 
-    def note_copy(folder: Path, places: Any) -> bool:
+    def note_map(folder: Path) -> Any:
         found[str(folder / "model.safetensors")] += 1
-        return copy_tensors(folder, places)
+        return map_tensors(folder)
 
-    monkeypatch.setattr(kept_weights, "copy_tensors", note_copy)
+    monkeypatch.setattr(kept_weights, "map_tensors", note_map)
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", note_whole)
     monkeypatch.setattr(safetensors.torch, "load_file", note_file)
     return found
@@ -65,9 +65,10 @@ def read(paths: Paths, loads: Counter[str]) -> Counter[str]:
     return hashed + loads
 
 
-def test_each_file_of_weights_is_read_twice_and_a_machine_without_room_finds_the_same(
+def test_each_file_of_weights_is_hashed_once_and_mapped_once_with_room_or_without(
     paths: Paths, loads: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The first that plays is loaded too, as the engine's own model."""
     write_jsonl(paths.split("select"), (problem.model_dump() for problem in PROBLEMS[:8]))
     base = tiny.model_folder(paths.artifacts / "base", seed=9)
     write_pointer(paths.stage("assess") / "base_model", str(base))
@@ -76,17 +77,20 @@ def test_each_file_of_weights_is_read_twice_and_a_machine_without_room_finds_the
     ]
     reads = read(paths, loads)
     warm_start = paths.stage("warm_start") / "model"
-    assert reads == {str(folder / "model.safetensors"): 2 for folder in (base, warm_start, *snapshots)}
+    twice = {str(folder / "model.safetensors"): 2 for folder in (base, warm_start, *snapshots)}
+    assert reads == {**twice, str(snapshots[0] / "model.safetensors"): 3}
     rounds = read_json(paths.stage("evaluate") / "evaluation.json")["racing"]["rounds"]
     assert [(row["num_problems"], len(row["snapshots"])) for row in rounds] == [(2, 3), (4, 3), (8, 2)]
 
     roomy = files_of(paths)
     monkeypatch.setattr(machine, "available_memory", lambda: 0.0)
-    assert max(read(paths, loads).values()) > 2
+    assert read(paths, loads) == reads
     assert files_of(paths) == roomy
 
 
-def test_the_base_of_lora_snapshots_is_read_twice_too(paths: Paths, loads: Counter[str]) -> None:
+def test_the_adapters_of_lora_snapshots_are_read_again_only_without_room_and_their_base_is_mapped_once(
+    paths: Paths, loads: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.rmtree(paths.stage("train") / "snapshots")
     base = tiny.model_folder(paths.artifacts / "base", seed=9)
     write_pointer(paths.stage("assess") / "base_model", str(base))
@@ -100,4 +104,12 @@ def test_the_base_of_lora_snapshots_is_read_twice_too(paths: Paths, loads: Count
         folder = paths.stage("train") / "snapshots" / name
         save_adapter(folder, adapter.save, load_tokenizer(base), base=base)
     adapters = [paths.stage("train") / "snapshots" / name / "adapter_model.safetensors" for name in SNAPSHOTS]
-    assert read(paths, loads) == {str(file): 2 for file in (base / "model.safetensors", *adapters)}
+    whole = str(base / "model.safetensors")
+    assert read(paths, loads) == {**{str(file): 2 for file in adapters}, whole: 3}
+
+    roomy = files_of(paths)
+    monkeypatch.setattr(machine, "available_memory", lambda: 0.0)
+    again = read(paths, loads)
+    assert again[whole] == 3
+    assert max(again[str(file)] for file in adapters) > 2
+    assert files_of(paths) == roomy
