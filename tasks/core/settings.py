@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from tasks.core.mistakes import Place, explain_kind, join_alternatives
 from tasks.core.secrets import hide_in_urls
+from tasks.core.surroundings import refuse_home
 from tasks.core.text import one_line
 from tasks.core.yaml_text import Dialect
 
@@ -33,6 +34,7 @@ WAY_OUT = {
     "evaluate": "name the variable that has it as api_key_variable",
 }
 MAX_REPEATED = 100  # characters of a refused value
+LocalFolder = Annotated[str, Field(min_length=1), AfterValidator(refuse_home)]
 
 
 class Settings(BaseModel):

@@ -23,7 +23,8 @@ from itertools import pairwise
 from tasks.core.records import Problem
 from tasks.core.terminal import warn
 from tasks.core.text import one_line
-from tasks.drift.probes import blank, choose_probes, fields_of, is_of_now
+from tasks.drift.clocks import without_now
+from tasks.drift.probes import choose_probes, fields_of, is_of_now
 from tasks.tools.base import Environment, ToolReply
 from tasks.tools.replay import Played, Script, play
 
@@ -153,7 +154,7 @@ def _values(text: str) -> dict[str, str]:
 
 def _without_clock(value: object) -> str:
     """What is left of a text still tells a log that grows, though each line begins with the date."""
-    return str(blank(value)) if isinstance(value, str) or not is_of_now(value) else ""
+    return without_now(value) if isinstance(value, str) else "" if is_of_now(value) else str(value)
 
 
 def _is_kept(values: Sequence[str]) -> bool:

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from pydantic import Field, field_validator
 
-from tasks.core.settings import Settings
+from tasks.core.settings import LocalFolder, Settings
 from tasks.core.urls import is_url, parse_url
 
 OWN_FOLDERS = ("tasks", "flows", "infra", "tests", ".git", ".dvc", ".venv")  # of the project
-
-
-def refuse_home(path: str) -> str:
-    """ValueError for a path with `~`, which a shell replaces and nothing else."""
-    if path.startswith("~"):
-        raise ValueError(
-            f"{path!r} begins with `~`, which is not expanded here, so a folder of that name would be made. Write "
-            f"{os.path.expanduser(path)}"
-        )
-    return path
 
 
 def _refuse_own_folder(folder: Path) -> None:
@@ -38,7 +27,7 @@ def _refuse_own_folder(folder: Path) -> None:
 class PathsSettings(Settings):
     """`artifacts` is a local folder, which DVC caches. `remote` gets a copy of the results: an `s3://` URL, or null."""
 
-    artifacts: str = Field(min_length=1)
+    artifacts: LocalFolder
     remote: str | None
 
     @field_validator("artifacts")
@@ -49,7 +38,7 @@ class PathsSettings(Settings):
                 "it must be a local folder, since DVC caches and links what is in it. Name the bucket in paths.remote, "
                 "which gets a copy of the results"
             )
-        _refuse_own_folder(Path(refuse_home(artifacts)))
+        _refuse_own_folder(Path(artifacts))
         return artifacts
 
     @field_validator("remote")

@@ -28,7 +28,8 @@ MAX_BACKTRACKS = 100_000
 MAX_TEXTS = 4  # of the longest that a pattern is held against, in one call
 KEYWORD = "x-turnwise-pattern"
 AS_THEY_ARE = ("const", "enum")  # values, in which `pattern` is no keyword
-BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")  # schemas by arbitrary names
+NAMED = ("properties", "patternProperties", "dependentSchemas")  # contain schemas by arbitrary names
+DEFINITIONS = ("$defs", "definitions")  # contain those too, used only by reference
 ONE_CHARACTER = re.compile(r"\^(\.|\\[dDsSwW]|\[(?:[^\[\]\\]|\\.)+\])\{(\d{1,9})(,?)(\d{0,9})\}\$")
 
 
@@ -128,6 +129,6 @@ def with_keyword(schema: Any) -> Any:
 def _part_with_keyword(name: str, value: Any) -> Any:
     if name in AS_THEY_ARE:
         return value
-    if name in BY_NAME and isinstance(value, Mapping):
+    if name in (*NAMED, *DEFINITIONS) and isinstance(value, Mapping):
         return {own: with_keyword(schema) for own, schema in value.items()}
     return with_keyword(value)

@@ -18,11 +18,14 @@ from tasks.core import json_text
 from tasks.core.text import one_line
 from tasks.tools.base import Tool
 from tasks.tools.patterns import (
+    AS_THEY_ARE,
+    DEFINITIONS,
     KEYWORD,
     MAX_BACKTRACKED,
     MAX_BACKTRACKS,
     MAX_MATCHED,
     MAX_PATTERN_BYTES,
+    NAMED,
     PatternKeyword,
     bounded_matching,
     with_keyword,
@@ -32,8 +35,7 @@ MAX_SCHEMA_BYTES = 1 << 18
 MAX_EXPANDED = 20_000  # parts of a schema, references followed
 MAX_WORDING = 100_000  # errors to word; each takes 70 µs
 MAX_REASONS, MAX_REASON_CHARACTERS = 3, 160
-NAMED = ("properties", "patternProperties", "dependentSchemas")  # contain schemas by arbitrary names
-ASIDE = ("$defs", "definitions", "const", "enum", "default", "examples")  # used only by reference, or never
+ASIDE = (*DEFINITIONS, *AS_THEY_ARE, "default", "examples")  # used only by reference, or never
 REFERENCES, ANCHORS = ("$ref", "$dynamicRef", "$recursiveRef"), ("$anchor", "$dynamicAnchor")
 
 

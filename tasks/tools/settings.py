@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from tasks.core.kept_files import MODELS
-from tasks.core.settings import Settings
+from tasks.core.settings import LocalFolder, Settings
 from tasks.core.urls import is_url, local_path, parse_url
 
 Rate = Annotated[float, Field(ge=0, le=1)]
@@ -74,7 +74,7 @@ class CacheSettings(Settings):
     """Modes: see `cache/environment.py`. `frozen`: a file written by `cache freeze`, or null."""
 
     mode: Annotated[Literal["off", "record", "replay", "strict"], BeforeValidator(_off_is_a_word)]
-    folder: str = Field(min_length=1)
+    folder: LocalFolder
     frozen: str | None
 
     @field_validator("frozen")

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from tasks.core.settings import Paths, Settings, check_section_names, load, load_paths, read_params
+from tasks.storage.settings import PathsSettings
+from tasks.tools.judge.settings import JudgeSettings
+from tasks.tools.settings import CacheSettings
 
 
 class Oven(Settings):
@@ -129,6 +132,15 @@ def test_a_value_that_may_be_a_word_or_something_else_is_one_mistake(changed: di
     with pytest.raises(ValueError) as error:
         load(DoughSections, {"dough": dough | changed})
     assert words in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("owner", [CacheSettings, JudgeSettings, PathsSettings])
+def test_a_folder_under_a_home_that_no_shell_expands_is_refused_with_its_whole_path(owner: type[Settings]) -> None:
+    (folder,) = [name for name, field in owner.model_fields.items() if name in ("folder", "cache_folder", "artifacts")]
+    with pytest.raises(ValidationError) as refused:
+        owner.model_validate({folder: "~/results"})
+    texts = [error["msg"] for error in refused.value.errors() if error["loc"] == (folder,)]
+    assert [text.rpartition(" ")[2] for text in texts] == [str(Path.home() / "results")]
 
 
 def test_a_section_no_stage_reads_is_a_typo() -> None:

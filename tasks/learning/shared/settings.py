@@ -296,7 +296,7 @@ class GRPOSettings(OptimizerSettings):
 
     @model_validator(mode="after")
     def _a_nucleus_is_the_policys_own(self) -> GRPOSettings:
-        """What the nucleus of the weights that sampled left out has no weight to bring it back once they moved."""
+        """Tokens that it leaves out are never drawn, so no weight brings them back once the policy moved."""
         points = self.exploration.top_p if self.exploration else None
         on_policy = {"updates_per_batch": 1, "steps_per_batch": 1, "max_staleness": 0}
         changes = [f"train.{name} to {value}" for name, value in on_policy.items() if getattr(self, name) != value]

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from tasks.core.settings import Settings, VariableName
+from tasks.core.settings import LocalFolder, Settings, VariableName
 from tasks.tools.settings import check_in_process, check_is_custom
 
 OWN_RUBRIC = "tasks/tools/judge/rubric.md"
@@ -66,7 +66,7 @@ class JudgeSettings(Settings):
     max_retries: int = Field(ge=0)
     max_concurrent_requests: int = Field(ge=1)
     timeout_seconds: float = Field(gt=0)
-    cache_folder: str = Field(min_length=1)
+    cache_folder: LocalFolder
     agreement: AgreementSettings | None
 
     @property
