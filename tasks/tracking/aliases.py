@@ -51,9 +51,13 @@ def lock_registry(registry: Registry) -> Iterator[RegistryLock]:
         with hold_lock(registry.client, registry.model) as lock:
             for fault in mend(registry, lock):
                 warn(f"warning: {registry.model}: {fault} in MLflow, by hand; it was put back from its copy.")
-            if TRANSITION in registry.model_tags():
-                align(registry, lock)
-            yield lock
+            registry.is_locked = True
+            try:
+                if TRANSITION in lock.tags:
+                    align(registry, lock)
+                yield lock
+            finally:
+                registry.is_locked = False
 
 
 def _refuse_no_model(registry: Registry) -> None:

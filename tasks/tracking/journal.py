@@ -82,8 +82,10 @@ def read_journal(registry: Registry) -> Journal:
     """The journal, verified. ValueError in one line where it is gone or altered."""
     with mlflow_errors(registry.settings):
         for _ in range(NUM_READS):
-            tag = registry.model_tags().get(POINTER)
             known: Journal | None = registry.journal
+            if known and registry.is_locked and not known.faults:
+                return known
+            tag = registry.model_tags().get(POINTER)
             if known and known.is_at(tag):
                 return known
             journal: Journal | None = _read(registry, tag)
@@ -175,8 +177,7 @@ def _faults(
 def _write(registry: Registry, lock: RegistryLock, entries: Sequence[Entry], before: Pointer | None) -> None:
     registry.journal = None
     lines = "".join(json.dumps(asdict(entry), sort_keys=True, allow_nan=False) + "\n" for entry in entries)
-    lock.check()
-    run = before.run if before else _make_run(registry)
+    run = before.run if before else _make_run(registry, lock)
     file = FILES[FILES.index(before.file) - 1] if before else FILES[0]
     lock.check()
     registry.client.log_text(run, lines, file)
@@ -204,11 +205,12 @@ def _point(registry: Registry, lock: RegistryLock, pointer: Pointer) -> None:
     registry.client.set_registered_model_tag(registry.model, POINTER, text)
 
 
-def _make_run(registry: Registry) -> str:
+def _make_run(registry: Registry, lock: RegistryLock) -> str:
     """A run for a new journal, ended at once since nothing runs. An empty one that a killed call left is reused."""
     left = newest_run(registry, is_empty=True)
     if left:
         return str(left.info.run_id)
+    lock.check()
     client = registry.client
     tags = {OWNER: registry.model}
     run = client.create_run(registry.experiment_id, run_name=f"journal of {registry.model}", tags=tags).info.run_id

@@ -53,6 +53,7 @@ class Registry:
     def __init__(self, settings: TrackingSettings, model: str):
         self.settings, self.model = settings, model
         self.journal: Any = None  # as last read and verified (`journal.py`)
+        self.is_locked = False  # by this process (`aliases.lock_registry`), so that nobody else writes the journal
         with mlflow_errors(settings):
             self.client = connect(settings)
         self._uploads = Uploads(self.client, model)

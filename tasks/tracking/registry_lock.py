@@ -51,6 +51,7 @@ class RegistryLock:
         self.key = f"{LOCK}{uuid.uuid4().hex}"
         self.place, self.holds, self.text = 0, False, ""
         self.written = 0.0  # monotonic: others compare the time of day
+        self.tags: dict[str, str] = {}  # of the registered model, as last read in the line
         self.seen: dict[str, tuple[str, float]] = {}  # another lock's text, and since when
 
     def check(self) -> None:
@@ -112,8 +113,8 @@ def _ahead(lock: RegistryLock, others: list[Other]) -> list[Other]:
 def _read(lock: RegistryLock) -> tuple[bool, list[Other]]:
     """Whether this lock is still as written, and the other living locks; dead ones are deleted."""
     others, now = [], time.monotonic()
-    tags = lock.client.get_registered_model(lock.model).tags
-    for key, text in tags.items():
+    lock.tags = dict(lock.client.get_registered_model(lock.model).tags)
+    for key, text in lock.tags.items():
         if not key.startswith(LOCK) or key == lock.key:
             continue
         other = _parse(key, text)
@@ -124,7 +125,7 @@ def _read(lock: RegistryLock) -> tuple[bool, list[Other]]:
             lock.seen[key] = (text, now)
         if other.holds or now - lock.seen[key][1] < SILENT_SECONDS:
             others.append(other)
-    return tags.get(lock.key) == lock.text, others
+    return lock.tags.get(lock.key) == lock.text, others
 
 
 def _parse(key: str, text: str) -> Other | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,24 @@ def test_an_entry_of_the_same_id_is_appended_once(registry: Registry):
     add(registry, 1, 2, 1)
     add(registry, 2)
     assert numbers(registry) == [1, 2]
+
+
+def test_whoever_holds_the_registry_reads_it_once_and_anybody_else_each_time(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+):
+    add(registry, 1)
+    other, reads = Registry(registry.settings, MODEL), Counter[str]()
+    for name, of in (("holder", registry), ("other", other)):
+        read = of.model_tags
+        monkeypatch.setattr(of, "model_tags", lambda read=read, name=name: [reads.update([name]), read()][1])
+    with lock_registry(registry) as lock:
+        for number in (2, 3):
+            append(registry, lock, "decision", {"number": number}, id=str(number))
+            assert numbers(registry) == numbers(other) == [1, 2, 3][:number]
+    assert reads == {"holder": 1, "other": 2}
+    add(other, 4)
+    assert numbers(registry) == [1, 2, 3, 4]
+    assert reads["holder"] == 2
 
 
 @pytest.mark.parametrize("num_before", [0, 1, 2])
