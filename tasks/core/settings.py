@@ -22,8 +22,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from tasks.core.mistakes import Place, explain_kind, join_alternatives
 from tasks.core.secrets import hide_in_urls
-from tasks.core.surroundings import refuse_home
 from tasks.core.text import one_line
+from tasks.core.urls import refuse_home
 from tasks.core.yaml_text import Dialect
 
 PARAMS_FILE = Path("params.yaml")

@@ -31,16 +31,6 @@ SYSTEM_FOLDERS = (
 )  # fmt: skip
 
 
-def refuse_home(path: str) -> str:
-    """ValueError for a path with `~`, which a shell replaces and nothing else."""
-    if path.startswith("~"):
-        raise ValueError(
-            f"{path!r} begins with `~`, which is not expanded here, so a folder of that name would be made. Write "
-            f"{os.path.expanduser(path)}"
-        )
-    return path
-
-
 def exempt_loopback() -> None:
     """Let this process and its children reach 127.0.0.1 without a proxy. Keeps other exemptions."""
     known = {name: os.environ[name] for name in NO_PROXY if os.environ.get(name)}

@@ -1,4 +1,4 @@
-"""`s3://` URLs where a setting names a file or a folder: which local path has the copy.
+"""What a setting may name a file or a folder by: a path, which no shell expands, or an `s3://` URL with a local copy.
 
 `tasks/storage` downloads the copy and checks it, before a stage or a command reads it. Here is only the name of its
 place, so that every room can find it and none but `storage` needs boto3.
@@ -7,6 +7,7 @@ place, so that every room can find it and none but `storage` needs boto3.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +31,16 @@ class S3Url(NamedTuple):
 
     def __truediv__(self, name: str) -> S3Url:
         return S3Url(self.bucket, f"{self.key}/{name}".lstrip("/"), None)
+
+
+def refuse_home(path: str) -> str:
+    """ValueError for a path with `~`, which a shell replaces and nothing else."""
+    if path.startswith("~"):
+        raise ValueError(
+            f"{path!r} begins with `~`, which is not expanded here, so a folder of that name would be made. Write "
+            f"{os.path.expanduser(path)}"
+        )
+    return path
 
 
 def is_url(text: str) -> bool:

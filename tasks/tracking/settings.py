@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, model_validator
 
 from tasks.core.settings import Settings
-from tasks.core.surroundings import LOOPBACK, refuse_home
+from tasks.core.surroundings import LOOPBACK
+from tasks.core.urls import refuse_home
 
 SQLITE = "sqlite:///"
 DATABASES = r"(?:postgresql|mysql|mssql)(?:\+\w+)?"  # databases that MLflow uses without a server
