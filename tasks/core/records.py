@@ -83,7 +83,8 @@ class Turn:
     `thought_was_cut`: by its own budget. Rows of turns without a thought leave the three out.
     `errors`: per reply, the error type, or None. `follow_up`: the user's next request, if the turn closed one.
     `policy_version`: iterations behind the weights that wrote its last token; 0 when a model is only measured.
-    `sequence`: which of the trajectory's sequences has its tokens; rows leave out the first, 0.
+    `sequence`: which of the trajectory's sequences has its tokens; rows leave out the first, 0. `answer`: what the user
+    read of a message without a call, where marks of its call format are in `text`; rows leave out None.
     """
 
     text: str
@@ -97,6 +98,16 @@ class Turn:
     num_thought_tokens: int = 0
     thought_was_cut: bool = False
     sequence: int = 0
+    answer: str | None = None
+
+    @property
+    def message(self) -> str:
+        """`text` as the user reads it."""
+        return self.text if self.answer is None else self.answer
+
+    @message.setter
+    def message(self, read: str) -> None:
+        self.answer = None if read == self.text else read
 
 
 @dataclass(slots=True)
@@ -240,6 +251,8 @@ def _turn_row(turn: Turn) -> dict[str, Any]:
             del row[name]
     if turn.sequence == 0:
         del row["sequence"]
+    if turn.answer is None:
+        del row["answer"]
     return row
 
 

@@ -167,10 +167,10 @@ class EpisodeRun(Conversation):
             closing = [] if is_ended else [self.chat.end_of_calls]
             self._append([*closing, *self.chat.reply_ids(tuple(turn.replies))])
         else:
-            message = self.chat.call_format.answer(turn.text)
-            yield from self._hear_answer(turn, message)
+            turn.message = self.chat.call_format.answer(turn.text)
+            yield from self._hear_answer(turn, turn.message)
             if turn.follow_up is None:
-                yield from self._end(message, "failure", None)
+                yield from self._end(turn.message, "failure", None)
                 return
             closing = [] if is_ended else [self.chat.end_of_turn]
             self._append([*closing, *self.chat.request_ids(turn.follow_up)])

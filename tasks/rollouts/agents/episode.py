@@ -164,9 +164,8 @@ class AgentRun(EpisodeRun):
         turn = self._read_turn(reply)
         (turn.sequence,) = (number for number, item in enumerate(self.sequences) if item is self.sequence)
         self.turns.append(turn)
-        written = self._written
+        written, self.asked = self._written, None
         self._begin_turn()
-        self.asked = None
         if turn.stop_reason == self._token_budget:
             yield from self._run_out(asked, "overlong", self._token_budget)
             return
@@ -212,6 +211,7 @@ class AgentRun(EpisodeRun):
         if answer.is_malformed:
             turn.calls = [{"malformed": True}]
             self.num_invalid_calls += 1
+        turn.message = turn.text if turn.calls else answer.text
         self.num_calls += len(turn.calls)
 
     def _note_replies(self, place: Place) -> None:
@@ -225,7 +225,7 @@ class AgentRun(EpisodeRun):
             turn.replies.append(replies.get(number, ""))
         turn.follow_up = next((message.text for message in new if message.role == "user"), None)
         if turn.follow_up is not None and not turn.calls:
-            self.episode.end_turn(turn.text)
+            self.episode.end_turn(turn.message)
 
     def _answered_turn(self, place: Place) -> tuple[Turn | None, list[Said]]:
         """The turn that a request goes on after, and what it says to it. A client that has rewritten what was before

@@ -3,8 +3,8 @@
 With `decides` success takes the judge's yes beside the environment's own verdict, as the check `judge`.
 
 The judge reads the calls and replies as the policy saw them; of an episode that an agent drives, the turns that were
-recorded, since the agent has tools and words of its own. `final_message` is in the opinion where it is not the text of
-the last turn. An episode that ended on a limit has no final message; it gets zeros, and nobody is asked.
+recorded, since the agent has tools and words of its own. `final_message` is in the opinion where it is not the message
+of the last turn. An episode that ended on a limit has no final message; it gets zeros, and nobody is asked.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class JudgedEpisode(EpisodeWrapper):
         if final_message is None:
             return self._with(verdict, UNASKED.to_row())
         judgement = await self._ask(final_message)
-        is_its_own = bool(self.turns) and self.turns[-1].text != final_message
+        is_its_own = bool(self.turns) and self.turns[-1].message != final_message
         told = {"final_message": final_message} if is_its_own else {}
         return self._with(verdict, {**judgement.to_row(), **told})
 

@@ -67,7 +67,7 @@ class Judged:
     @classmethod
     def of_stored(cls, problem: Problem, trajectory: Trajectory, *, show_reference: bool) -> Judged:
         """Of a trajectory as turnwise stores it: what the judge of the episode itself reads."""
-        last = trajectory.turns[-1].text if trajectory.turns else ""
+        last = trajectory.turns[-1].message if trajectory.turns else ""
         final_message = trajectory.details.get("judge", {}).get("final_message", last)
         events = events_of(trajectory.turns)
         return cls.of(problem, trajectory.request, events, final_message, show_reference=show_reference)
@@ -84,7 +84,7 @@ def events_of(turns: Sequence[Turn]) -> list[dict[str, Any]]:
         made = zip(turn.calls, turn.replies, strict=True)
         events += [_event(call, reply) for call, reply in made if not _was_not_made(call, reply)]
         if turn.follow_up is not None:
-            events.append({"message": turn.text, "user": turn.follow_up})
+            events.append({"message": turn.message, "user": turn.follow_up})
     return events
 
 

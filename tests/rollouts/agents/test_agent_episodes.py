@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from tasks.chat.format import ChatFormat
+from tasks.chat.formats.recipe import RECIPE
 from tasks.core.records import Group, Problem, Score, ToolCall, Trajectory
 from tasks.core.tool_calls import call_text
 from tasks.environments.catalog import load_environment
@@ -85,6 +86,18 @@ def test_an_agent_in_our_world_plays_what_our_own_loop_plays_and_trains_alike(ch
     gradients = [by_the_trainer(folder, [Group("p", "c", played, scores)])[1] for played in (own, theirs)]
     torch.testing.assert_close(*gradients, atol=1e-5, rtol=0)
     assert gradients[0].abs().max() > 1e-3
+
+
+def test_what_an_agent_reads_of_a_message_is_stored_beside_its_text_as_our_own_loop_stores_it():
+    """In a format whose messages have marks, which only the policy writes."""
+    chat = ChatFormat(tiny.tokenizer(), source="test")
+    chat.call_format = RECIPE
+    policy: dict[str, Sequence[str]] = {PROBLEMS[0].requests[0]: [RECIPE.closing("Yes, done.")]}
+    own, theirs = (
+        collect(world, Imitator(chat, policy), chat, PROBLEMS[:1]) for world in (TravelDesk(), agent_world())
+    )
+    assert as_rows(theirs) == as_rows(own)
+    assert (own[0].turns[0].text, own[0].turns[0].answer) == ("Yes, done.\n<TASK_FINISHED>", "Yes, done.")
 
 
 def test_calls_that_the_policy_did_not_make_are_not_counted_as_its_own(chat: ChatFormat):

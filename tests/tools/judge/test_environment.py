@@ -12,8 +12,13 @@ from typing import Any
 import pytest
 
 from tasks.chat.format import ChatFormat
+from tasks.chat.formats.base import CallFormat
+from tasks.chat.formats.harmony import HARMONY
+from tasks.chat.formats.hermes import HERMES
+from tasks.chat.formats.recipe import RECIPE
+from tasks.core import background
 from tasks.core.files import file_hash, write_json, write_jsonl
-from tasks.core.records import Problem, Trajectory
+from tasks.core.records import Problem, ToolCall, Trajectory
 from tasks.environments.catalog import load_bare_environment, load_environment
 from tasks.environments.settings import EnvironmentSettings
 from tasks.rollouts.conversation import Conversation
@@ -26,6 +31,7 @@ from tasks.tools.judge.settings import JudgeSettings
 from tasks.tools.user.environment import ReplayedUser, UserEnvironment
 from tasks.tracking.lineage import judge_of
 from tests import tiny
+from tests.chat import templates
 from tests.rollouts.test_requests import NOTE, Notebook
 from tests.tools.judge.endpoint import Endpoint, judge_row, judge_settings, opinion, serve
 from tests.tools.user.test_script import PARTS, WHOLE, play, script
@@ -132,6 +138,28 @@ def test_a_stored_episode_reads_as_it_did_when_it_ended(endpoint: Endpoint, tmp_
     assert [event.get("tool", event.get("user", "malformed")) for event in stored.events] == [
         PARTS[0], PARTS[1], "note", "malformed", PARTS[2],
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("call_format", [HERMES, RECIPE, HARMONY], ids=lambda one: one.name)
+def test_judge_check_reads_a_message_without_the_marks_of_its_format_as_the_judge_did(
+    endpoint: Endpoint, tmp_path: Path, call_format: CallFormat
+) -> None:
+    """So it asks for no vote that is stored. In Hermes a message is its text, and the row is what it always was."""
+    chat = ChatFormat(templates.tokenizer(templates.PHI), source="test")
+    chat.call_format = call_format
+    note = call_format.text([ToolCall(name="note", arguments={"text": "a"})])
+    settings, texts = judge_settings(endpoint, tmp_path), [note, *map(call_format.closing, ["For whom?", "Noted."])]
+    world = UserEnvironment(Notebook(QUICK), script("on_request"))
+    with closing(JudgedEnvironment(world, settings, is_asked=True)) as environment:
+        played = play(chat, environment, texts)
+        row = played.to_row()
+        stored = Judged.of_stored(WHOLE, Trajectory.from_row(row), show_reference=False)
+        background.run(environment.judge.judge(stored)).result(60)
+    assert ([event.get("message") for event in stored.events[2:]], stored.final_message) == (["For whom?"], "Noted.")
+    assert len(endpoint.asked) == 1
+    assert [turn["text"] for turn in row["turns"]] == texts
+    with_marks = {} if call_format is HERMES else {1: "For whom?", 2: "Noted."}
+    assert {number: turn["answer"] for number, turn in enumerate(row["turns"]) if "answer" in turn} == with_marks
 
 
 def test_the_first_words_of_a_user_are_read_only_where_they_are_not_the_request(
