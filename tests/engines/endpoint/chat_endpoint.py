@@ -31,6 +31,7 @@ class ChatEndpoint:
         self.asked: list[dict[str, Any]] = []
         self.keys: set[str] = set()
         self.most_at_once = self._at_once = 0
+        self.retry_after = {"retry-after-ms": "1"}  # the client's own retries need not wait
         self.answers_from = 0  # requests at once: as long as there never were so many, none is answered
         self._lock = threading.Condition()
 
@@ -68,7 +69,8 @@ class ChatEndpoint:
                     self.send_response(status)
                     self.send_header("content-type", "application/json")
                     self.send_header("content-length", str(len(content)))
-                    self.send_header("retry-after-ms", "1")  # the client's own retries need not wait
+                    for header, value in endpoint.retry_after.items():
+                        self.send_header(header, value)
                     self.end_headers()
                     self.wfile.write(content)
 

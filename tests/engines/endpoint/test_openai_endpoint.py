@@ -18,6 +18,7 @@ from tasks.engines.endpoint.episode import EndpointEpisodes, play_endpoint
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.conversation import EpisodeKey
 from tasks.rollouts.finished import FinishedEpisodes
+from tasks.tools.patient_client import PatientClient
 from tests.engines.endpoint.chat_endpoint import KEY, VARIABLE, Answer, ChatEndpoint, completion, settings
 from tests.rollouts.test_requests import NOTE, PROBLEM, Notebook
 from tests.worlds import QUICK
@@ -176,6 +177,22 @@ def test_the_client_asks_again_after_a_passing_failure(served: tuple[ChatEndpoin
     endpoint.misbehave = lambda number: (status, b"{}") if number == 0 else None
     (trajectory,) = played(url)
     assert (trajectory.outcome, len(endpoint.asked)) == ("success", 3)
+
+
+def test_a_long_pause_that_it_asks_for_costs_no_attempt(
+    served: tuple[ChatEndpoint, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint, url = served
+    endpoint.retry_after = {"retry-after": "121"}
+    endpoint.misbehave = lambda number: (429, b"{}") if number == 0 else None
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(PatientClient, "sleep", staticmethod(sleep))
+    (trajectory,) = played(url)
+    assert (trajectory.outcome, trajectory.details["usage"]["num_requests"], pauses) == ("success", 2, [121])
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,13 @@ def opinion(success: bool = True, score: float | None = None, soundness: float =
 
 @dataclass
 class Endpoint:
-    """`says` answers (messages, request); `failures` come first, one per request: a status, "cut", "slow", "drop"."""
+    """`says` answers (messages, request); `failures` come first, one per request: a status, also with its
+    Retry-After, "cut", "slow", "drop". `body_of_failure` is sent with a status.
+    """
 
     says: Callable[[Messages, dict[str, Any]], str | None] = lambda messages, request: opinion()
-    failures: list[int | str] = field(default_factory=list)
+    failures: list[int | str | tuple[int, str]] = field(default_factory=list)
+    body_of_failure: bytes = b'{"error": {"message": "no: sk-0815-very-secret"}}'
     retry_after: str = "0"
     asked: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
@@ -50,7 +53,7 @@ def serve(endpoint: Endpoint) -> Iterator[Endpoint]:
             with suppress(OSError):  # a client that gave up
                 self.fail(failure) if failure != 200 else self.reply(200, json.dumps(endpoint.body(request)).encode())
 
-        def fail(self, failure: int | str) -> None:
+        def fail(self, failure: int | str | tuple[int, str]) -> None:
             if failure == "cut":
                 self.reply(200, b'{"id": "1", "choices": [{"mess')
             elif failure == "drop":
@@ -58,15 +61,16 @@ def serve(endpoint: Endpoint) -> Iterator[Endpoint]:
             elif failure == "slow":
                 time.sleep(3.0)
             else:
-                assert isinstance(failure, int)
-                self.reply(failure, b'{"error": {"message": "no: sk-0815-very-secret"}}')
+                assert not isinstance(failure, str)
+                status, retry_after = (failure, endpoint.retry_after) if isinstance(failure, int) else failure
+                self.reply(status, endpoint.body_of_failure, retry_after)
 
-        def reply(self, status: int, body: bytes) -> None:
+        def reply(self, status: int, body: bytes, retry_after: str = "") -> None:
             self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(body)))
-            if status != 200:
-                self.send_header("retry-after", endpoint.retry_after)
+            if retry_after:
+                self.send_header("retry-after", retry_after)
             self.end_headers()
             self.wfile.write(body)
 

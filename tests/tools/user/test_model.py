@@ -20,6 +20,7 @@ from tasks.rollouts.prompt_room import check_prompts
 from tasks.stages.evaluate.measurement_key import differing_parts, key_parts
 from tasks.stages.evaluate.settings import EvaluateSections
 from tasks.tools.base import EnvironmentFault, block_until
+from tasks.tools.patient_client import PatientClient
 from tasks.tools.user.environment import UserEnvironment, check_user
 from tasks.tools.user.frozen import FrozenSpeaker
 from tasks.tools.user.played import FAREWELLS
@@ -113,6 +114,7 @@ def test_a_user_says_no_more_than_it_may(chat: ChatFormat, served: tuple[ChatEnd
         (429, {"error": {"message": "slow"}}),
         (200, b"{}"),
         (200, b"no JSON"),
+        (200, b"[" * 100_000),
         (200, completion("  ")),
     ],
 )
@@ -137,6 +139,26 @@ def test_a_user_who_stays_silent_is_an_environment_error(chat: ChatFormat, serve
         and trajectory.fault.startswith("user: unavailable")
         and KEY not in trajectory.fault
     )
+
+
+@pytest.mark.slow
+def test_a_user_whose_endpoint_asks_for_a_long_pause_is_waited_for(
+    chat: ChatFormat, served: tuple[ChatEndpoint, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint, url = served
+    say, pauses = endpoint.misbehave, list[float]()
+    endpoint.retry_after = {"retry-after": "121"}
+
+    def say_late(number: int) -> Answer | None:
+        return (429, b"{}") if number == 0 else say(number)
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    endpoint.misbehave = say_late
+    monkeypatch.setattr(PatientClient, "sleep", staticmethod(sleep))
+    assert told(played(chat, url, ["For whom?", "Noted."], max_retries=1)) == SAID[:2]
+    assert (pauses, len(endpoint.asked)) == ([121], 4)
 
 
 def test_a_refused_key_ends_the_run(chat: ChatFormat, served: tuple[ChatEndpoint, str]) -> None:

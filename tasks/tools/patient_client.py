@@ -1,0 +1,129 @@
+"""The `openai` client as turnwise asks an endpoint: within bounds on time and memory, and with the pauses it asks for.
+
+The `openai` client repeats a failed request `max_retries` times. Where Retry-After is over two minutes it gives up
+instead; then the pause is made here, if it is no longer than LONGEST_PAUSE_SECONDS, and the request is repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tasks.core.terminal import warn
+
+if TYPE_CHECKING:
+    from openai import APIStatusError, OpenAIError
+
+LONGEST_PAUSE_SECONDS = 600.0
+TRANSIENT = (408, 409, 429)
+
+
+class EndpointSettings(Protocol):
+    @property
+    def url(self) -> str | None: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def api_key_variable(self) -> str | None: ...
+    @property
+    def timeout_seconds(self) -> float: ...
+    @property
+    def max_retries(self) -> int: ...
+
+
+class PatientClient:
+    """`sleep` and `now` (seconds since 1970) are of the machine; tests bring their own."""
+
+    sleep = staticmethod(asyncio.sleep)
+    now = staticmethod(time.time)
+
+    def __init__(self, settings: EndpointSettings, key: str):
+        from openai import AsyncOpenAI
+
+        from tasks.core.bounded_http import BoundedClient
+
+        self.url = settings.url
+        self.client = AsyncOpenAI(
+            base_url=settings.url,
+            api_key=key or "none",
+            timeout=settings.timeout_seconds,
+            max_retries=settings.max_retries,
+            http_client=BoundedClient(total_seconds=settings.timeout_seconds),
+        )
+        self._pauses = set[asyncio.Task[None]]()
+
+    async def complete(self, request: Mapping[str, Any]) -> bytes:
+        """The answer of the endpoint's chat completions, unread; OpenAIError after the last repeat."""
+        from openai import APIStatusError
+
+        asking, num_left = self.client, self.client.max_retries
+        while True:
+            try:
+                return (await asking.chat.completions.with_raw_response.create(**request)).content
+            except APIStatusError as error:
+                num_left -= _num_repeats(error) + 1
+                seconds = seconds_of_pause(error, self.now())
+                if num_left < 0 or not _may_pass(error) or seconds is None or seconds > LONGEST_PAUSE_SECONDS:
+                    raise
+            await self._pause(seconds)
+            asking = self.client.with_options(max_retries=num_left)
+
+    def in_words(self, error: OpenAIError) -> str:
+        """What the endpoint failed at."""
+        from openai import APIStatusError
+
+        if not isinstance(error, APIStatusError):
+            return f"{error} {error.__cause__ or ''}"
+        seconds = seconds_of_pause(error, self.now())
+        if seconds is None or seconds <= LONGEST_PAUSE_SECONDS:
+            return str(error)
+        longest = f"{LONGEST_PAUSE_SECONDS:g} s is the longest pause that is made"
+        return f"it asks for a pause of {seconds:,.0f} s (Retry-After), and {longest}: {error}"
+
+    async def close(self) -> None:
+        """Requests in a pause are cancelled."""
+        for pause in self._pauses:
+            pause.cancel()
+        await self.client.close()
+
+    async def _pause(self, seconds: float) -> None:
+        if not self._pauses:
+            warn(f"{self.url} asks for a pause of {seconds:,.0f} s (Retry-After), so its requests wait.")
+        pause = asyncio.ensure_future(self.sleep(seconds))
+        self._pauses.add(pause)
+        try:
+            await pause
+        finally:
+            self._pauses.discard(pause)
+
+
+def seconds_of_pause(error: APIStatusError, now: float) -> float | None:
+    """What Retry-After says, in seconds or as a date (RFC 9110, 10.2.3); None where it asks for no pause. OpenAI sends
+    milliseconds too, in a header of their own, which the `openai` client reads first.
+    """
+    headers = error.response.headers
+    for name, per_second in (("retry-after-ms", 1000), ("retry-after", 1)):
+        try:
+            seconds = float(headers.get(name, "")) / per_second
+        except ValueError:
+            continue
+        return seconds if seconds > 0 else None
+    try:
+        seconds = parsedate_to_datetime(headers.get("retry-after", "")).timestamp() - now
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return seconds if seconds > 0 else None
+
+
+def _may_pass(error: APIStatusError) -> bool:
+    """Whether the same request may be answered later."""
+    is_transient = error.status_code in TRANSIENT or error.status_code >= 500
+    return is_transient and error.response.headers.get("x-should-retry") != "false"
+
+
+def _num_repeats(error: APIStatusError) -> int:
+    """How often the `openai` client had already repeated the request that failed, which it tells the endpoint too."""
+    return int(error.request.headers.get("x-stainless-retry-count", 0))
