@@ -1,7 +1,7 @@
 """A model at an endpoint that is asked beside the policy, as a judge or a user.
 
-What the endpoint fails at is an environment fault of its role. One that refuses the key or the model ends the run; one
-that has answered may refuse a single text (403, 404).
+What the endpoint fails at is an environment fault of its role. One that refuses the account, or its very first request,
+ends the run; one that has answered may refuse a single text.
 """
 
 from __future__ import annotations
@@ -17,13 +17,10 @@ from tasks.core import json_text
 from tasks.core.secrets import Secrets, read_secret
 from tasks.core.text import one_line
 from tasks.tools.base import EnvironmentFault, FaultType
-from tasks.tools.patient_client import EndpointSettings, PatientClient
+from tasks.tools.patient_client import EndpointSettings, PatientClient, refuses_every_request
 
 if TYPE_CHECKING:
     from openai import OpenAIError
-
-REFUSALS = (401, 402, 403, 404)  # of the key, the account or the model, for every request
-OF_ONE_REQUEST = (403, 404)  # from an endpoint that has answered: a filter refused this text, or a route was away
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +93,15 @@ class ChatClient:
 
         if isinstance(error, APITimeoutError):
             return self.fault(f"no answer in {self.settings.timeout_seconds:g} s", "timeout")
-        if isinstance(error, APIStatusError) and self._refuses_every_request(error.status_code):
+        if isinstance(error, APIStatusError) and refuses_every_request(error, has_answered=self.has_answered):
             return self._refusal(error)
         type: FaultType = "rate_limited" if isinstance(error, RateLimitError) else "unavailable"
         return self.fault(f"the endpoint failed: {self.client.in_words(error)}", type)
-
-    def _refuses_every_request(self, status: int) -> bool:
-        return status in REFUSALS and not (self.has_answered and status in OF_ONE_REQUEST)
 
     def _refusal(self, error: OpenAIError) -> ValueError:
         role = self.role
         return ValueError(
             f"{role.setting}: {self.settings.url} refuses to {role.does} as {self.settings.model!r} "
-            f"({one_line(self.secrets.hide(str(error)))}), so {role.loss}. Check the key (api_key_variable), the url "
-            f"and the model's name; or {role.instead}."
+            f"({one_line(self.secrets.hide(str(error)))}), so {role.loss}. Correct what it names: a setting of "
+            f"this section, the url, the model's name or the key (api_key_variable); or {role.instead}."
         )

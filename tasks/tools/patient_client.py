@@ -1,4 +1,5 @@
-"""The `openai` client as turnwise asks an endpoint: within bounds on time and memory, and with the pauses it asks for.
+"""The `openai` client as turnwise asks an endpoint: within bounds on time and memory, with the pauses it asks for, and
+with one rule for which of its answers refuse every request.
 
 The `openai` client repeats a failed request `max_retries` times. Where Retry-After is over two minutes it gives up
 instead; then the pause is made here, if it is no longer than LONGEST_PAUSE_SECONDS, and the request is repeated.
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
 
 LONGEST_PAUSE_SECONDS = 600.0
 TRANSIENT = (408, 409, 429)
+OF_THE_ACCOUNT = (401, 402)
+NO_QUOTA = "insufficient_quota"  # has the status of a pause, 429, and none helps
+# The last is vLLM's when the prompt leaves no room: turnwise never asks for fewer than 1.
+FULL_CONTEXT = (
+    "context_length_exceeded", "maximum context length", "context window", "max_tokens must be at least 1",
+)  # fmt: skip
+FILTERED = ("content_filter", "content management policy")  # Azure's
 
 
 class EndpointSettings(Protocol):
@@ -118,10 +126,31 @@ def seconds_of_pause(error: APIStatusError, now: float) -> float | None:
     return seconds if seconds > 0 else None
 
 
+def refuses_every_request(error: APIStatusError, *, has_answered: bool) -> bool:
+    """Whether the next request would be refused too. An endpoint that has answered refuses one text, unless it names
+    the account; one that never did refuses all, unless it names the text: its length, or a filter.
+    """
+    status = error.status_code
+    if status in OF_THE_ACCOUNT or _has_no_quota(error):
+        return True
+    is_refusal = 400 <= status < 500 and status not in TRANSIENT
+    is_of_one_text = status == 413 or says(error, *FULL_CONTEXT, *FILTERED)
+    return is_refusal and not has_answered and not is_of_one_text
+
+
+def says(error: APIStatusError, *words: str) -> bool:
+    said = f"{error.code or ''} {error.message}".lower()
+    return any(word in said for word in words)
+
+
 def _may_pass(error: APIStatusError) -> bool:
     """Whether the same request may be answered later."""
     is_transient = error.status_code in TRANSIENT or error.status_code >= 500
-    return is_transient and error.response.headers.get("x-should-retry") != "false"
+    return is_transient and not _has_no_quota(error) and error.response.headers.get("x-should-retry") != "false"
+
+
+def _has_no_quota(error: APIStatusError) -> bool:
+    return error.status_code == 429 and says(error, NO_QUOTA)
 
 
 def _num_repeats(error: APIStatusError) -> int:

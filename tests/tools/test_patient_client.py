@@ -18,7 +18,7 @@ from tasks.tools.base import EnvironmentFault
 from tasks.tools.judge.judge import Judge
 from tasks.tools.patient_client import PatientClient
 from tests.tools.judge.endpoint import Endpoint, judge_settings, serve
-from tests.tools.judge.test_judge import ask
+from tests.tools.judge.test_judge import NO_QUOTA, ask
 
 REQUEST: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hello."}]}
 
@@ -99,12 +99,15 @@ def test_what_asks_for_no_pause_is_left_to_the_client(
 
 
 def test_no_pause_is_made_where_none_helps(endpoint: Endpoint, pauses: list[float], tmp_path: Path) -> None:
-    from openai import BadRequestError
+    from openai import BadRequestError, RateLimitError
 
     endpoint.failures = [(400, "121")]
     with pytest.raises(BadRequestError):
         complete(endpoint, tmp_path, max_retries=5)
-    assert (pauses, len(endpoint.asked)) == ([], 1)
+    endpoint.failures, endpoint.body_of_failure = [(429, "121")], NO_QUOTA
+    with pytest.raises(RateLimitError):
+        complete(endpoint, tmp_path, max_retries=5)
+    assert (pauses, len(endpoint.asked)) == ([], 2)
 
 
 @pytest.mark.parametrize("is_a_date", [False, True])

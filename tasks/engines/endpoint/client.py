@@ -20,17 +20,12 @@ from tasks.core.text import one_line
 from tasks.engines.endpoint.episode import ChatCall, ChatReply, ContextFull, EndpointFault, Message
 from tasks.engines.endpoint.settings import FrontierSettings
 from tasks.tools.base import FaultType
-from tasks.tools.patient_client import PatientClient
+from tasks.tools.patient_client import FULL_CONTEXT, PatientClient, refuses_every_request, says
 
 if TYPE_CHECKING:
     from openai import APIStatusError, OpenAIError
 
 REFUSALS = (401, 402, 403, 404)  # of the key, the account or the model, for every request
-TRANSIENT = (408, 409, 429)
-# The last is vLLM's when the prompt leaves no room: turnwise never asks for fewer than 1.
-FULL_CONTEXT = (
-    "context_length_exceeded", "maximum context length", "context window", "max_tokens must be at least 1",
-)  # fmt: skip
 
 
 class _Function(BaseModel):
@@ -143,14 +138,13 @@ class Endpoint:
         if not isinstance(error, APIStatusError):
             return self._fault(self.client.in_words(error), "unavailable")
         status = error.status_code
-        if _says(error, "insufficient_quota"):
+        if refuses_every_request(error, has_answered=self.num_answered > 0):
             return self._refused(error)
         if status == 429:
             return self._fault(self.client.in_words(error), "rate_limited")
-        if status in (400, 413) and _says(error, *FULL_CONTEXT):
+        if status in (400, 413) and says(error, *FULL_CONTEXT):
             return self._refused(error) if is_opening else ContextFull()
-        is_refused = 400 <= status < 500 and status not in TRANSIENT
-        if status in REFUSALS or (is_refused and not self.num_answered):
+        if status in REFUSALS:
             return self._refused(error)
         return self._fault(self.client.in_words(error), "unavailable")
 
@@ -180,8 +174,3 @@ def _read_key(variable: str | None) -> str:
             f"Export only the key and run again."
         )
     return key
-
-
-def _says(error: APIStatusError, *words: str) -> bool:
-    said = f"{error.code or ''} {error.message}".lower()
-    return any(word in said for word in words)

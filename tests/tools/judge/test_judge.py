@@ -189,19 +189,50 @@ def test_a_refused_key_or_model_ends_the_run_at_once(
     assert KEY not in str(told.value) and "\n" not in str(told.value) and len(endpoint.asked) == 1
 
 
+NO_QUOTA = b'{"error": {"message": "Check your plan.", "code": "insufficient_quota"}}'
+NO_TEMPERATURE = b'{"error": {"message": "temperature does not support 0.0 with this model."}}'
+TOO_LONG = b'{"error": {"message": "too long", "code": "context_length_exceeded"}}'
+FILTERED = b'{"error": {"message": "filtered", "code": "content_filter"}}'
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("status", "ends"), [(401, ValueError), (402, ValueError), (403, EnvironmentFault), (404, EnvironmentFault)]
-)
+    ("status", "body", "ends"),
+    [
+        (401, b"{}", ValueError), (402, b"{}", ValueError), (429, NO_QUOTA, ValueError),
+        (403, b"{}", EnvironmentFault), (404, b"{}", EnvironmentFault), (400, NO_TEMPERATURE, EnvironmentFault),
+    ],
+)  # fmt: skip
 def test_an_endpoint_that_has_answered_may_refuse_one_episode(
-    endpoint: Endpoint, tmp_path: Path, status: int, ends: type[Exception]
+    endpoint: Endpoint, tmp_path: Path, status: int, body: bytes, ends: type[Exception]
 ) -> None:
     """A filter that refuses one text is no wrong key."""
-    endpoint.failures = [200, status]
-    judge = Judge(judge_settings(endpoint, tmp_path, num_votes=3, temperature=1.0, max_concurrent_requests=1))
+    endpoint.failures, endpoint.body_of_failure = [200, (status, "")], body
+    settings = judge_settings(
+        endpoint, tmp_path, num_votes=3, temperature=1.0, max_concurrent_requests=1, max_retries=0
+    )
+    judge = Judge(settings)
     with pytest.raises(ends):
         ask(judge)
     assert judge.num_asked == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "ends"),
+    [
+        (400, NO_TEMPERATURE, ValueError), (422, b"{}", ValueError), (429, NO_QUOTA, ValueError),
+        (400, TOO_LONG, EnvironmentFault), (413, b"{}", EnvironmentFault), (400, FILTERED, EnvironmentFault),
+        (429, b"{}", EnvironmentFault), (408, b"{}", EnvironmentFault),
+    ],
+)  # fmt: skip
+def test_an_endpoint_that_refuses_its_first_request_ends_the_run_unless_it_names_the_text(
+    endpoint: Endpoint, tmp_path: Path, status: int, body: bytes, ends: type[Exception]
+) -> None:
+    """Else hundreds of episodes are played before so many are lost that the run stops."""
+    endpoint.failures, endpoint.body_of_failure = [(status, "600")], body
+    with pytest.raises(ends, match=r"^environment\.judge: .*setting" if ends is ValueError else "^judge: "):
+        ask(Judge(judge_settings(endpoint, tmp_path, max_retries=0)))
+    assert len(endpoint.asked) == 1
 
 
 @pytest.mark.slow

@@ -161,15 +161,19 @@ def test_a_user_whose_endpoint_asks_for_a_long_pause_is_waited_for(
     assert (pauses, len(endpoint.asked)) == ([121], 4)
 
 
-def test_a_refused_key_ends_the_run(chat: ChatFormat, served: tuple[ChatEndpoint, str]) -> None:
+@pytest.mark.parametrize(("status", "code"), [(401, "no_key"), (400, "no_temperature"), (429, "insufficient_quota")])
+def test_a_refused_key_or_first_request_ends_the_run(
+    chat: ChatFormat, served: tuple[ChatEndpoint, str], status: int, code: str
+) -> None:
     endpoint, url = served
-    endpoint.misbehave = lambda number: (401, {"error": {"message": "no such key"}})
-    with pytest.raises(ValueError, match=r"environment\.user\.model: .*api_key_variable"):
+    endpoint.misbehave = lambda number: (status, {"error": {"message": "no", "code": code}})
+    with pytest.raises(ValueError, match=r"environment\.user\.model: .*a setting of .*api_key_variable"):
         played(chat, url, ["For whom?"])
+    assert len(endpoint.asked) == 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("status", [403, 404])
+@pytest.mark.parametrize("status", [400, 403, 404])
 def test_one_message_that_is_refused_is_a_fault_of_its_episode(
     chat: ChatFormat, served: tuple[ChatEndpoint, str], status: int
 ) -> None:
