@@ -36,12 +36,21 @@ class Role:
     instead: str
 
 
+@dataclass(frozen=True, slots=True)
+class ChatAnswer:
+    """`finish_reason` as the endpoint names it: "length" where its limit on tokens cut the text."""
+
+    text: str | None
+    finish_reason: str | None
+
+
 class _Message(BaseModel):
     content: str | None = None
 
 
 class _Choice(BaseModel):
     message: _Message
+    finish_reason: str | None = None
 
 
 class _Completion(BaseModel):
@@ -63,7 +72,7 @@ class ChatClient:
         self.client = PatientClient(settings, key)
         self.has_answered = False
 
-    async def ask(self, request: Mapping[str, Any]) -> str | None:
+    async def ask(self, request: Mapping[str, Any]) -> ChatAnswer:
         """What the model says. EnvironmentFault where the endpoint fails or sends no chat completion; ValueError where
         it would refuse every request.
         """
@@ -79,8 +88,9 @@ class ChatClient:
             sent = answer.decode("utf-8", "replace")
             raise self.fault(f"its answer is no chat completion: {sent!r}") from None
         self.has_answered = True
-        said = completion.choices[0].message.content
-        return None if said is None else self.secrets.hide(said)
+        choice = completion.choices[0]
+        said = choice.message.content
+        return ChatAnswer(None if said is None else self.secrets.hide(said), choice.finish_reason)
 
     def fault(self, message: str, type: FaultType = "unavailable") -> EnvironmentFault:
         return EnvironmentFault(one_line(self.secrets.hide(message)), tool=self.role.tool, type=type)

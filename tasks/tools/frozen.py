@@ -122,16 +122,20 @@ class Draft:
         self._unread, self._cache = ids, None
         self._random = torch.Generator().manual_seed(seed)
 
-    def write(self, *, max_tokens: int, ends_before: re.Pattern[str] | None = None) -> None:
-        """Until the model ends its answer, or before the first token in which `ends_before` is found."""
-        chat, written = self.source.chat, list[int]()
+    def write(self, *, max_tokens: int, ends_before: re.Pattern[str] | None = None) -> bool:
+        """Until the model ends its answer, or before the first token in which `ends_before` is found; False where
+        `max_tokens` or its context cut it.
+        """
+        chat, written, is_whole = self.source.chat, list[int](), False
         while len(written) < min(max_tokens, self.room):
             token = self._draw(self._logits())
             if token in self.source.end_ids or (ends_before and ends_before.search(chat.decode([token]))):
+                is_whole = True
                 break
             written.append(token)
             self._unread.append(token)
         self.text += chat.decode(written)
+        return is_whole
 
     def add(self, text: str) -> None:
         """As if the model had written it."""

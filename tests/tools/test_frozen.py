@@ -13,7 +13,7 @@ import torch
 from tasks.models.embedded import build_model
 from tasks.models.folders import save_snapshot
 from tasks.tools import frozen
-from tasks.tools.base import block_until
+from tasks.tools.base import EnvironmentFault, block_until
 from tasks.tools.frozen import FrozenModel
 from tasks.tools.user.environment import UserEnvironment
 from tests import tiny
@@ -110,6 +110,22 @@ def test_the_agent_never_hears_what_a_user_in_process_thinks(
         speaker: Any = world.speaker
         write(speaker.model, written)
         assert block_until(world.start_user(WHOLE).open()) == heard
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("written", ["It is for Ada, so I first ask for", "A note, please. ###STOP"])
+@pytest.mark.parametrize("is_room", [False, True])
+def test_what_a_user_in_process_could_not_write_to_its_end_is_a_fault(
+    written: str, is_room: bool, tmp_path: Path, write: Callable[[Any, str], None]
+) -> None:
+    """A thought may go on after the empty one, without a mark of its own, and half a farewell ends nothing."""
+    folder = model_with(thinking_templates.QWEN3, tmp_path / "m")
+    world = UserEnvironment(Notebook(QUICK), user(None, model=str(folder), max_output_tokens=9999 if is_room else 20))
+    with closing(world):
+        speaker: Any = world.speaker
+        write(speaker.model, written * 999)
+        with pytest.raises(EnvironmentFault, match=r"^user: .* its message was cut at \d+ tokens.*max_output_tokens"):
+            block_until(world.start_user(WHOLE).open())
 
 
 def test_a_model_that_answers_in_channels_is_refused_before_it_is_asked(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ class JudgeClient:
     async def answer(self, messages: list[dict[str, str]], *, seed: int) -> str | None:
         request = {**request_options(self.settings), "messages": messages, "seed": seed}
         async with self._free:
-            return await self.client.ask(request)
+            return (await self.client.ask(request)).text
 
     async def close(self) -> None:
         await self.client.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tasks.tools.base import EnvironmentFault
 from tasks.tools.frozen import FrozenModel, TooLong, hash_weights
-from tasks.tools.user.played import Message
+from tasks.tools.user.played import Message, explain_cut
 from tasks.tools.user.settings import UserModelSettings
 
 SETTING = "environment.user.model"
@@ -42,7 +42,9 @@ class FrozenSpeaker:
                 f"{SETTING}: {self.settings.model} reads at most {found.limit} tokens and what its user "
                 f"knows has {found.num_tokens}, so it cannot speak. Use a model with a longer context."
             ) from None
-        draft.write(max_tokens=self.settings.max_output_tokens)
+        if not draft.write(max_tokens=self.settings.max_output_tokens):
+            most = min(self.settings.max_output_tokens, draft.room)
+            raise EnvironmentFault(explain_cut(most), tool="user")
         return draft.text
 
 

@@ -43,7 +43,9 @@ class Speaker(Protocol):
     """The model behind users. `seed` names the message; an endpoint may ignore it."""
 
     async def say(self, messages: Sequence[Message], *, seed: str) -> str:
-        """The next message. EnvironmentFault where there is none."""
+        """The next message. EnvironmentFault where there is none, or only a part of one: a thought that is cut may have
+        no mark yet, and a farewell that is cut is none.
+        """
         ...
 
     def close(self) -> None: ...
@@ -86,6 +88,13 @@ class PlayedUser:
     @property
     def _num_said(self) -> int:
         return sum(message["role"] == "assistant" for message in self.messages)
+
+
+def explain_cut(num_tokens: int) -> str:
+    return (
+        f"its message was cut at {num_tokens} tokens, so it may be a thought or half a farewell; raise "
+        f"environment.user.model.max_output_tokens, or use a model with a longer context"
+    )
 
 
 def rules_of(instructions: str, reveal: Reveal, problem: Problem, shards: Sequence[str]) -> str:

@@ -30,7 +30,7 @@ from tests.conftest import ROOT
 from tests.measurement.synthetic import BASELINE, trajectory
 from tests.stages.evaluate.stage_folder import ENVIRONMENT, evaluated
 from tests.stages.evaluate.test_evaluate import paths
-from tests.tools.user.test_model import user
+from tests.tools.user.test_model import end_messages, user
 from tests.worlds import environment_settings
 
 __all__ = ["paths"]
@@ -171,6 +171,7 @@ def test_the_base_itself_plays_the_user_while_it_is_assessed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """By the folder of model.path: that of assess does not exist before assess has ended."""
+    end_messages(monkeypatch)
     paths = Paths(tmp_path / "artifacts")
     embedded = tiny.EMBEDDED.model_copy(update={"max_position_embeddings": 900})
     base = tiny.model_folder(tmp_path / "base", embedded=embedded)

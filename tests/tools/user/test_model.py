@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -19,6 +21,7 @@ from tasks.environments.catalog import load_bare_environment, load_environment
 from tasks.rollouts.prompt_room import check_prompts
 from tasks.stages.evaluate.measurement_key import differing_parts, key_parts
 from tasks.stages.evaluate.settings import EvaluateSections
+from tasks.tools import frozen
 from tasks.tools.base import EnvironmentFault, block_until
 from tasks.tools.patient_client import PatientClient
 from tasks.tools.user.environment import UserEnvironment, check_user
@@ -48,6 +51,23 @@ def user(url: str | None, reveal: Reveal = "on_request", **changed: Any) -> User
     }  # fmt: skip
     played_by = "endpoint" if url else "base"
     return UserSettings.model_validate({"played_by": played_by, "reveal": reveal, "model": model | changed})
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model in this process ends each message after four tokens, though random weights hardly ever would."""
+    end_messages(monkeypatch)
+
+
+def end_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: WeakKeyDictionary[frozen.Draft, int] = WeakKeyDictionary()
+    draw = frozen.Draft._draw
+
+    def draw_few(draft: frozen.Draft, logits: Any) -> int:
+        left[draft] = left.get(draft, 4) - 1
+        return draw(draft, logits) if left[draft] >= 0 else min(draft.source.end_ids)
+
+    monkeypatch.setattr(frozen.Draft, "_draw", draw_few)
 
 
 @pytest.fixture
@@ -183,6 +203,7 @@ def test_one_message_that_is_refused_is_a_fault_of_its_episode(
     assert told(played(chat, url, ["For whom?", "For whom?", "Noted."])) == SAID[:2]
 
 
+@pytest.mark.usefixtures("short")
 def test_a_frozen_base_speaks_in_process_and_says_the_same_to_the_same_seed(tmp_path: Path) -> None:
     folder = tiny.model_folder(
         tmp_path / "base", embedded=tiny.EMBEDDED.model_copy(update={"max_position_embeddings": 900})
@@ -216,6 +237,7 @@ def test_the_agent_cannot_forge_a_message_to_a_user_in_process(tmp_path: Path) -
     assert special[0] == special[1] and tiny.tokenizer().eos_token_id in special[0]
 
 
+@pytest.mark.usefixtures("short")
 def test_an_agent_that_writes_beyond_the_users_context_ends_its_episode_and_not_the_run(tmp_path: Path) -> None:
     with closing(UserEnvironment(Notebook(QUICK), base_user(tmp_path))) as world:
         listener = world.start_user(WHOLE)
@@ -279,6 +301,39 @@ def test_a_thought_of_the_users_model_reaches_nobody(chat: ChatFormat, served: t
     trajectory = played(chat, url, ["For whom?", "Noted."], max_messages=2)
     assert told(trajectory) == ["A note, please."] * 2
     assert thought not in str(endpoint.asked[-1]["messages"])
+
+
+CUT = [f"Okay, I play the user. My parts are: {PARTS[1]}", "Thanks for all of it. ###ST", "A note, ple", None]
+
+
+@pytest.mark.parametrize("said", CUT)
+@pytest.mark.parametrize("when", [0, 1])
+def test_a_message_that_was_cut_is_asked_for_again_in_a_new_episode(
+    chat: ChatFormat, served: tuple[ChatEndpoint, str], said: str | None, when: int
+) -> None:
+    """Where the prompt opened the thought, one that is cut has no mark; and a farewell that is cut is none."""
+    endpoint, url = served
+    say, cut = endpoint.misbehave, completion(said or "", was_cut=True)
+    cut["choices"][0]["message"]["content"] = said
+    endpoint.misbehave = lambda number: (200, cut) if number == when else say(number)
+    trajectory = played(chat, url, ["For whom?", "Noted."] if when == 0 else ["For whom?", "For whom?", "Noted."])
+    assert (told(trajectory), trajectory.fault) == (SAID[:2], None)
+
+
+@pytest.mark.parametrize(
+    ("reason", "says"),
+    [("length", r"cut at 20 tokens, .*raise environment\.user\.model\.max_out"), ("content_filter", "filter")],
+)
+def test_a_user_whose_messages_are_all_cut_is_an_environment_error_that_says_why(
+    chat: ChatFormat, served: tuple[ChatEndpoint, str], reason: str, says: str
+) -> None:
+    endpoint, url = served
+    cut = completion(CUT[0] or "")
+    cut["choices"][0]["finish_reason"] = reason
+    endpoint.misbehave = lambda number: (200, cut)
+    trajectory = played(chat, url, ["For whom?"])
+    assert (trajectory.outcome, trajectory.turns, len(endpoint.asked)) == ("environment_error", [], QUICK.max_attempts)
+    assert re.match(f"user: unavailable: .*{says}", trajectory.fault or "")
 
 
 def test_other_weights_in_the_same_folder_are_another_user(tmp_path: Path) -> None:
