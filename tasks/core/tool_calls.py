@@ -11,6 +11,7 @@ from tasks.core import json_text
 from tasks.core.records import ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+WITHOUT_ARGUMENTS = {"name", "id", "type"}  # what a call may say beside its arguments, and alone where it has none
 
 
 def call_text(call: ToolCall) -> str:
@@ -45,10 +46,15 @@ def _parse_call(body: str) -> ToolCall | None:
 def as_call(value: object, *, keys: tuple[str, ...] = ("arguments",)) -> ToolCall | None:
     """The call in a JSON value, its arguments (an object, or JSON of one as text) under the first of `keys` that
     exists; None if it is not a call, or contains what no file can: NaN, half a surrogate pair, too deep nesting.
+
+    A call without arguments says nothing else: those under a key that nobody reads would be lost.
     """
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         return None
-    arguments: object = next((value[key] for key in keys if key in value), {})
+    key = next((key for key in keys if key in value), None)
+    if key is None and not value.keys() <= WITHOUT_ARGUMENTS:
+        return None
+    arguments: object = {} if key is None else value[key]
     try:
         arguments = json_text.parse(arguments) if isinstance(arguments, str) else arguments
         json_text.check_writable([value["name"], arguments], max_depth=json_text.MAX_DEPTH)

@@ -219,6 +219,28 @@ def test_recipe_calls(text: str, calls: list[ToolCall | None]) -> None:
     assert RECIPE.calls(text) == calls
 
 
+@pytest.mark.parametrize("more", ['"PLACE": {"booking": "B1"}', '"booking": "B1"'])
+@pytest.mark.parametrize(
+    ("call_format", "form", "places"),
+    [
+        (HERMES, "<tool_call>%s</tool_call>", {"arguments"}),
+        (MISTRAL_LIST, "[TOOL_CALLS] [%s]", {"arguments"}),
+        (RECIPE, "<tool>[%s]</tool>", {"arguments", "args"}),
+        (LLAMA, "<|python_tag|>%s", {"parameters", "arguments"}),
+    ],
+)
+def test_no_call_loses_arguments_that_are_where_its_format_has_none(
+    call_format: CallFormat, form: str, places: set[str], more: str
+) -> None:
+    """`cancel` without its booking would cancel them all. Only a call that says nothing else has no arguments."""
+    for place in ("arguments", "parameters", "args", "input"):
+        text = form % f'{{"name": "cancel", {more.replace("PLACE", place)}}}'
+        is_read = "PLACE" in more and place in places
+        assert call_format.calls(text) == [ToolCall(name="cancel", arguments={"booking": "B1"}) if is_read else None]
+    bare = form % '{"name": "list_all", "id": "123456789", "type": "function"}'
+    assert call_format.calls(bare) == [LIST]
+
+
 def test_the_answer_of_a_closing_message_is_without_the_mark_that_ends_it() -> None:
     assert RECIPE.closing("Booked as B12.") == "Booked as B12.\n<TASK_FINISHED>"
     assert RECIPE.answer("Booked as B12.\n<TASK_FINISHED>") == RECIPE.answer("Booked as B12.") == "Booked as B12."
