@@ -59,6 +59,10 @@ def tool(name: str, properties: dict[str, Any], **more: Any) -> dict[str, Any]:
         ("Booked as B12.", []),
         ("[1] says so.", []),
         ('{"price": 5}', []),  # an answer in JSON
+        ('{"name": "Alice", "age": 30}', []),
+        ('[{"name": "Alice", "age": 30}, {"name": "Bob", "age": 31}]', []),
+        ('{"name": "Alice", "age": 30}; {"name": "list_all"}', [None, LIST]),
+        ('<|python_tag|>{"name": "Alice", "age": 30}', [None]),
     ],
 )
 def test_llama_calls(text: str, calls: list[ToolCall | None]) -> None:

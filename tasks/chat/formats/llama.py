@@ -9,12 +9,12 @@ from typing import Any
 from tasks.chat.formats.base import CallFormat, Calls, end_of_gap, next_json
 from tasks.core.json_text import json_line
 from tasks.core.records import ToolCall
-from tasks.core.tool_calls import as_call
+from tasks.core.tool_calls import WITHOUT_ARGUMENTS, as_call
 
 PYTHON_TAG = "<|python_tag|>"  # before a call, in some messages
 OPENS_A_CALL = re.compile(r"\s*(\[\s*)?\{")
 BETWEEN_CALLS = re.compile(r"[\s;]*")
-MARKS_OF_A_CALL = {"name", "function", "parameters", "arguments"}
+MARKS_OF_A_CALL = {"function", "parameters", "arguments"}
 MOST_VALUES = 10_000  # of one message; what rambles on beyond them is not read
 
 
@@ -27,10 +27,17 @@ def _read(text: str) -> Calls:
             return []
     values, is_whole = _read_values(body)
     items = [item for value in values for item in (value if isinstance(value, list) else [value])]
-    if not tagged and is_whole and not any(isinstance(item, dict) and MARKS_OF_A_CALL & item.keys() for item in items):
+    if not tagged and is_whole and not any(map(_is_meant_as_call, items)):
         return []
     calls = [as_call(item, keys=("parameters", "arguments")) for item in items]
     return calls if calls and is_whole else [*calls, None]
+
+
+def _is_meant_as_call(item: Any) -> bool:
+    """Not `{"name": "Alice", "age": 30}`, which says what no call does. vLLM's parser has it as an answer too."""
+    if not isinstance(item, dict):
+        return False
+    return bool(MARKS_OF_A_CALL & item.keys()) or ("name" in item and item.keys() <= WITHOUT_ARGUMENTS)
 
 
 def _read_values(text: str) -> tuple[list[Any], bool]:

@@ -32,12 +32,14 @@ class Answer:
 def read_answer(chat: ChatFormat, written: Sequence[int], request: CompletionRequest, *, name: str) -> Answer:
     """Of a turn's sampled ids, with its end if it has one. `name` begins the ids of its calls, and is unique.
 
-    `tool_choice: none`: no call is read from the text.
+    No call is read from the text under `tool_choice: none`, nor where there is no tool: a request shows the tools that
+    it has, unless the model learnt them.
     """
     is_ended = written[-1] in chat.end_ids
     found = chat.read_turn(written[:-1] if is_ended else written)
     tools = [dict(tool) for tool in request.tools]
-    calls = [] if request.tool_choice == "none" else chat.calls(found.message, tools)
+    may_call = request.tool_choice != "none" and (tools or chat.template.tools_are_learnt)
+    calls = chat.calls(found.message, tools) if may_call else []
     is_malformed = any(call is None for call in calls)
     if is_malformed or not calls:
         finish: FinishReason = "stop" if is_ended else "length"

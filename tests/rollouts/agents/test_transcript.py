@@ -15,6 +15,7 @@ from tasks.gateway.completions import CompletionRequest, Message, ProtocolError
 from tasks.rollouts.agents.answers import as_completion, before_stop, cut_at_stop, read_answer
 from tasks.rollouts.agents.transcript import Place, Transcript
 from tests import tiny
+from tests.chat import templates
 
 TOOLS = [tool.schema() for tool in TravelDesk().tools]
 CALL = '<tool_call>\n{"name": "cancel_booking", "arguments": {"booking_id": "B1", "fast": true}}\n</tool_call>'
@@ -250,6 +251,22 @@ def test_an_answer_says_which_stop_string_ended_it_and_how_long_it_thought(text:
     told = as_completion(cut, thinking, request, written, logp, id="t", model="policy", version="1",
                          num_prompt_tokens=1, num_cached_tokens=0)  # fmt: skip
     assert (told.stop_string, told.num_thought_tokens) == (stop, len(thought) - 2)  # the two line ends
+
+
+def test_a_request_that_shows_no_tool_gets_text_and_no_call(chat: ChatFormat):
+    """Also an answer in JSON with the keys of Llama's calls. A model that learnt its tools is shown none."""
+    written = [*chat.encode(CALL), chat.end_of_turn]
+    answer = read_answer(chat, written, CompletionRequest("policy", []), name="call_0")
+    if chat.template.tools_are_learnt:
+        assert [call.name for call in answer.calls] == ["cancel_booking"]
+    else:
+        assert (answer.text, answer.calls, answer.finish, answer.is_malformed) == (CALL, (), "stop", False)
+    llama = ChatFormat(templates.tokenizer(templates.LLAMA), source="test")
+    said = '{"name": "Alice", "parameters": {"age": 30}}'
+    for tools, text, finish in (((), said, "stop"), (TOOLS, "", "tool_calls")):
+        request = CompletionRequest("policy", [], tools)
+        answer = read_answer(llama, [*llama.encode(said), llama.end_of_turn], request, name="call_0")
+        assert (answer.text, answer.finish) == (text, finish)
 
 
 def test_beyond_the_most_the_sequence_that_was_used_least_recently_is_forgotten(chat: ChatFormat):
