@@ -180,7 +180,7 @@ class ChatFormat:
                 for call in calls
             ]
             written = self.call_format.text(safe)
-            text = f"{text}\n{written}" if text and self.call_format.mark else written
+            text = f"{text}\n{written}" if text and self.call_format.marks else written
         else:
             text = self.call_format.closing(text)
         given, own = self.written_ids(text)

@@ -70,6 +70,10 @@ def test_llama_calls(text: str, calls: list[ToolCall | None]) -> None:
 
 
 NOTE = tool("note", {"text": {"type": "string"}, "count": {"type": "integer"}, "all": {"type": "array"}})
+BARE_NOTE = (
+    "<function=note>\n<parameter=text>\n5\n</parameter>\n<parameter=count>\n5\n</parameter>\n<parameter=all>\n[5]\n"
+    "</parameter>\n</function>"
+)
 A_NOTE = ToolCall(name="note", arguments={"text": "5", "count": 5, "all": [5]})
 
 
@@ -100,6 +104,17 @@ A_NOTE = ToolCall(name="note", arguments={"text": "5", "count": 5, "all": [5]})
         (QWEN_XML, '<tool_call>{"name": "list_all"}</tool_call>', [None]),
         (QWEN_XML, "<tool_call><function=list_all></function></tool_call><tool_call>", [LIST, None]),
         (QWEN_XML, "Booked as B12.", []),
+        # Without an outer tag, as Qwen3-Coder often writes it; vLLM's parser reads these too.
+        (QWEN_XML, f"I note it.\n{BARE_NOTE}\n</tool_call>", [A_NOTE]),
+        (QWEN_XML, BARE_NOTE, [A_NOTE]),
+        (QWEN_XML, f"<tool_call>\n{BARE_NOTE}", [A_NOTE]),
+        (QWEN_XML, f"{BARE_NOTE}\n</tool_call>\n<tool_call>\n{BARE_NOTE}\n</tool_call>", [A_NOTE, A_NOTE]),
+        (QWEN_XML, f"{BARE_NOTE}\n<tool_call>\n{BARE_NOTE}\n</tool_call>", [A_NOTE, A_NOTE]),
+        (QWEN_XML, f"<tool_call>\n{BARE_NOTE}\n</tool_call>\n{BARE_NOTE}\n</tool_call>", [A_NOTE, A_NOTE]),
+        (QWEN_XML, f"{BARE_NOTE}\n</tool_call>\n</tool_call>", [A_NOTE, None]),
+        (QWEN_XML, "<function=note>\n<parameter=text>\n5", [None]),
+        (QWEN_XML, "A call ends with </tool_call>.", [None]),
+        (QWEN_XML, "A call begins with <function=.", [None]),
         (
             GLM_XML,
             "<tool_call>note\n<arg_key>text</arg_key>\n<arg_value>5</arg_value>\n<arg_key>count</arg_key>\n"
@@ -243,6 +258,13 @@ def test_no_call_loses_arguments_that_are_where_its_format_has_none(
         assert call_format.calls(text) == [ToolCall(name="cancel", arguments={"booking": "B1"}) if is_read else None]
     bare = form % '{"name": "list_all", "id": "123456789", "type": "function"}'
     assert call_format.calls(bare) == [LIST]
+
+
+def test_what_is_said_before_a_call_ends_where_the_call_begins() -> None:
+    for written in (BARE_NOTE, f"<tool_call>\n{BARE_NOTE}\n</tool_call>"):
+        assert QWEN_XML.prose(f"I note it.\n{written}") == "I note it."
+    assert HERMES.prose(f"I add.\n{call_text(ADD)}") == "I add."
+    assert LLAMA.prose(ADD_JSON) == ""
 
 
 def test_the_answer_of_a_closing_message_is_without_the_mark_that_ends_it() -> None:
@@ -403,8 +425,9 @@ OPENINGS = {
     "harmony": ("<|channel|>commentary to=functions.add<|message|>",),
 }  # fmt: skip
 FILLERS = (
-    " ", "<tool_call>", "<tool>", "{", ";", "{}", "[", "1,", "a=1,", '"', "\\'", "<parameter=a>", "</parameter>",
-    "<arg_key>a</arg_key>", "</arg_value>", "[TOOL_CALLS]", '[TOOL_CALLS]a[ARGS]{"a":"', "<|start|>", "<|message|>",
+    " ", "<tool_call>", "</tool_call>", "<function=add>", "<tool>", "{", ";", "{}", "[", "1,", "a=1,", '"', "\\'",
+    "<parameter=a>", "</parameter>", "<arg_key>a</arg_key>", "</arg_value>", "[TOOL_CALLS]",
+    '[TOOL_CALLS]a[ARGS]{"a":"', "<|start|>", "<|message|>",
 )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ class CallFormat:
 
     `has_bare_values`: what is read is text, and only the tool's schema says of which type. `described_as`: what the
     prompt of a template contains that explains this format. `escapes`: letters beyond ASCII are written as codes.
-    `mark`: what the first call of a message begins with; "" where a message with calls says nothing beside them.
+    `marks`: what the first call of a message may begin with; empty where a message with calls says nothing beside them.
     """
 
     name: str
@@ -38,7 +38,7 @@ class CallFormat:
     has_bare_values: bool = False
     described_as: str | None = None
     escapes: bool = False
-    mark: str = ""
+    marks: tuple[str, ...] = ()
 
     def calls(self, text: str, tools: Tools = ()) -> Calls:
         calls = self.read(text)
@@ -46,7 +46,9 @@ class CallFormat:
 
     def prose(self, text: str) -> str:
         """What a message with calls says before them."""
-        return text.partition(self.mark)[0].strip() if self.mark else ""
+        for mark in self.marks:
+            text = text.partition(mark)[0]
+        return text.strip() if self.marks else ""
 
     def text(self, calls: Sequence[ToolCall]) -> str:
         written = self.write(calls)

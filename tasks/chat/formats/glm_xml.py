@@ -58,5 +58,5 @@ def _write_call(call: ToolCall, gap: str) -> str:
     return f"{OPEN}{call.name}{gap}{pairs}{CLOSE}"
 
 
-GLM_XML = CallFormat("glm xml", _read, partial(_write, gap="\n"), has_bare_values=True, mark=OPEN)
-GLM_XML_ONE_LINE = CallFormat("glm xml, one line", _read, partial(_write, gap=""), has_bare_values=True, mark=OPEN)
+GLM_XML = CallFormat("glm xml", _read, partial(_write, gap="\n"), has_bare_values=True, marks=(OPEN,))
+GLM_XML_ONE_LINE = CallFormat("glm xml, one line", _read, partial(_write, gap=""), has_bare_values=True, marks=(OPEN,))

@@ -19,4 +19,4 @@ def _write_call(call: ToolCall) -> str:
     return f"{OPEN}{escape_tags(body, OPEN, CLOSE)}{CLOSE}"
 
 
-HERMES = CallFormat("hermes", parse_calls, _write, described_as=OPEN, mark=OPEN)
+HERMES = CallFormat("hermes", parse_calls, _write, described_as=OPEN, marks=(OPEN,))

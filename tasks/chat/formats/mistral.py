@@ -59,5 +59,5 @@ def _escape(body: str) -> str:
     return escape_tags(body, MARK, CALL_ID, ARGUMENTS)
 
 
-MISTRAL = CallFormat("mistral", _read, _write_named, mark=MARK)
-MISTRAL_LIST = CallFormat("mistral list", _read, _write_list, mark=MARK)
+MISTRAL = CallFormat("mistral", _read, _write_named, marks=(MARK,))
+MISTRAL_LIST = CallFormat("mistral list", _read, _write_list, marks=(MARK,))

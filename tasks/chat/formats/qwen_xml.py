@@ -23,16 +23,25 @@ from tasks.chat.formats.base import CallFormat, Calls
 from tasks.chat.formats.tags import bare_text
 from tasks.core.json_text import json_line
 from tasks.core.records import ToolCall
-from tasks.core.tool_calls import CLOSE, OPEN, between_tags
+from tasks.core.tool_calls import CLOSE, OPEN
 
 FUNCTION, END_FUNCTION, END_PARAMETER = "<function=", "</function>", "</parameter>"
 PARAMETER = re.compile(r"\s*<parameter=([^>]*)>")
 
 
 def _read(text: str) -> Calls:
-    bodies, is_whole = between_tags(text, OPEN, CLOSE)
-    calls = [_read_call(body.strip()) for body in bodies]
+    """A function is a call without its outer tags too: Qwen3-Coder leaves the opening one out, and vLLM reads that."""
+    *ended, rest = [_bodies(part) for part in text.split(CLOSE)]
+    calls = [_read_call(body.strip()) for bodies in (*ended, rest) for body in bodies]
+    is_whole = all(ended) and text.count(OPEN) <= len(calls)
     return calls if is_whole else [*calls, None]
+
+
+def _bodies(part: str) -> list[str]:
+    """Of the calls up to a closing tag: one that lacks the opening tag, and one after it."""
+    before, opened, body = part.partition(OPEN)
+    bare = [before[before.find(FUNCTION) :]] if FUNCTION in before else []
+    return [*bare, body] if opened else bare
 
 
 def _read_call(body: str) -> ToolCall | None:
@@ -79,9 +88,9 @@ QWEN_XML = CallFormat(
     _read,
     partial(_write, write_word=json_line),
     has_bare_values=True,
-    mark=OPEN,
+    marks=(OPEN, FUNCTION),
     described_as="<function=example_function_name>",
 )
 QWEN_XML_PYTHON = CallFormat(
-    "qwen xml, python's words", _read, partial(_write, write_word=str), has_bare_values=True, mark=OPEN
+    "qwen xml, python's words", _read, partial(_write, write_word=str), has_bare_values=True, marks=(OPEN, FUNCTION)
 )

@@ -56,4 +56,4 @@ def instructions(tools: Sequence[dict[str, Any]]) -> str:
     )
 
 
-RECIPE = CallFormat("recipe", _read, _write, _close, _answer, mark=OPEN)
+RECIPE = CallFormat("recipe", _read, _write, _close, _answer, marks=(OPEN,))
