@@ -99,7 +99,8 @@ class Endpoint:
         try:
             answer = await self.client.complete(request)
         except OpenAIError as error:
-            raise self._after(error, is_opening=len(messages) == 1) from None
+            is_opening = not any(message["role"] == "assistant" for message in messages)
+            raise self._after(error, is_opening=is_opening) from None
         try:
             value = json_text.parse(answer)
             # A model may write half a surrogate pair: valid JSON that no UTF-8 file can store.

@@ -286,13 +286,17 @@ def test_a_key_that_is_refused_later_ends_the_run_too(served: tuple[ChatEndpoint
             played(url, *problems(20), concurrency=1)
 
 
+@pytest.mark.parametrize("rules", ["", "Be brief."])
 def test_a_prompt_beyond_the_context_is_a_matter_of_settings_and_not_of_the_model(
-    served: tuple[ChatEndpoint, str],
+    served: tuple[ChatEndpoint, str], monkeypatch: pytest.MonkeyPatch, rules: str
 ) -> None:
+    """With rules the prompt has two messages."""
+    monkeypatch.setattr(Notebook, "rules_for", lambda self, problem: rules)
     endpoint, url = served
     endpoint.misbehave = lambda number: (400, {"error": {"message": "maximum context length is 8"}})
     with pytest.raises(ValueError, match="maximum context length is 8"):
         played(url)
+    assert len(endpoint.asked[0]["messages"]) == (2 if rules else 1)
 
 
 def test_requests_in_flight_are_bounded(served: tuple[ChatEndpoint, str]) -> None:
