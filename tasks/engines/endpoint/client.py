@@ -123,10 +123,12 @@ class Endpoint:
             # A missing or repeated id is replaced: each reply must match one call.
             ids.add(id := own if own and own not in ids else f"call{first_id + number:05d}")
             calls.append(ChatCall(id, self.secrets.hide(call.function.name or ""), self.secrets.hide(text)))
+        text, finish = self.secrets.hide(message.content or message.refusal or ""), completion.choices[0].finish_reason
         return ChatReply(
-            text=self.secrets.hide(message.content or message.refusal or ""),
+            text=text,
             calls=calls,
-            was_cut=completion.choices[0].finish_reason == "length",
+            was_cut=finish == "length",
+            is_withheld=finish == "content_filter" and not text and not calls,
             input_tokens=usage.prompt_tokens if usage else None,
             output_tokens=usage.completion_tokens if usage else None,
         )

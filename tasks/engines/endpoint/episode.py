@@ -3,7 +3,8 @@
 The whole conversation is sent each turn. The endpoint may tokenise it differently each time, so these episodes are
 never trained on. Calls come structured, or are parsed from text and answered in a user message. Tool output is sent
 unchanged: the endpoint keeps messages apart, and breaking up control tokens (`chat/format.py`) needs its tokenizer.
-Reasoning returned beside an answer is dropped.
+Reasoning returned beside an answer is dropped. A thought within the text, of a server that does not tell it apart, goes
+back to the endpoint with the text, and to nobody else: no call and no answer is read from it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
+from tasks.chat.thinking import without_thoughts
 from tasks.core import json_text
 from tasks.core.records import Problem, ToolCall, Trajectory, Turn
 from tasks.core.tool_calls import CLOSE, OPEN, as_call, call_text, parse_calls
@@ -46,11 +48,14 @@ class ChatCall:
 
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """What the policy wrote in one turn. `was_cut`: at the reply's token limit. Tokens are None where not reported."""
+    """What the policy wrote in one turn. `was_cut`: at the reply's token limit. `is_withheld`: all of it, by a filter
+    of the endpoint. Tokens are None where not reported.
+    """
 
     text: str
     calls: Sequence[ChatCall] = ()
     was_cut: bool = False
+    is_withheld: bool = False
     input_tokens: int | None = None
     output_tokens: int | None = None
 
@@ -129,23 +134,28 @@ class MessageEpisode(Conversation):
                 yield from self._end(None, "overlong", "max_tokens_per_episode")
                 return
             self.usage.add(reply)
+            if reply.is_withheld:
+                raise EndpointFault("its content filter withheld the answer", tool="endpoint")
             yield from self._take_turn(reply)
 
     def _take_turn(self, reply: ChatReply) -> Waits:
         reply = replace(reply, calls=reply.calls[: self.max_calls + 1])  # each call sent back needs a reply
-        calls = [call.read() for call in reply.calls] or parse_calls(reply.text)
+        message = without_thoughts(reply.text).lstrip("\n")
+        calls = [call.read() for call in reply.calls] or parse_calls(message)
         if reply.was_cut:
             calls = calls or [None]
-        turn = Turn(_written(reply), stop_reason="max_tokens_per_turn" if reply.was_cut else "end_of_turn")
+        turn = Turn(
+            _written(message, reply.calls), stop_reason="max_tokens_per_turn" if reply.was_cut else "end_of_turn"
+        )
         self.turns.append(turn)
         self.messages.append(_as_message(reply))
         if calls:
             yield from self._answer(turn, calls)
             self.messages += _reply_messages(reply, turn.replies)
         else:
-            yield from self._hear_answer(turn, reply.text)
+            yield from self._hear_answer(turn, message)
             if turn.follow_up is None:
-                yield from self._end(reply.text, "failure", None)
+                yield from self._end(message, "failure", None)
                 return
             self.messages.append({"role": "user", "content": turn.follow_up})
         if len(self.turns) == self.max_turns:
@@ -237,13 +247,13 @@ def play_endpoint(
     return collect_missing(collector, keys, finished, label=label)
 
 
-def _written(reply: ChatReply) -> str:
-    calls = []
-    for call in reply.calls:
+def _written(message: str, calls: Sequence[ChatCall]) -> str:
+    texts = [message] if message else []
+    for call in calls:
         read = call.read()
         as_it_came = f"{OPEN}\n" + json.dumps({"name": call.name, "arguments": call.arguments}) + f"\n{CLOSE}"
-        calls.append(call_text(read) if read else as_it_came)
-    return "\n".join([*([reply.text] if reply.text else []), *calls])
+        texts.append(call_text(read) if read else as_it_came)
+    return "\n".join(texts)
 
 
 def _as_message(reply: ChatReply) -> Message:

@@ -171,6 +171,41 @@ def test_text_that_no_file_can_hold_is_replaced(served: tuple[ChatEndpoint, str]
     assert played(url)[0].turns[0].text == "half: ?."
 
 
+@pytest.mark.parametrize("opening", ["<think>\n", ""])
+def test_no_call_and_no_answer_is_read_from_a_thought(served: tuple[ChatEndpoint, str], opening: str) -> None:
+    """Of a server without a reasoning parser; the prompt may open the thought. The model sees its own text again."""
+    endpoint, url = served
+    endpoint.structured = False
+    thoughts = [f"{opening}I could {NOTE} now.\n</think>\n\n", f"{opening}Is it noted?</think>"]
+    endpoint.scripts = {"Only.": [f"{thoughts[0]}I note it.\n{NOTE}", f"{thoughts[1]}Noted."]}
+    (trajectory,) = played(url)
+    assert (trajectory.outcome, trajectory.details["messages"]) == ("success", ["Noted."])
+    assert [turn.text for turn in trajectory.turns] == [f"I note it.\n{NOTE}", "Noted."]
+    assert [len(turn.calls) for turn in trajectory.turns] == [1, 0]
+    assert endpoint.asked[1]["messages"][1] == {"role": "assistant", "content": endpoint.scripts["Only."][0]}
+    endpoint.scripts = {"Only.": [f"{thoughts[0]}Shall I note it?"]}
+    assert played(url)[0].details["messages"] == ["Shall I note it?"]
+
+
+def test_an_answer_that_a_filter_of_the_endpoint_withholds_is_no_failure_of_the_model(
+    served: tuple[ChatEndpoint, str],
+) -> None:
+    """Asked three times, and paid for. An empty answer without a filter is the model's, and a refusal in words too."""
+    endpoint, url = served
+    empty = completion("")
+    withheld: dict[str, Any] = {**empty, "choices": [{**empty["choices"][0], "finish_reason": "content_filter"}]}
+    endpoint.misbehave = lambda number: (200, withheld)
+    (trajectory,) = played(url)
+    assert (trajectory.outcome, len(endpoint.asked)) == ("environment_error", 3)
+    assert trajectory.fault == "endpoint: unavailable: its content filter withheld the answer"
+    assert trajectory.details["usage"]["output_tokens"] == 30
+    in_words = {"role": "assistant", "content": None, "refusal": "I cannot do that."}
+    refused = {**withheld, "choices": [{**withheld["choices"][0], "message": in_words}]}
+    for answer in (empty, refused):
+        endpoint.misbehave = lambda number, answer=answer: (200, answer)  # type: ignore[misc]
+        assert played(url)[0].outcome == "failure"
+
+
 @pytest.mark.parametrize("status", [429, 500, 503, 408])
 def test_the_client_asks_again_after_a_passing_failure(served: tuple[ChatEndpoint, str], status: int) -> None:
     endpoint, url = served
