@@ -90,7 +90,7 @@ class Conversations:
         request, place = begun.request, begun.place
         length = cut_at_stop(chat, reply.token_ids, request.stop)
         written = reply.token_ids if length is None else reply.token_ids[:length]
-        answer = read_answer(chat, written, request, name=f"call_{secrets.token_hex(8)}")
+        answer = read_answer(chat, written, request, reply.finish, name=f"call_{secrets.token_hex(8)}")
         answer = answer if length is None else before_stop(answer, chat, written, request.stop)
         sequence = self.transcript.record(place, written, answer.said)
         if length is None and sequence not in self._idle:

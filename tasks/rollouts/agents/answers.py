@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from tasks.chat.format import ChatFormat
 from tasks.gateway.completions import Completion, CompletionRequest, FinishReason, ProtocolError, WrittenCall
 from tasks.rollouts.agents.said import Said
+from tasks.rollouts.engine import Finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,11 @@ class Answer:
         return Said("assistant", self.text, calls, tuple(call.id for call in self.calls))
 
 
-def read_answer(chat: ChatFormat, written: Sequence[int], request: CompletionRequest, *, name: str) -> Answer:
-    """Of a turn's sampled ids, with its end if it has one. `name` begins the ids of its calls, and is unique.
+def read_answer(
+    chat: ChatFormat, written: Sequence[int], request: CompletionRequest, ended_by: Finish, *, name: str
+) -> Answer:
+    """Of a turn's sampled ids, with its end if it has one. `ended_by` is the engine's word: it has stop strings of its
+    own. `name` begins the ids of its calls, and is unique.
 
     No call is read from the text under `tool_choice: none`, nor where there is no tool: a request shows the tools that
     it has, unless the model learnt them.
@@ -42,7 +46,7 @@ def read_answer(chat: ChatFormat, written: Sequence[int], request: CompletionReq
     calls = chat.calls(found.message, tools) if may_call else []
     is_malformed = any(call is None for call in calls)
     if is_malformed or not calls:
-        finish: FinishReason = "stop" if is_ended else "length"
+        finish: FinishReason = "stop" if is_ended or ended_by == "stop_string" else "length"
         text = found.message if is_malformed else chat.call_format.answer(found.message)
         return Answer(text, (), found.thought, finish, is_malformed)
     read = tuple(

@@ -169,7 +169,7 @@ class AgentRun(EpisodeRun):
         if turn.stop_reason == self._token_budget:
             yield from self._run_out(asked, "overlong", self._token_budget)
             return
-        answer = read_answer(self.chat, written, asked.request, name=f"call_{len(self.turns) - 1}")
+        answer = read_answer(self.chat, written, asked.request, reply.finish, name=f"call_{len(self.turns) - 1}")
         if turn.stop_reason == "stop_string":
             answer = before_stop(answer, self.chat, written, asked.request.stop)
         self._note_answer(turn, answer, place.sequence)

@@ -77,6 +77,18 @@ def test_a_stop_string_ends_the_message_before_it(serving: Serving):
     assert (choice["message"]["content"], choice["finish_reason"]) == (whole[: whole.find(stop)], "stop")
 
 
+def test_a_reply_that_the_models_own_stop_string_ended_is_whole_in_each_protocol(alias: Alias):
+    stops = PLAY.sampling.model_copy(update={"stop_strings": list("aeiou"), "max_tokens_per_turn": 24})
+    play = PLAY.model_copy(update={"sampling": stops})
+    with Serving(alias, play, SETTINGS, keys=KEYS, record=None) as serving:
+        found = reply(serving, [user("hello")], seed=3)
+        assert (found["choices"][0]["finish_reason"], found["usage"]["completion_tokens"] < 24) == ("stop", True)
+        url, headers = f"{serving.gateway.url}/v1/messages", {"x-api-key": str(KEYS.request)}
+        body = {"model": NAME, "messages": [user("hello")], "max_tokens": 24}
+        ended = httpx2.post(url, json=body, headers=headers, timeout=60).json()
+        assert (ended["stop_reason"], ended["usage"]["output_tokens"] < 24) == ("end_turn", True)
+
+
 @pytest.mark.parametrize(("keys", "status"), [(Keys(), 403), (KEYS, 200)])
 def test_a_web_page_may_not_ask_a_server_without_a_key(alias: Alias, keys: Keys, status: int):
     with Serving(alias, PLAY, SETTINGS, keys=keys, record=None) as serving:

@@ -14,6 +14,7 @@ from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.gateway.completions import CompletionRequest, Message, ProtocolError
 from tasks.rollouts.agents.answers import as_completion, before_stop, cut_at_stop, read_answer
 from tasks.rollouts.agents.transcript import Place, Transcript
+from tasks.rollouts.engine import Finish
 from tests import tiny
 from tests.chat import templates
 
@@ -51,7 +52,8 @@ class Model:
             assert self.ids[place.sequence] == place.held
         written = [*self.chat.encode(text), *([] if is_cut else [self.chat.end_of_turn])]
         request = CompletionRequest("policy", messages, tools)
-        answer = read_answer(self.chat, written, request, name=f"call_{self.num_turns}")
+        ended_by: Finish = "length" if is_cut else "end_of_turn"
+        answer = read_answer(self.chat, written, request, ended_by, name=f"call_{self.num_turns}")
         self.num_turns += 1
         number = self.transcript.record(place, written, answer.said)
         self.ids[number] = [*place.prompt, *written]
@@ -244,7 +246,7 @@ def test_an_answer_says_which_stop_string_ended_it_and_how_long_it_thought(text:
     thinking, request = ChatFormat(tiny.tokenizer(tiny.THINKING), source="test"), CompletionRequest("policy", [])
     thought = thinking.encode(f"<think>\n{stop}?\n</think>\n\n")
     written = [*thought, *thinking.encode(text)]
-    answer = read_answer(thinking, written, request, name="call_0")
+    answer = read_answer(thinking, written, request, "length", name="call_0")
     cut = before_stop(answer, thinking, written, ["More", stop])
     assert (cut.text, cut.stop_string, cut.finish) == (left, stop, "stop")
     logp = [0.0] * len(written)
@@ -256,7 +258,7 @@ def test_an_answer_says_which_stop_string_ended_it_and_how_long_it_thought(text:
 def test_a_request_that_shows_no_tool_gets_text_and_no_call(chat: ChatFormat):
     """Also an answer in JSON with the keys of Llama's calls. A model that learnt its tools is shown none."""
     written = [*chat.encode(CALL), chat.end_of_turn]
-    answer = read_answer(chat, written, CompletionRequest("policy", []), name="call_0")
+    answer = read_answer(chat, written, CompletionRequest("policy", []), "end_of_turn", name="call_0")
     if chat.template.tools_are_learnt:
         assert [call.name for call in answer.calls] == ["cancel_booking"]
     else:
@@ -264,9 +266,18 @@ def test_a_request_that_shows_no_tool_gets_text_and_no_call(chat: ChatFormat):
     llama = ChatFormat(templates.tokenizer(templates.LLAMA), source="test")
     said = '{"name": "Alice", "parameters": {"age": 30}}'
     for tools, text, finish in (((), said, "stop"), (TOOLS, "", "tool_calls")):
-        request = CompletionRequest("policy", [], tools)
-        answer = read_answer(llama, [*llama.encode(said), llama.end_of_turn], request, name="call_0")
+        written = [*llama.encode(said), llama.end_of_turn]
+        answer = read_answer(llama, written, CompletionRequest("policy", [], tools), "end_of_turn", name="call_0")
         assert (answer.text, answer.finish) == (text, finish)
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "finish"), [("end_of_turn", "stop"), ("stop_string", "stop"), ("length", "length")]
+)
+def test_what_the_engines_own_stop_string_ended_was_not_cut(chat: ChatFormat, ended_by: Finish, finish: str):
+    written = [*chat.encode("Done."), *([chat.end_of_turn] if ended_by == "end_of_turn" else [])]
+    answer = read_answer(chat, written, CompletionRequest("policy", []), ended_by, name="call_0")
+    assert (answer.text, answer.finish, answer.stop_string) == ("Done.", finish, None)
 
 
 def test_beyond_the_most_the_sequence_that_was_used_least_recently_is_forgotten(chat: ChatFormat):
