@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from starlette.requests import Request
@@ -40,8 +39,7 @@ def as_object(body: bytes) -> dict[str, Any]:
     """ProtocolError 400 unless the body is one JSON object that a file can contain."""
     try:
         value = json_text.parse(body)
-        if rb"\ud" in body.lower():  # half a surrogate pair is no text
-            json.dumps(value, ensure_ascii=False).encode()
+        json_text.check_writable(value)  # half a surrogate pair, as an escape or as bytes, is no text
     except ValueError as error:
         raise ProtocolError(400, f"The body is not JSON: {error}.", code="invalid_json") from None
     if not isinstance(value, dict):
