@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from tasks.commands.outputs import json_in_tar, refuse_to_replace
 from tasks.core.aside import name_aside
 from tasks.core.databases import fault_of_database
 from tasks.core.files import atomic_file
@@ -58,11 +59,12 @@ def find_places() -> Places:
 
 
 def backup(file: Path) -> Iterator[str]:
-    """Write the archive, also while a run writes; ValueError where there is no sound registry."""
+    """Write the archive, also while a run writes; ValueError where there is no sound registry, or `file` is another."""
     if file.is_dir():
         raise ValueError(
             f"{file} is a folder, so no backup can be written there. Name a file, such as {file / 'b.tar'}."
         )
+    refuse_to_replace(file, kind="a backup", is_own=_is_backup, remedy="Name a new file.")
     places = find_places()
     _refuse_no_registry(places.mlflow)
     with _own_folder(places.mlflow.parent, BACKUP) as folder:
@@ -119,6 +121,11 @@ def _own_folder(parent: Path, prefix: str) -> Iterator[str]:
         yield str(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_backup(file: Path) -> bool:
+    manifest = json_in_tar(file, MANIFEST)
+    return isinstance(manifest, dict) and {"format", "sha256"} <= manifest.keys()
 
 
 def _refuse_no_registry(database: Path) -> None:

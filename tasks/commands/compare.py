@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.commands.outputs import refuse_to_replace
 from tasks.commands.policies import Source, find_policy
 from tasks.core.records import Trajectory
 from tasks.core.settings import Settings, load, load_paths, read_params
@@ -53,8 +54,8 @@ def compare(references: tuple[str, str], out: Path | None, console: SafeConsole)
     params = read_params()
     settings, paths = load(CompareSections, params), load_paths(params)
     folder = out or paths.artifacts / "compare"
-    refuse_another_folder(folder)
     sources = [find_policy(reference, paths) for reference in references]
+    refuse_another_folder(folder, sources)
     labels = tell_apart([source.label for source in sources], references)
     compared = compare_trajectories(sources, labels, confidence=settings.evaluate.confidence)
     own_names = {source.name for source in sources}
@@ -68,12 +69,22 @@ def compare(references: tuple[str, str], out: Path | None, console: SafeConsole)
     console.print(f"\n{page}", soft_wrap=True)
 
 
-def refuse_another_folder(folder: Path) -> None:
+def refuse_another_folder(folder: Path, sources: Sequence[Source] = ()) -> None:
+    refuse_to_replace(
+        folder,
+        kind="a comparison",
+        is_own=_is_comparison,
+        remedy="Name a new folder with --out.",
+        reads=[source.trajectories for source in sources],
+    )
+
+
+def _is_comparison(folder: Path) -> bool:
+    """By its page, beside nothing that is not of a browser: a folder of one's own may well have a `data` too."""
     from tasks.report.browser import files_of_browser
 
-    known = files_of_browser()
-    if folder.exists() and not (folder.is_dir() and all(item.name in known for item in folder.iterdir())):
-        raise ValueError(f"{folder}: exists and is no comparison, so it is not replaced. Name a new folder with --out.")
+    names = {item.name for item in folder.iterdir()} if folder.is_dir() else {""}
+    return not names or ("trajectories.html" in names and names <= files_of_browser())
 
 
 def tell_apart(labels: Sequence[str], references: Sequence[str]) -> list[str]:

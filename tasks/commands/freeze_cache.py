@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tasks.commands.outputs import first_json, refuse_to_replace
 from tasks.core.files import file_hash
 from tasks.core.settings import Settings, load, read_params
 from tasks.core.urls import is_url
 from tasks.environments.settings import EnvironmentSettings
-from tasks.tools.cache.store import Entry, ToolStore, read_frozen, write_frozen
+from tasks.tools.cache.store import KEY, Entry, ToolStore, read_frozen, write_frozen
 from tasks.tools.settings import CUSTOM, CacheSettings, check_is_custom
 
 WHERE_NONE_IS_NAMED = CUSTOM / "tool_cache.jsonl"
@@ -27,6 +28,7 @@ def freeze(path: Path | None) -> list[str]:
     named = None if cache.frozen is None or is_url(cache.frozen) else Path(cache.frozen)
     path = path or named or WHERE_NONE_IS_NAMED
     check_is_custom(str(path))
+    refuse_to_replace(path, kind="a frozen cache", is_own=_is_frozen, remedy="Name a new file in tasks/custom.")
     entries = recorded(cache)
     if not entries:
         raise ValueError(
@@ -44,6 +46,12 @@ def freeze(path: Path | None) -> list[str]:
         f"  environment.cache.frozen: s3://BUCKET/{path.name}#sha256={file_hash(path)}  names it once you put it on S3",
         f"  environment.cache.mode: strict and environment.cache.frozen: {path}  replay it with the tools switched off",
     ]
+
+
+def _is_frozen(path: Path) -> bool:
+    """By its first entry: one with a damaged line may be written again."""
+    found = first_json(path)
+    return isinstance(found, dict) and KEY.fullmatch(str(found.get("key"))) is not None
 
 
 def recorded(cache: CacheSettings) -> dict[str, Entry]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tasks.commands.outputs import first_json, refuse_to_replace
 from tasks.core import background
 from tasks.core.files import file_hash, write_json
 from tasks.core.settings import Settings, load, read_params
@@ -39,12 +40,18 @@ def judge_check() -> bool:
     from tasks.core.console import SafeConsole
 
     settings, wanted = find_settings()
-    labels = Path(wanted.labels)
+    labels, evidence = Path(wanted.labels), Path(wanted.evidence)
+    refuse_to_replace(
+        evidence,
+        kind="what judge-check writes",
+        is_own=_is_evidence,
+        remedy="Name a new file in environment.judge.agreement.evidence.",
+    )
     labelled = read_labels(labels, show_reference=settings.show_reference)
     judgements = judge_all(settings, [item.judged for item in labelled])
     measured = measure(labelled, judgements, confidence=wanted.confidence)
-    evidence = Evidence(judge=describe_judge(settings), labels=file_hash(labels), measured=measured)
-    write_json(Path(wanted.evidence), evidence.model_dump())
+    found = Evidence(judge=describe_judge(settings), labels=file_hash(labels), measured=measured)
+    write_json(evidence, found.model_dump())
     console, too_low = SafeConsole(), shortfalls(wanted, measured)
     console.print(f"{settings.model} on {len(labelled)} episodes of {labels}", style="bold", soft_wrap=True)
     for part in printout(wanted, labelled, judgements, measured):
@@ -53,6 +60,11 @@ def judge_check() -> bool:
         console.print(f"refused: {line}", style="red", soft_wrap=True)
     console.print(wanted.evidence)
     return not too_low
+
+
+def _is_evidence(file: Path) -> bool:
+    found = first_json(file)
+    return isinstance(found, dict) and Evidence.model_fields.keys() <= found.keys()
 
 
 def find_settings() -> tuple[JudgeSettings, AgreementSettings]:

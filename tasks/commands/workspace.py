@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import chdir
 from pathlib import Path
 
+from tasks.commands.outputs import refuse_to_replace
 from tasks.commands.profile import PROFILES, WHOLE, merge, read_profiles, write_params
 from tasks.core.files import atomic_file, write_text
 from tasks.core.settings import PARAMS_FILE, parse_params
@@ -57,6 +58,13 @@ def _refuse_place(folder: Path) -> None:
             f"{folder} has a {own} of its own, which a link to this installation's code would replace. Choose another "
             f"folder; a copy of the code is a workspace already, in which commands run without --workspace."
         )
+    refuse_to_replace(
+        folder / GRAPH, kind="the graph of a workspace", is_own=_is_graph, remedy="Choose another folder."
+    )
+
+
+def _is_graph(file: Path) -> bool:
+    return "python -m tasks" in file.read_text(encoding="utf-8", errors="replace")
 
 
 def _params_text(profiles: Sequence[str], model: str | None) -> str:

@@ -142,6 +142,22 @@ def test_a_folder_as_the_file_is_one_line_and_nothing_is_written(project: Paths,
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_an_older_backup_is_replaced_and_any_other_file_left_alone(project: Paths):
+    told(*backup(ARCHIVE))
+    run = record_run("second")
+    told(*backup(ARCHIVE))
+    told(*restore(ARCHIVE, force=False))
+    assert said(run) == "second"
+    with tarfile.open("photos.tar", "w") as photos:
+        photos.add("params.yaml")
+    Path("train.jsonl").write_text('{"format": 1, "sha256": {}}\n')
+    for name in ("photos.tar", "train.jsonl", str(DATABASE)):
+        before = Path(name).read_bytes()
+        with pytest.raises(ValueError, match="exists and is not a backup, so it is not replaced"):
+            told(*backup(Path(name)))
+        assert Path(name).read_bytes() == before
+
+
 def test_files_of_other_agents_in_the_same_registry_are_named(project: Paths, tmp_path: Path):
     add_experiment("desk", tmp_path / "desk")
     record_run("theirs", "desk", tmp_path / "desk")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tasks.commands.freeze_cache import freeze
+from tasks.core.files import write_jsonl
 from tasks.core.records import Problem
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.tools.cache.environment import CachedEnvironment
@@ -86,6 +87,17 @@ def test_freezing_again_adds_to_the_file_that_params_name(project: Path):
 def test_without_a_name_the_file_is_tool_cache_jsonl_in_tasks_custom(project: Path):
     record(tiny.problems(1)[0])
     assert freeze(None)[0].startswith("tasks/custom/tool_cache.jsonl: 3 entries")
+
+
+def test_a_file_that_is_no_frozen_cache_is_left_alone(project: Path):
+    record(tiny.problems(1)[0])
+    problems = Path("tasks/custom/problems.jsonl")
+    write_jsonl(problems, [tiny.problems(1)[0].model_dump()])
+    before = problems.read_bytes()
+    with pytest.raises(ValueError, match="exists and is not a frozen cache"):
+        freeze(problems)
+    assert problems.read_bytes() == before
+    freeze(Path("tasks/custom/a.jsonl")), freeze(Path("tasks/custom/a.jsonl"))  # its own
 
 
 def test_with_nothing_recorded_there_is_nothing_to_freeze(project: Path):

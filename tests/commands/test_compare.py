@@ -163,6 +163,11 @@ def test_labels_are_told_apart_and_another_folder_is_not_replaced(tmp_path: Path
         refuse_another_folder(report)
     (report / "index.html").unlink()
     refuse_another_folder(report)  # a comparison alone makes way for the next
+    (report / "data").mkdir()
+    refuse_another_folder(report)
+    (report / "trajectories.html").unlink()
+    with pytest.raises(ValueError, match="is not replaced"):  # a folder of one's own with a `data` and no page
+        refuse_another_folder(report)
 
 
 def test_of_a_run_the_best_snapshot_is_compared_and_of_several_files_one_must_be_named(tmp_path: Path):

@@ -110,6 +110,36 @@ def test_an_older_export_is_replaced_and_any_other_folder_left_alone(paths: Path
     assert [item.name for item in Path("mine").iterdir()] == ["thesis.txt"]
 
 
+@pytest.mark.parametrize("out", ["rows.jsonl", "rows.json", "notes.jsonl", "notes.json", "atif_of_others.jsonl"])
+def test_a_file_that_is_no_export_is_left_alone_first_of_all_the_one_that_is_read(paths: Paths, out: str):
+    write_jsonl(Path("rows.jsonl"), [trajectory().to_row()])
+    shutil.copy("rows.jsonl", "rows.json")
+    Path("notes.jsonl").write_text("dear diary\n")
+    Path("notes.json").write_text('{"schema_version": 1}')
+    Path("atif_of_others.jsonl").write_text('{"schema_version": "ATIF-v1.8", "agent": {"name": "other"}}\n')
+    before = Path(out).read_bytes()
+    with pytest.raises(ValueError, match=r"Name a new file with --out"):
+        atif_of("rows.json" if out == "rows.json" else "rows.jsonl", out)
+    assert Path(out).read_bytes() == before
+
+
+def test_an_older_export_in_a_file_is_replaced(paths: Paths):
+    write_jsonl(Path("one.jsonl"), [trajectory("p1").to_row()])
+    write_jsonl(Path("two.jsonl"), [trajectory("p2").to_row()])
+    for out in ("out.jsonl", "out.json"):
+        atif_of("one.jsonl", out)
+        atif_of("two.jsonl", out)
+        assert read_json(Path(out))["trajectory_id"] == "two/p2-d0-s0"
+
+
+def test_trajectories_inside_an_older_export_are_not_removed_by_the_next(paths: Paths):
+    atif_of(out="out")
+    write_jsonl(Path("out/rows.jsonl"), [trajectory().to_row()])
+    with pytest.raises(ValueError, match=r"would remove out/rows\.jsonl"):
+        atif_of("out/rows.jsonl", "out")
+    assert Path("out/rows.jsonl").exists()
+
+
 def test_a_row_that_is_no_trajectory_ends_it_with_its_line_and_leaves_nothing(paths: Paths):
     Path("rows.jsonl").write_text(json.dumps(trajectory().to_row()) + '\n{"id": 3}\n', encoding="utf-8")
     for out in ("out", "out.jsonl"):

@@ -91,6 +91,19 @@ def test_an_endpoint_that_fails_measures_nothing_and_writes_nothing(tmp_path: Pa
     assert not Path("tasks/custom/judge.json").exists()
 
 
+def test_a_file_that_is_no_evidence_is_left_alone_first_of_all_the_labels(tmp_path: Path) -> None:
+    params = project("http://127.0.0.1:9/v1", tmp_path)
+    notes = Path("tasks/custom/notes.json")
+    notes.write_text('{"judge": "mine"}', encoding="utf-8")
+    for file in (LABELS, notes):
+        params["environment"]["judge"]["agreement"]["evidence"] = str(file)
+        Path("params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
+        before = file.read_bytes()
+        with pytest.raises(ValueError, match=rf"{file.name}: exists and is not what judge-check writes"):
+            judge_check()
+        assert file.read_bytes() == before
+
+
 def test_without_a_judge_or_labels_it_says_what_to_do(tmp_path: Path) -> None:
     project("http://h/v1", tmp_path, agreement=None)
     with pytest.raises(ValueError, match=r"environment.judge.agreement is null.*Name episodes"):

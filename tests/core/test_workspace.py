@@ -63,6 +63,15 @@ def test_a_place_that_cannot_be_one_is_refused_and_left_alone(tmp_path: Path, pl
     assert not (CODE / "agents").exists() and [item.name for item in (tmp_path / "own").iterdir()] == ["tasks"]
 
 
+def test_a_folder_with_another_pipeline_is_refused_and_its_graph_stays(tmp_path: Path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "dvc.yaml").write_text("stages: {fit: {cmd: python fit.py}}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"dvc\.yaml: exists and is not"):
+        list(new(Path("other"), ["test"], None))
+    assert [item.name for item in (tmp_path / "other").iterdir()] == ["dvc.yaml"]
+    assert "fit.py" in (tmp_path / "other" / "dvc.yaml").read_text(encoding="utf-8")
+
+
 def test_a_profile_that_is_none_makes_nothing(tmp_path: Path):
     with pytest.raises(ValueError, match="not a profile"):
         list(new(Path("shop"), ["no-such"], None))

@@ -16,7 +16,7 @@ archives = typer.Typer()
 
 @command(archives)
 def backup(
-    file: Annotated[Path, Argument(metavar="FILE", help="A .tar; replaced where it is there.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="A .tar; an older backup is replaced.")],
 ) -> Iterator[str]:
     """Write the registry to a file."""
     from tasks.commands import archive as verb

@@ -1,6 +1,7 @@
 """The command `export`: stored trajectories in the Agent Trajectory Interchange Format (`atif.py`).
 
 A folder gets one file per trajectory, a .jsonl file one document per line, a .json file the only trajectory there is.
+An older export is replaced, and nothing else.
 Problem ids come from users' data, so file names keep only letters, digits and `._-` of them.
 """
 
@@ -11,7 +12,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tasks.commands.export.atif import SCHEMA_VERSION, Origin, document_text, to_document
+from tasks.commands.export.atif import AGENT, SCHEMA_VERSION, Origin, document_text, to_document
+from tasks.commands.outputs import first_json, refuse_to_replace
 from tasks.commands.policies import Source, find_sources
 from tasks.core.files import atomic_file, atomic_folder
 from tasks.core.records import Trajectory
@@ -36,6 +38,14 @@ def export(reference: str | None, out: Path | None, *, file_format: str, with_to
     settings, paths = load(ExportSections, params), load_paths(params)
     out = out or paths.artifacts / "export" / file_format
     sources = find_sources(reference or str(paths.artifacts), paths)
+    is_file = out.suffix in (".jsonl", ".json")
+    refuse_to_replace(
+        out,
+        kind="an export of turnwise",
+        is_own=_is_document if is_file else _is_folder_of_documents,
+        remedy=f"Name a new {'file' if is_file else 'folder'} with --out.",
+        reads=[source.trajectories for source in sources],
+    )
     documents = Documents(Rescorer(paths, settings.reward), with_tokens=with_tokens)
     if out.suffix == ".jsonl":
         count = write_lines(sources, documents, out)
@@ -45,6 +55,15 @@ def export(reference: str | None, out: Path | None, *, file_format: str, with_to
         count = write_folder(sources, documents, out)
     policies = ", ".join(source.label for source in sources)
     return [f"{out}: {count:,} trajectories as {SCHEMA_VERSION} ({policies})"]
+
+
+def _is_document(out: Path) -> bool:
+    found = first_json(out)
+    return isinstance(found, dict) and isinstance(agent := found.get("agent"), dict) and agent.get("name") == AGENT
+
+
+def _is_folder_of_documents(out: Path) -> bool:
+    return out.is_dir() and ((out / MARK).exists() or not any(out.iterdir()))
 
 
 class Documents:
@@ -68,12 +87,7 @@ class Documents:
 
 
 def write_folder(sources: Sequence[Source], documents: Documents, out: Path) -> int:
-    """OUT/<policy>/<problem>-d<draw>-s<sample>.json. An older export is replaced; another folder is refused."""
-    is_taken = out.exists() and not (out.is_dir() and ((out / MARK).exists() or not any(out.iterdir())))
-    if is_taken:
-        raise ValueError(
-            f"{out}: exists and is not an export of turnwise, so it is not replaced. Name a new folder with --out."
-        )
+    """OUT/<policy>/<problem>-d<draw>-s<sample>.json"""
     count = 0
     with atomic_folder(out) as folder:
         (folder / MARK).touch()
