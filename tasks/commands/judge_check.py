@@ -48,10 +48,11 @@ def judge_check() -> bool:
         remedy="Name a new file in environment.judge.agreement.evidence.",
     )
     labelled = read_labels(labels, show_reference=settings.show_reference)
+    # As they are now: a person may edit labels or rubric while the judge is asked, which takes minutes.
+    judge, hash_of_labels = describe_judge(settings), file_hash(labels)
     judgements = judge_all(settings, [item.judged for item in labelled])
     measured = measure(labelled, judgements, confidence=wanted.confidence)
-    found = Evidence(judge=describe_judge(settings), labels=file_hash(labels), measured=measured)
-    write_json(evidence, found.model_dump())
+    write_json(evidence, Evidence(judge=judge, labels=hash_of_labels, measured=measured).model_dump())
     console, too_low = SafeConsole(), shortfalls(wanted, measured)
     console.print(f"{settings.model} on {len(labelled)} episodes of {labels}", style="bold", soft_wrap=True)
     for part in printout(wanted, labelled, judgements, measured):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import tarfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,24 @@ def refuse_to_replace(
     is_empty = out.is_file() and not out.stat().st_size
     if not is_empty and not is_own(out):
         raise ValueError(f"{out}: exists and is not {kind}, so it is not replaced. {remedy}")
+
+
+@contextmanager
+def only_writer(file: Path) -> Iterator[None]:
+    """Wait for whoever rewrites `file`, then be the only one. The lock is a file beside it, since a file that is
+    replaced keeps no lock; its owner removes it, and the kernel frees it where the owner is killed.
+    """
+    lock = file.with_name(f".{file.name}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with lock.open("a") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            if lock.exists() and os.path.samestat(lock.stat(), os.fstat(stream.fileno())):
+                try:
+                    yield
+                finally:
+                    lock.unlink()
+                return
 
 
 def first_json(file: Path) -> Any:

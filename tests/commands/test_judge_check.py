@@ -104,6 +104,19 @@ def test_a_file_that_is_no_evidence_is_left_alone_first_of_all_the_labels(tmp_pa
         assert file.read_bytes() == before
 
 
+@pytest.mark.slow
+def test_labels_that_change_while_the_judge_is_asked_are_not_those_that_were_measured(tmp_path: Path) -> None:
+    def says(messages: Any, request: Any) -> Any:
+        LABELS.write_text("edited", encoding="utf-8")
+        return obedient(messages, request)
+
+    with serve(Endpoint(says=says)) as endpoint:
+        params = project(endpoint.url, tmp_path)
+        judge_check()
+    with pytest.raises(ValueError, match="was measured on other labels"):
+        load_environment(EnvironmentSettings.model_validate(params["environment"]))
+
+
 def test_without_a_judge_or_labels_it_says_what_to_do(tmp_path: Path) -> None:
     project("http://h/v1", tmp_path, agreement=None)
     with pytest.raises(ValueError, match=r"environment.judge.agreement is null.*Name episodes"):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from tasks.commands.outputs import first_json, json_in_tar, refuse_to_replace
+from tasks.commands.outputs import first_json, json_in_tar, only_writer, refuse_to_replace
 
 
 def refuse(out: Path, *, is_own: bool, reads: tuple[Path, ...] = ()) -> None:
@@ -49,3 +51,21 @@ def test_a_file_says_what_it_is_by_its_first_line_or_as_a_whole(tmp_path: Path):
     file.write_bytes(b"\xff\xfe\x00PK")
     assert first_json(file) is None
     assert first_json(tmp_path) is None and json_in_tar(tmp_path, "x") is None and json_in_tar(file, "x") is None
+
+
+def test_a_second_writer_waits_for_the_first_and_no_lock_is_left(tmp_path: Path):
+    file, entered = tmp_path / "new" / "rows.jsonl", threading.Event()
+
+    def wait() -> None:
+        with only_writer(file):
+            entered.set()
+
+    with only_writer(file):
+        waiting = [threading.Thread(target=wait) for _ in range(3)]
+        for thread in waiting:
+            thread.start()
+        time.sleep(0.2)
+        assert not entered.is_set()
+    for thread in waiting:
+        thread.join(timeout=10)
+    assert entered.is_set() and list(file.parent.iterdir()) == []

@@ -2,7 +2,7 @@
 
 A conversation is its own reference. Left out is what failed, what is there already (in OUT, or in train or select as
 they are curated here) and above all what is in test, which would no longer measure anything. OUT grows: what it has
-stays as it is.
+stays as it is, also where two at once add to it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tasks.commands.harvest.conversations import Conversation, read_conversations
 from tasks.commands.harvest.labels import Label, label_by_checker, label_by_judge
+from tasks.commands.outputs import only_writer
 from tasks.core.files import json_hash, read_records, write_jsonl
 from tasks.core.json_text import json_line
 from tasks.core.records import Problem
@@ -36,8 +37,7 @@ def harvest(folder: Path, out: Path, *, checker: str | None = None) -> Table:
     """Returns what was taken, and why the rest was not, by count."""
     params = read_params()
     settings, recorded = load(HarvestSections, params), read_conversations(folder)
-    before = list(read_records(out, Problem)) if out.exists() else []
-    known = Known(load_paths(params), before)
+    known = Known(load_paths(params), harvested(out))
     fates: Counter[str] = Counter({TAKEN: 0, "its row cannot be read": recorded.num_unreadable})
     candidates = []
     for conversation in recorded.conversations:
@@ -45,16 +45,23 @@ def harvest(folder: Path, out: Path, *, checker: str | None = None) -> Table:
             fates[fault] += 1
         else:
             candidates.append(conversation)
-    taken = []
-    for conversation, label in zip(candidates, _labels(candidates, settings, checker), strict=True):
-        problem = problem_of(conversation, label)
-        fault = _fault(label) or _redacted_call(problem) or known.fault(conversation)
-        fates[fault or TAKEN] += 1
-        if fault is None:
-            taken.append(problem)
-            known.add(problem, "another conversation asks the same")
-    write_jsonl(out, (problem.model_dump() for problem in [*before, *taken]))
+    labels = _labels(candidates, settings, checker)
+    with only_writer(out):
+        before, taken = harvested(out), []  # read again: a judge takes minutes, in which another may have added to it
+        known.add_harvested(before)
+        for conversation, label in zip(candidates, labels, strict=True):
+            problem = problem_of(conversation, label)
+            fault = _fault(label) or _redacted_call(problem) or known.fault(conversation)
+            fates[fault or TAKEN] += 1
+            if fault is None:
+                taken.append(problem)
+                known.add(problem, "another conversation asks the same")
+        write_jsonl(out, (problem.model_dump() for problem in [*before, *taken]))
     return _table(fates, out, num_problems=len(before) + len(taken))
+
+
+def harvested(out: Path) -> list[Problem]:
+    return list(read_records(out, Problem)) if out.exists() else []
 
 
 def problem_of(conversation: Conversation, label: Label) -> Problem:
@@ -78,14 +85,17 @@ class Known:
         self.asked_in_test = set[str]()  # each request of test: whoever asks it might tell its rest
         if not paths.split("test").exists():
             warn(f"warning: {paths.split('test')} does not exist, so nothing is compared with test. Run curate first.")
-        for problem in before:
-            self.add(problem, "it was harvested before")
+        self.add_harvested(before)
         for split, why in SPLITS.items():  # test is the last: where a problem is in several, that counts
             problems = list(read_records(paths.split(split), Problem)) if paths.split(split).exists() else []
             for problem in problems:
                 self.add(problem, why)
             if split == "test":
                 self.asked_in_test = {plain(request) for problem in problems for request in problem.requests}
+
+    def add_harvested(self, problems: list[Problem]) -> None:
+        for problem in problems:
+            self.add(problem, "it was harvested before")
 
     def add(self, problem: Problem, why: str) -> None:
         self.why |= dict.fromkeys((problem.id, _requests_key(problem.requests)), why)

@@ -134,6 +134,29 @@ def test_what_succeeded_becomes_a_problem_and_every_other_says_why_not(
     assert out.read_bytes() == before
 
 
+def test_what_another_adds_to_the_file_while_a_judge_is_asked_stays_and_is_not_taken_twice(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The first has `tea` and `coffee` to label; until it is done, another takes `coffee` and `milk`."""
+    out = Path("tasks/custom/served.jsonl")
+    for place, asked in (("first", {"1": "tea", "2": "coffee"}), ("second", {"3": "coffee", "4": "milk"})):
+        rows = [row(0, says(request), "Done.", name=name) for name, request in asked.items()]
+        write_jsonl(Path(place) / "conversations.jsonl", rows)
+
+    def check(conversation: dict[str, Any]) -> bool:
+        if not out.exists():
+            monkeypatch.setattr(labels, "load_object", lambda path: lambda conversation: True)
+            assert counts(harvest(Path("second"), out, checker="tasks.custom.shop:check"), capsys)["taken"] == 2
+        return True
+
+    monkeypatch.setattr(labels, "load_object", lambda path: check)
+    found = counts(harvest(Path("first"), out, checker="tasks.custom.shop:check"), capsys)
+
+    assert found == {"taken": 1, "left out: it was harvested before": 1}
+    assert [problem.requests for problem in read_records(out, Problem)] == [["coffee"], ["milk"], ["tea"]]
+    assert [item.name for item in out.parent.iterdir()] == [out.name]
+
+
 def test_a_judge_reads_calls_and_what_the_user_said_next(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
