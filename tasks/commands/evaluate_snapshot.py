@@ -63,16 +63,16 @@ def evaluate_snapshot(source: str) -> dict[str, Any]:
         key = [row["files"], row["select"], content_hash(paths.stage("curate") / PIN_FILE)]
         resume = resume_root(ROOM, paths) / json_hash([*key, play_parts(play, settings.environment)])[:16]
         played = play_select(model, problems, play, settings.environment, stream="select", resume=resume)
-    result = summarise(played, confidence=settings.evaluate.confidence)
-    row |= {key: result[key] for key in SHOWN}  # type: ignore[literal-required]
-    episodes = paths.artifacts / ROOM / f"select_{row['name']}.jsonl"
-    write_jsonl(episodes, (item.to_row() for item in played))
-    model_name = settings.promote.model_name
-    run_id = log_measurement(settings.tracking, SNAPSHOT, f"select of {row['name']}", row, model=model_name)
-    row |= {"mlflow_run_id": run_id, "by_category": result["by_category"]}
-    write_json(paths.artifacts / ROOM / RESULT, row)
-    clear_resume(ROOM, paths)
-    tell(f"evaluate-snapshot: its episodes are in {episodes}")
+        result = summarise(played, confidence=settings.evaluate.confidence)
+        row |= {key: result[key] for key in SHOWN}  # type: ignore[literal-required]
+        episodes = paths.artifacts / ROOM / f"select_{row['name']}.jsonl"
+        write_jsonl(episodes, (item.to_row() for item in played))
+        model_name = settings.promote.model_name
+        run_id = log_measurement(settings.tracking, SNAPSHOT, f"select of {row['name']}", row, model=model_name)
+        row |= {"mlflow_run_id": run_id, "by_category": result["by_category"]}
+        write_json(paths.artifacts / ROOM / RESULT, row)
+        clear_resume(ROOM, paths)
+        tell(f"evaluate-snapshot: its episodes are in {episodes}")
     return row
 
 

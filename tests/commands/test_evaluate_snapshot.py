@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,19 @@ def test_a_killed_command_goes_on_from_the_episodes_that_ended(project: Paths, m
     write_text(Path("params.yaml"), yaml.safe_dump({**read_params(), "seed": 12}))
     evaluate_snapshot("iteration-0001")
     assert kill.num_ended == 4 + 3 + 4
+
+
+@pytest.mark.slow
+def test_the_folder_is_its_own_until_all_is_written(project: Paths, monkeypatch: pytest.MonkeyPatch):
+    """The next one keeps its ended episodes in the same place, which the end of this one clears."""
+
+    def log(*_: object, **__: object) -> str:
+        with (project.artifacts / ".flow.lock").open() as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return "run 1"
+
+    monkeypatch.setattr("tasks.tracking.measurements.log_measurement", log)
+    assert evaluate_snapshot("iteration-0001")["mlflow_run_id"] == "run 1"
 
 
 @pytest.mark.slow
