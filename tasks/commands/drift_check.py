@@ -17,7 +17,7 @@ from tasks.commands.select_play import play_select
 from tasks.core.files import read_json, require, write_json, write_jsonl
 from tasks.core.settings import Paths, load, load_paths, read_params
 from tasks.core.splits import read_split
-from tasks.drift.pin import find_drift
+from tasks.drift.pin import PIN_FILE, find_drift
 from tasks.pipeline.champion_check import check_error, choose_problems, confidence_of, has_fallen, most_change
 from tasks.pipeline.order import check_params, prepare_process
 from tasks.pipeline.reasons import listed
@@ -40,7 +40,7 @@ class DriftCheckSections(PromoteSections):
 
 
 def drift_check() -> str:
-    """Check both; returns the line that says what was found."""
+    """Check both; returns the line that says what was found. ValueError where nothing was curated here."""
     from tasks.tracking.connection import refuse_lost_registry
 
     check_params()
@@ -49,6 +49,7 @@ def drift_check() -> str:
     settings, paths = load(DriftCheckSections, params), load_paths(params)
     refuse_lost_registry(settings.tracking)
     with only_run(paths.artifacts):
+        require(paths.stage("curate") / PIN_FILE, made_by="curate")
         drift = find_drift(settings.environment, paths)
         row = {"environment": drift, "champion": None, "fell": False, **check_champion(settings, paths)}
         write_json(paths.artifacts / ROOM / RESULT, {**row, "sentence": describe(row)})

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tasks.commands import drift_check as module
+from tasks.core.files import write_text
 from tasks.core.records import Problem, Trajectory
 from tasks.core.settings import Paths, load, read_params
 from tasks.tracking import aliases
@@ -43,7 +44,7 @@ def champion(used_folder: Path, empty_database: Path, monkeypatch: pytest.Monkey
     given: dict[str, Any] = {"today": 0.9, "version": Version(MODEL, 4, "w", {})}
     monkeypatch.setattr(aliases, "current_champion", lambda registry: given["version"])
     monkeypatch.setattr(module, "promoted_episodes", lambda registry, version: played(0.9))
-    monkeypatch.setattr(module, "require", lambda path, made_by: path)
+    write_text(Paths("artifacts").split("select"), "")
     monkeypatch.setattr(module, "read_split", lambda paths, name: select(all=400))
     monkeypatch.setattr(module, "play_champion", lambda *args, **kwargs: played(given["today"]))
     return given
@@ -82,6 +83,13 @@ def test_without_a_champion_the_environment_alone_is_checked(champion: dict[str,
     assert "no champion" in module.describe(row)
     assert read_checks(SETTINGS, MODEL) == []
     assert "changed since curation: a new tool" in module.describe({**row, "environment": ["a new tool"]})
+
+
+def test_a_folder_where_nothing_was_curated_is_not_said_to_be_as_curated(champion: dict[str, Any]):
+    champion["version"] = None
+    with pytest.raises(ValueError, match=r"environment\.json: does not exist.*tasks curate"):
+        module.drift_check()
+    assert not Path("artifacts/drift_check").exists()
 
 
 # ---- what is compared
