@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,13 @@ def test_a_curve_is_smoothed_over_the_iterations_before():
     assert smoothed([1.0, None, 5.0, None, None], 2) == [1.0, 1.0, 5.0, 5.0, 5.0]  # lost their episodes
 
 
+def test_a_first_iteration_that_lost_its_episodes_is_a_gap_and_no_success_of_zero():
+    lost, *found = smoothed([None, 0.9, None], 1)
+    assert math.isnan(lost) and found == [0.9, 0.9]
+    none, first, both = mean_curve([[math.nan, math.nan, 1.0], [math.nan, 2.0, 3.0]])
+    assert math.isnan(none) and (first, both) == (2.0, 2.0)
+
+
 def test_the_mean_over_seeds_ends_where_the_first_of_them_was_stopped():
     assert mean_curve([[1.0, 2.0, 3.0], [3.0, 4.0]]) == [2.0, 3.0]
 
@@ -188,3 +196,19 @@ def test_a_run_of_one_iteration_with_seeds_of_unequal_length_can_be_drawn(tmp_pa
         results_of(*seeds, num_iterations=1), training_of(*seeds), Paths(tmp_path), tmp_path / "a.png"
     )
     assert png_size(out)[0] == 2300
+
+
+@pytest.mark.slow
+def test_a_panel_begins_at_the_lowest_value_that_was_measured_and_a_run_without_any_has_no_line(tmp_path: Path):
+    """60% and more after a first iteration that lost its episodes; `kl_0` lost all of them."""
+    drawn: list[Any] = []
+    base, other = one_run(4), one_run(4)
+    base.training[:] = [{"iteration": 1}, *({"iteration": n, "success_rate": 0.64} for n in (2, 3, 4))]
+    other.training[:] = [{"iteration": n} for n in (1, 2, 3, 4)]
+    both = [variant("base", base), variant("kl_0", other)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tasks.commands.ablate.figure.save_png", lambda figure, out: drawn.append(figure.axes[0]))
+        ablation_figure(results_of(*both), training_of(*both), Paths(tmp_path), tmp_path / "a.png")
+    assert drawn[0].get_ylim()[0] == pytest.approx(0.6, abs=0.02)
+    names = {text.get_text() for text in drawn[0].texts}
+    assert "base" in names and "kl 0" not in names

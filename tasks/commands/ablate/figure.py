@@ -82,18 +82,24 @@ def ablation_figure(
 
 def smoothed(values: Sequence[float | None], window: int) -> Curve:
     """The mean of each value and those before it, `window` in all; fewer at the start, and where an iteration has none
-    (it lost its episodes). A window without any repeats the mean before it.
+    (it lost its episodes). A window without any repeats the mean before it; NaN, a gap, until there is one.
     """
     found: list[float] = []
     for end in range(1, len(values) + 1):
         known = [value for value in values[max(0, end - window) : end] if value is not None]
-        found.append(math.fsum(known) / len(known) if known else [0.0, *found][-1])
+        found.append(math.fsum(known) / len(known) if known else [math.nan, *found][-1])
     return found
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve:
-    """The mean over seeds while all of them run: once one is stopped, the others look better than they are."""
-    return [math.fsum(values) / len(values) for values in zip(*curves, strict=False)]
+    """The mean over seeds while all of them run: once one is stopped, the others look better than they are. NaN where
+    none has a value yet.
+    """
+    means = []
+    for values in zip(*curves, strict=False):
+        known = [value for value in values if not math.isnan(value)]
+        means.append(math.fsum(known) / len(known) if known else math.nan)
+    return means
 
 
 def _colors(results: dict[str, Any], style: Style) -> dict[str, str]:
@@ -108,7 +114,11 @@ def _lines(results: dict[str, Any], training: dict[str, list[Rows]], key: str, c
             label=variant["label"],
             color=colors[variant["name"]],
             is_base=variant["name"] == BASE,
-            curves=[smoothed([row.get(key) for row in rows], window) for rows in training[variant["name"]] if rows],
+            curves=[
+                smoothed([row.get(key) for row in rows], window)
+                for rows in training[variant["name"]]
+                if any(row.get(key) is not None for row in rows)
+            ],
             stopped=stopped(variant),
         )
         for variant in results["variants"]
@@ -140,7 +150,7 @@ def _draw_curves(axes: Axes, key: str, results: dict[str, Any], lines: list[Line
     axes.set_xlim(0, max(results["num_iterations"], 2))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10], integer=True))
     axes.set_xlabel("iteration", color=style.muted, fontsize=TEXT, labelpad=7)
-    values = [value for line in lines for curve in line.curves for value in curve] or [0.0]
+    values = [value for line in lines for curve in line.curves for value in curve if not math.isnan(value)] or [0.0]
     if key == "success_rate":
         _title(axes, "Success in training batches", detail, style)
         _rates(axes, "y", min(values))
@@ -169,7 +179,7 @@ def _name_lines(axes: Axes, lines: list[Line], style: Style) -> None:
 
     low, high = axes.get_ylim()
     edge = axes.get_xlim()[1]
-    ends = [(len(mean), mean[-1]) for line in lines if (mean := mean_curve(line.curves))]
+    ends = [(len(mean), mean[-1]) for mean in (mean_curve(line.curves) for line in lines)]
     heights = apart([(value - low) / (high - low) for _, value in ends], gap=0.21 / CURVES, low=0.0, high=1.0)
     words: dict[str, Any] = {"coords": "data", "size": SMALL}
     for line, (iteration, value), height in zip(lines, ends, heights, strict=True):
