@@ -220,8 +220,7 @@ def _differences_table(compared: Comparison, confidence: float) -> Table:
 
     together = f"{level_text(confidence)} interval" + (", categories together" if len(compared.by_category) > 1 else "")
     table = new_table("B minus A", "points", together, "p", "problems", "")
-    rows = {"all": compared.difference, **compared.by_category}
-    for name, row in rows.items():
+    for name, row in [("all categories", compared.difference), *compared.by_category.items()]:
         numbers = [f"{100 * row['difference']:+.1f}", f"{100 * row['ci_low']:+.1f} to {100 * row['ci_high']:+.1f}"]
         numbers += [f"{row.get('p_adjusted', row['p_value']):.3g}", str(row["num_problems"])]
         style = "bold" if row is compared.difference else None

@@ -137,7 +137,7 @@ def table_of(row: dict[str, Any]) -> Table:
         "invalid",
     )
     table = new_table("On select", *columns)
-    for label, result in {row["name"]: row, **row["by_category"]}.items():
+    for label, result in [(row["name"], row), *row["by_category"].items()]:
         table.add_row(
             printable(label),
             percent(result["success_rate"]),

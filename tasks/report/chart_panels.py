@@ -32,6 +32,7 @@ class Panel:
     unit: str
     is_share: bool = False
     beside: str = ""  # the key of a second, dashed line; the panel is left out where the two are the same
+    is_member: bool = False  # `key` is an environment of a mixture, which may be called as a metric is
 
 
 PANELS = (
@@ -47,12 +48,14 @@ def measured_panels(training: Rows) -> list[Panel]:
     """Those with values, and one per environment of a mixture."""
     members = sorted({name for row in training for name in row.get(BY_ENVIRONMENT, ())})
     shown = [panel for panel in PANELS if any(_has_value(panel, row) for row in training)]
-    return shown + [Panel(name, short_name(name), "success in training", is_share=True) for name in members]
+    return shown + [
+        Panel(name, short_name(name), "success in training", is_share=True, is_member=True) for name in members
+    ]
 
 
 def value_of(row: dict[str, Any], panel: Panel) -> float:
     """NaN where it was not measured, such as an environment that an iteration did not draw."""
-    found = row.get(panel.key, row.get(BY_ENVIRONMENT, {}).get(panel.key))
+    found = (row.get(BY_ENVIRONMENT, {}) if panel.is_member else row).get(panel.key)
     return math.nan if found is None else float(found)
 
 

@@ -135,22 +135,23 @@ def _sharded(row: dict[str, Any]) -> dict[str, Any]:
 
 def _results_table(summary: dict[str, Any], results: StoredResults) -> Table:
     table = new_table("Success", "success", results.interval_name, "problems", "episodes each")
-    rows = {
-        "base": summary["baseline"],
-        "warm start": summary["warm_start"],
-        **_more_tries(summary),
-        f"{results.best_snapshot} on select": summary["select"],
-        f"{results.best_snapshot}{', untrained,' if 'untrained' in summary else ''} on test": summary["test"],
-    }
+    best, untrained = results.best_snapshot, ", untrained," if "untrained" in summary else ""
+    rows = [
+        ("base", summary["baseline"]),
+        ("warm start", summary["warm_start"]),
+        *_more_tries(summary),
+        (f"{best} on select", summary["select"]),
+        (f"{best}{untrained} on test", summary["test"]),
+    ]
     if "greedy" in summary:
-        rows[f"{results.best_snapshot} on test, greedy"] = summary["greedy"]["best"]
+        rows.append((f"{best} on test, greedy", summary["greedy"]["best"]))
     if "frontier" in summary:
-        rows[f"{short_name(summary['frontier']['model'])} on test"] = summary["frontier"]
+        rows.append((f"{short_name(summary['frontier']['model'])} on test", summary["frontier"]))
     if "reflexion" in summary:
         tried = summary["reflexion"]
-        rows["Reflexion, which reads verdicts"] = tried
-        rows["the same tries without notes"] = tried["without_notes"]
-    for name, result in rows.items():
+        rows.append(("Reflexion, which reads verdicts", tried))
+        rows.append(("the same tries without notes", tried["without_notes"]))
+    for name, result in rows:
         style = "bold green" if result is summary["test"] else None
         numbers = [percent(result["success_rate"]), interval(result), str(result["num_problems"])]
         table.add_row(name, *numbers, str(result["samples_per_problem"]), style=style)
@@ -160,13 +161,13 @@ def _results_table(summary: dict[str, Any], results: StoredResults) -> Table:
     return table
 
 
-def _more_tries(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _more_tries(summary: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """The warm start with as many tries, if more than one, as cost the tokens of one episode of the best snapshot."""
     found = summary.get("warm_start_best_of_k")
     tries = found and f"{found['k']:.2g}"
     if not found or tries == "1":
-        return {}
-    return {f"warm start, best of {tries}": {**found, "samples_per_problem": tries}}
+        return []
+    return [(f"warm start, best of {tries}", {**found, "samples_per_problem": tries})]
 
 
 def _parts_table(told: dict[str, Any], results: StoredResults) -> Table:

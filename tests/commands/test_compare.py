@@ -145,6 +145,19 @@ def test_the_table_says_how_far_b_is_from_a_and_shows_names_as_text(tmp_path: Pa
     assert r"[red]quote\x1b[2J" in text
 
 
+def test_a_category_called_all_is_a_row_of_its_own_beside_that_of_all_categories(tmp_path: Path):
+    """B solves one of its two problems more, and one of all four."""
+    a = source(tmp_path, "a", [*played("--", category="all"), *played("++", first=2, category="book/none")])
+    b = source(tmp_path, "b", [*played("+-", category="all"), *played("++", first=2, category="book/none")])
+    out = io.StringIO()
+    compared = compare_trajectories([a, b], LABELS, confidence=0.95)
+    print_comparison(compared, LABELS, 0.95, SafeConsole(file=out, width=110))
+    rows = {line[:16].strip(): line for line in out.getvalue().splitlines() if "unclear" in line}
+    assert {name: row.split("+")[1].split()[0] for name, row in rows.items()} == {
+        "all categories": "25.0", "all": "50.0", "book/none": "0.0",
+    }  # fmt: skip
+
+
 def test_labels_are_told_apart_and_another_folder_is_not_replaced(tmp_path: Path):
     assert tell_apart(["iteration-0100", "iteration-0090"], ["a", "b"]) == ["iteration-0100", "iteration-0090"]
     assert tell_apart(["agent version 1"] * 2, ["x/1", "x@champion"]) == [

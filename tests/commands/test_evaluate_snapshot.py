@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tasks.commands.evaluate_snapshot import evaluate_snapshot, find_folder
+from tasks.commands.evaluate_snapshot import evaluate_snapshot, find_folder, table_of
 from tasks.commands.serve.versions import open_source
 from tasks.core.files import write_text
 from tasks.core.resume import resume_root
 from tasks.core.settings import Paths, read_params
+from tasks.measurement.statistics import summarise
 from tasks.models.folders import folder_hash, save_adapter, write_pointer
 from tests import tiny
+from tests.measurement.synthetic import trajectory
 from tests.stages.evaluate.stage_folder import Kill, small_params, stage_folder
 
 
@@ -54,6 +56,17 @@ def test_a_whole_model_an_adapter_and_a_pointer_are_models(paths: Paths, tmp_pat
 def test_a_folder_without_a_model_is_refused_with_the_snapshots_there_are(paths: Paths):
     with pytest.raises(ValueError, match=r"is no model.*iteration-0000, iteration-0040"):
         find_folder(str(paths.stage("train")), paths)
+
+
+def test_a_category_called_as_the_model_is_a_row_of_its_own():
+    result = summarise(
+        [trajectory("p0", True, category="desk"), trajectory("p1", False, category="sea")], confidence=0.95
+    )
+    table = table_of({"name": "desk", "confidence": 0.95, **result})
+    assert [list(column.cells) for column in table.columns[:2]] == [
+        ["desk", "desk", "sea"],
+        ["50.0%", "100.0%", "0.0%"],
+    ]
 
 
 @pytest.fixture

@@ -204,6 +204,13 @@ def test_panels_show_length_entropy_kl_and_signal_against_the_same_steps(small_r
     assert "Training: each iteration, and the median of the last 8" in words(figure)
 
 
+def test_an_environment_called_as_a_metric_is_shows_its_own_success(small_run: Paths):
+    change_training(small_run, lambda row: {**row, "success_by_environment": {"entropy": 0.75, "bfcl": 0.25}})
+    *_, bfcl, entropy = drawn(small_run).axes
+    for axes, rate in ((bfcl, 0.25), (entropy, 0.75)):
+        assert {value for _, values in with_color(axes, LIGHT.muted) if len(values) == 80 for value in values} == {rate}
+
+
 def test_kl_of_zero_throughout_is_said_and_a_metric_nobody_kept_has_no_panel(small_run: Paths):
     change_training(small_run, lambda row: {**{k: v for k, v in row.items() if k != "entropy"}, "kl": 0.0})
     figure = drawn(small_run)

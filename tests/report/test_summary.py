@@ -82,6 +82,14 @@ def test_a_frontier_model_has_a_row_and_what_an_episode_of_it_took(tmp_path: Pat
     assert max(len(line.rstrip()) for line in lines[:12]) <= 80
 
 
+def test_a_frontier_model_called_as_the_snapshot_hides_nothing(tmp_path: Path):
+    paths = write_artifacts(tmp_path)
+    best = build_summary(paths)["select"]["snapshot"]
+    add_frontier(paths, 0.111, model=f"lab/{best}")
+    rows = [line for line in printed(paths).splitlines() if line.startswith(f"{best} on test ")]
+    assert len(rows) == 2 and "11.1%" not in rows[0] and "11.1%" in rows[1]
+
+
 def test_a_cost_nobody_knows_is_a_dash(tmp_path: Path):
     paths = write_artifacts(tmp_path)
     add_frontier(paths, cost=None)
