@@ -218,8 +218,7 @@ def _differences_table(compared: Comparison, confidence: float) -> Table:
     """In percentage points, with a word for the p-value."""
     from tasks.report.summary import new_table
 
-    together = f"{level_text(confidence)} interval" + (", categories together" if len(compared.by_category) > 1 else "")
-    table = new_table("B minus A", "points", together, "p", "problems", "")
+    table = new_table("B minus A", "points", f"{level_text(confidence)} interval", "p", "problems", "")
     for name, row in [("all categories", compared.difference), *compared.by_category.items()]:
         numbers = [f"{100 * row['difference']:+.1f}", f"{100 * row['ci_low']:+.1f} to {100 * row['ci_high']:+.1f}"]
         numbers += [f"{row.get('p_adjusted', row['p_value']):.3g}", str(row["num_problems"])]

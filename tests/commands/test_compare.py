@@ -151,11 +151,26 @@ def test_a_category_called_all_is_a_row_of_its_own_beside_that_of_all_categories
     b = source(tmp_path, "b", [*played("+-", category="all"), *played("++", first=2, category="book/none")])
     out = io.StringIO()
     compared = compare_trajectories([a, b], LABELS, confidence=0.95)
-    print_comparison(compared, LABELS, 0.95, SafeConsole(file=out, width=110))
+    print_comparison(compared, LABELS, 0.95, SafeConsole(file=out, width=80))
     rows = {line[:16].strip(): line for line in out.getvalue().splitlines() if "unclear" in line}
     assert {name: row.split("+")[1].split()[0] for name, row in rows.items()} == {
         "all categories": "25.0", "all": "50.0", "book/none": "0.0",
     }  # fmt: skip
+
+
+def test_the_demos_categories_have_two_lines_at_most_in_80_columns(tmp_path: Path):
+    category = "quote/timeout/get_nearest_airport_by_city"
+    a, b = (
+        source(tmp_path, name, [*played(won * 40, category=category), *played("+", first=90)])
+        for name, won in (("a", "-"), ("b", "+"))
+    )
+    out = io.StringIO()
+    compared = compare_trajectories([a, b], LABELS, confidence=0.95)
+    print_comparison(compared, LABELS, 0.95, SafeConsole(file=out, width=80))
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    (first,) = [number for number, line in enumerate(lines) if line.startswith("quote/timeout/g")]
+    assert lines[first].split()[0] + lines[first + 1] == category
+    assert max(map(len, lines)) <= 80
 
 
 def test_labels_are_told_apart_and_another_folder_is_not_replaced(tmp_path: Path):
