@@ -23,6 +23,8 @@ Rows = list[dict[str, Any]]  # training metrics, one row per iteration
 WINDOW_SHARE = 10  # the strong line is the median over a tenth of the iterations
 LONG_RUN = 250  # iterations
 MAX_CUT_SHARE = 50  # at most one value in so many is cut off
+# Shares of a panel's height: what a label of the scale takes, and what is thinner than a line.
+LABEL, HAIR = 0.34, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,23 @@ def highest_shown(values: Sequence[float]) -> float:
     return ranked[-1] if ranked[-1] <= 2 * rest or rest <= 0 else rest
 
 
+def ends(lowest: float, highest: float) -> tuple[float, float]:
+    """The panel's lower and upper end: round numbers, with 0 between them or as one of them."""
+    bottom = -round_up(-lowest, parts=1) if lowest < 0 else 0.0  # one digit: a minus has room then
+    return bottom, 0.0 if bottom and highest <= 0 else round_up(highest)
+
+
+def scale(low: float, top: float) -> dict[float, str]:
+    """What is written at which height: the ends, and 0 where it has room. Below or above a 0 that is hardly within the
+    panel, 0 stands for that end.
+    """
+    height = top - low
+    labels = {low: f"−{-low:g}", top: f"{top:g}"}
+    written = {end: label for end, label in labels.items() if abs(end) > HAIR * height}
+    has_room = all(abs(end) >= LABEL * height for end in written)
+    return {0.0: "0" if has_room else "", **written}
+
+
 def batch_line(training: Rows, style: Style) -> dict[str, Any]:
     """The look of a line through every iteration; thin in a long run, whose noise would otherwise become an area."""
     return {"color": style.muted, "alpha": 0.4, "linewidth": 0.9 if len(training) <= LONG_RUN else 0.5, "zorder": 2}
@@ -94,16 +113,19 @@ def batch_line(training: Rows, style: Style) -> dict[str, Any]:
 def draw_panel(axes: Axes, panel: Panel, xs: Sequence[float], training: Rows, style: Style) -> None:
     values = [value_of(row, panel) for row in training]
     known = [value for value in values if not math.isnan(value)]
-    top = 1.0 if panel.is_share else round_up(highest_shown(known))
     axes.plot(xs, values, **batch_line(training, style))
     axes.plot(xs, rolling_median(values, window_of(training)), color=style.curve, linewidth=1.7, zorder=4)
+    highest = [highest_shown(known)]
     if panel.beside:
         second = [math.nan if row.get(panel.beside) is None else float(row[panel.beside]) for row in training]
         smooth = rolling_median(second, window_of(training))
         axes.plot(xs, smooth, color=style.ink, linewidth=1.2, linestyle="--", zorder=3)
-        top = max(top, *(value for value in second if not math.isnan(value)))
+        highest += [value for value in second if not math.isnan(value)]
+    low, top = (0.0, 1.0) if panel.is_share else ends(min(known), max(highest))
+    ticks = {low: "0%", top: "100%"} if panel.is_share else scale(low, top)
     _mark_cut(axes, [(value, x) for x, value in zip(xs, values, strict=True) if value > top], style)
-    _scale(axes, min(0.0, *known), top, panel)
+    axes.set_yticks([*ticks], [*ticks.values()])
+    axes.set_ylim(low - 0.04 * (top - low), top + 0.04 * (top - low))
     _name(axes, panel.name, panel.unit if any(known) else "0 throughout", style)
 
 
@@ -117,18 +139,15 @@ def _mark_cut(axes: Axes, cut: Sequence[tuple[float, float]], style: Style) -> N
     write(axes, f"{value:.2g}", (x, 1), (5, -1), color=style.curve, size=7.5, coords=edge, va="center", zorder=5)
 
 
-def _scale(axes: Axes, low: float, top: float, panel: Panel) -> None:
-    axes.set_yticks([0, top], ["0%", "100%"] if panel.is_share else ["0", f"{top:g}"])
-    axes.set_ylim(low - 0.04 * top, 1.04 * top)
-
-
-def round_up(value: float) -> float:
-    """The next number at or above `value` of one digit, or of that and a half: 83 → 85, 0.126 → 0.15; 0 → 1."""
+def round_up(value: float, *, parts: int = 2) -> float:
+    """The next number at or above `value` of one digit, or of that and a half: 83 → 85, 0.126 → 0.15; 0 → 1. With one
+    of the `parts` of a digit: 83 → 90.
+    """
     if value <= 0:
         return 1.0
     unit = 10 ** math.floor(math.log10(value))
     # Digits of a decimal, so that 0.15 stays 0.15 and not 0.15000000000000002.
-    return float(f"{math.ceil(2 * value / unit - 1e-9) / 2 * unit:.6g}")
+    return float(f"{math.ceil(parts * (value / unit) - 1e-9) / parts * unit:.6g}")
 
 
 def panel_name_width(panel: Panel, style: Style) -> float:

@@ -13,7 +13,7 @@ from tasks.core.files import read_json, write_json, write_jsonl
 from tasks.core.settings import Paths
 from tasks.report.chart import draw_progress, progress_chart
 from tasks.report.chart_levels import lanes
-from tasks.report.chart_panels import highest_shown, rolling_median, round_up
+from tasks.report.chart_panels import ends, highest_shown, rolling_median, round_up
 from tasks.report.drawing import DARK, LIGHT, LIGHT_NARROW, Style, apart, drawing, spread
 from tasks.report.results import optimizer_steps, read_results, read_training
 from tests.measurement.synthetic import add_frontier, set_champion, write_artifacts
@@ -272,6 +272,34 @@ def _boxes(figure: Figure) -> dict[tuple[str, int], Any]:
     return {(item.get_text(), number): item.get_window_extent() for number, item in enumerate(texts)}
 
 
+@pytest.mark.parametrize(
+    ("reward", "labels"),
+    [
+        (lambda rate: rate / 2, ["0", "1"]),  # success, dashed beside it, ends at 1
+        (lambda rate: 4 * rate - 6, ["", "−5", "1"]),
+        (lambda rate: -4 + 6 * rate, ["0", "−2", "2"]),
+        (lambda rate: 1e8 * (rate - 2), ["0", "−2e+08"]),
+        (lambda rate: 1e-9 * (rate - 1), ["0", "1"]),
+    ],
+    ids=["positive", "negative", "mixed", "huge", "tiny"],
+)
+@pytest.mark.parametrize("style", [LIGHT, LIGHT_NARROW], ids=["wide", "narrow"])
+def test_the_panel_of_the_reward_has_a_scale_whatever_its_sign(
+    small_run: Paths, style: Style, reward: Callable[[float], float], labels: list[str]
+):
+    """Success is from 0.3 to 0.95 or so."""
+    change_training(small_run, lambda row: {**row, "mean_reward": reward(row["success_rate"])})
+    figure = drawn(small_run, style)
+    panel = figure.axes[1]
+    assert [text.get_text() for text in panel.get_yticklabels()] == labels
+    values = [reward(row["success_rate"]) for row in read_training(small_run)]
+    low, top = panel.get_ylim()
+    assert low < min(values) and max(values) < top
+    boxes = {text: box for text, box in _boxes(figure).items() if box.width > 0}
+    assert min(box.x0 for box in boxes.values()) >= 0
+    assert [(a, b) for a in boxes for b in boxes if a < b and boxes[a].overlaps(boxes[b])] == []
+
+
 def test_names_of_levels_that_lie_close_are_moved_apart_upwards():
     assert spread([0.0, 0.5, 0.55], gap=0.1) == [0.0, 0.5, 0.6]
     assert spread([0.9, 0.1, 0.9], gap=0.1) == [0.9, 0.1, 1.0]
@@ -293,6 +321,7 @@ def test_the_strong_line_is_the_median_of_the_last_values_once_half_of_them_are_
 
 def test_a_panel_ends_at_a_round_number_and_leaves_out_lone_spikes_only():
     assert [round_up(value) for value in (0, 83, 0.126, 100, 0.0009)] == [1, 85, 0.15, 100, 0.0009]
+    assert [ends(-0.126, 0.3), ends(-83, -2), ends(0.2, 0.3)] == [(-0.2, 0.3), (-90, 0), (0, 0.3)]
     assert highest_shown([1.0] * 99 + [9.0]) == 1.0
     assert highest_shown([1.0] * 99 + [1.9]) == 1.9
     assert highest_shown([1.0] * 9 + [9.0]) == 9.0
