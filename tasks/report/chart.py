@@ -41,7 +41,6 @@ from tasks.report.results import (
     optimizer_steps,
     percent,
     read_results,
-    read_training,
     short_name,
 )
 
@@ -76,10 +75,10 @@ class Axis:
 
 def progress_chart(paths: Paths, out: Path, *, style: Style = LIGHT) -> Path:
     """Draw the chart of the run under `paths` at `out`: SVG or PNG, by its ending. ValueError without an evaluation."""
-    results, training = read_results(paths), read_training(paths)
+    results = read_results(paths)
     form: Format = "svg" if out.suffix == ".svg" else "png"
     with drawing(paths, form):
-        figure = draw_progress(results, training, style)
+        figure = draw_progress(results, style)
         if form == "svg":
             save_svg(figure, out, title=TITLE, description=in_words(results))
         else:
@@ -87,8 +86,8 @@ def progress_chart(paths: Paths, out: Path, *, style: Style = LIGHT) -> Path:
     return out
 
 
-def draw_progress(results: StoredResults, training: Rows, style: Style) -> Figure:
-    snapshots = results.evaluation["select"]
+def draw_progress(results: StoredResults, style: Style) -> Figure:
+    snapshots, training = results.evaluation["select"], results.training
     axis = Axis(optimizer_steps(training, snapshots))
     xs = [axis.at(row["iteration"]) for row in training]
     levels, panels, keys = levels_of(results, style), measured_panels(training), _keys(results, training, style)

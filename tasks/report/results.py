@@ -11,6 +11,7 @@ from tasks.core.settings import Paths
 from tasks.core.text import one_line
 from tasks.measurement.learnt import read_untrained
 from tasks.measurement.points import level_text
+from tasks.report.inputs import find_others
 
 # The policies measured on `test`: their names in evaluation.json and for people.
 POLICIES = {"base": "base", "warm_start": "warm start", "best": "best snapshot"}
@@ -19,9 +20,10 @@ MAX_NAME_CHARACTERS = 18
 
 @dataclass(frozen=True, slots=True)
 class StoredResults:
-    """The result files of one run; None or empty where a stage has not run on this evaluation."""
+    """The result files of one run; None or empty where a stage has not run on this evaluation, or ran again since."""
 
     evaluation: dict[str, Any]
+    training: list[dict[str, Any]]  # its metrics, one row per iteration
     baseline: dict[str, Any] | None
     attempts: list[dict[str, Any]]  # of the warm start; none where it was not needed
     decision: dict[str, Any] | None
@@ -29,6 +31,7 @@ class StoredResults:
     timings: dict[str, Any]
     idle: dict[str, float]  # trainer, engine: shares of the seconds of the process that ended this training; else empty
     untrained: str | None  # why the best snapshot is no trained model, where it is not
+    left_out: list[str]  # what is empty since a stage ran again, a sentence each
 
     @property
     def best_snapshot(self) -> str:
@@ -124,15 +127,19 @@ def read_results(paths: Paths) -> StoredResults:
     decision = _read_if_there(paths, "promote/decision.json")
     if decision is not None and not _is_about(decision, evaluation):
         decision = None
+    others = find_others(paths)
+    is_trained_anew = "train" in others
     return StoredResults(
         evaluation=evaluation,
-        baseline=_read_if_there(paths, "assess/baseline.json"),
-        attempts=_read_attempts(paths),
+        training=[] if is_trained_anew else read_training(paths),
+        baseline=None if "assess" in others else _read_if_there(paths, "assess/baseline.json"),
+        attempts=[] if "warm_start" in others else _read_attempts(paths),
         decision=decision,
         run=_read_if_there(paths, "run.json") or {},
         timings=_read_timings(paths),
-        idle=_read_idle(paths),
-        untrained=read_untrained(paths.stage("train"), evaluation["best_snapshot"]),
+        idle={} if is_trained_anew else _read_idle(paths),
+        untrained=None if is_trained_anew else read_untrained(paths.stage("train"), evaluation["best_snapshot"]),
+        left_out=list(others.values()),
     )
 
 

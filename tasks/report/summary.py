@@ -105,6 +105,8 @@ def print_summary(summary: dict[str, Any], paths: Paths, console: SafeConsole) -
     console.print(_verdict(summary, results))
     if "untrained" in summary:
         console.print(summary["untrained"], style="bold yellow")
+    for sentence in results.left_out:
+        console.print(sentence, style="bold yellow")
     console.print()
     print_places(paths, console)
 

@@ -34,7 +34,7 @@ def png_size(file: Path) -> tuple[int, int]:
 
 def drawn(paths: Paths, style: Style = LIGHT) -> Figure:
     with drawing(paths):
-        return draw_progress(read_results(paths), read_training(paths), style)
+        return draw_progress(read_results(paths), style)
 
 
 def words(figure: Any) -> set[str]:
