@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tasks.learning.grpo.exploration import iterations_by_samples
-from tasks.learning.shared.settings import OptimizerSettings
+from tasks.learning.shared.settings import GRPOSettings
 from tasks.planning.memory import (
     cached_tokens,
     checkpoint_bytes,
@@ -134,9 +134,12 @@ def plan_seconds(setup: Setup, lengths: Lengths, *, evaluated_episodes: float, h
     )
 
 
-def _forwards_per_step(optimizer: OptimizerSettings) -> float:
-    """A forward, a backward of twice its products, and the forward once more where activations are not kept."""
-    return 4.0 if optimizer.gradient_checkpointing else 3.0
+def _forwards_per_step(train: GRPOSettings) -> float:
+    """A forward, and backward its products once for the gradients of inputs and once for those of weights, which a base
+    that is frozen under LoRA has none of; the forward once more where activations are not kept. The adapter's own
+    products are left out.
+    """
+    return 2.0 + (train.lora is None) + train.gradient_checkpointing
 
 
 def _warm_start_seconds(setup: Setup, lengths: Lengths) -> tuple[float, float]:
@@ -156,7 +159,7 @@ def _warm_start_seconds(setup: Setup, lengths: Lengths) -> tuple[float, float]:
 
 def _attempt_seconds(setup: Setup, lengths: Lengths, *, num_steps: int) -> float:
     own, alike = setup.settings.warm_start, warm_start_setup(setup)
-    step = _forwards_per_step(own) * _forward_seconds(alike, lengths) + _optimizer_seconds(alike)
+    step = _forwards_per_step(alike.settings.train) * _forward_seconds(alike, lengths) + _optimizer_seconds(alike)
     saving = num_steps // own.checkpoint_interval * checkpoint_bytes(alike) + snapshot_bytes(alike)
     return num_steps * step + saving / DISK_BYTES
 

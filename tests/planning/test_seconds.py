@@ -34,12 +34,19 @@ def test_a_run_adds_up_to_hours_tokens_and_dollars() -> None:
     assert run.dollars(2.5) == (2.5, 3.125)
 
 
-def test_an_update_is_three_forwards_and_with_checkpointing_four() -> None:
-    plain = setup("Qwen2.5-1.5B", "h100-80gb", train__gradient_checkpointing=False, train__updates_per_batch=1)
-    again = setup("Qwen2.5-1.5B", "h100-80gb", train__gradient_checkpointing=True, train__updates_per_batch=1)
+@pytest.mark.parametrize(("changed", "num_forwards"), [({}, 2), ({"train__lora": None}, 3)])
+def test_an_update_is_three_forwards_two_where_the_base_is_frozen_and_one_more_with_checkpointing(
+    changed: dict[str, Any], num_forwards: int
+) -> None:
+    """torch's counter of operations finds 3.0 for all weights, and 2.05 under LoRA of rank 16, 3.02 with
+    checkpointing: 0.05 are the adapter's. A frozen weight has no gradient.
+    """
+    alike = {"train__updates_per_batch": 1, **changed}
+    plain = setup("Qwen2.5-1.5B", "h100-80gb", train__gradient_checkpointing=False, **alike)
+    again = setup("Qwen2.5-1.5B", "h100-80gb", train__gradient_checkpointing=True, **alike)
     one, other = (plan_seconds(item, LENGTHS, evaluated_episodes=0) for item in (plain, again))
     assert other.update - one.update == pytest.approx(one.reference)
-    assert one.update == pytest.approx(3 * one.reference, rel=0.05)
+    assert one.update == pytest.approx(num_forwards * one.reference, rel=0.05)
 
 
 def test_an_iteration_is_the_mean_of_those_whose_samples_are_scheduled() -> None:
