@@ -48,17 +48,16 @@ def _cut(part: Part, setup: Setup, trained: float) -> Part:
 
 def _gathered(setup: Setup) -> tuple[float, float]:
     """Bytes of weights, and of their gradients before each rank has its part."""
-    shape, compute, lora = setup.shape, setup.settings.compute, setup.settings.train.lora
+    shape, lora = setup.shape, setup.settings.train.lora
     inside = shape.linear_parameters + shape.expert_parameters
     layer, ends = inside / shape.num_layers, shape.num_parameters - inside
-    size = num_bytes(compute.frozen if lora else compute.weights)
+    size = num_bytes(setup.base_dtype)
     return size * (IN_FLIGHT * layer + ends), 0 if lora else FLOAT * (layer + ends)
 
 
 def _copy(setup: Setup) -> Iterator[tuple[float, float, float, float]]:
     """In the device's memory where an engine generates with it there, else in the host's."""
-    compute, lora = setup.settings.compute, setup.settings.train.lora
-    size = setup.shape.num_parameters * num_bytes(compute.frozen if lora else compute.weights)
+    size = setup.base_bytes
     if not setup.machine.is_gpu or (setup.shares_the_device and not setup.is_vllm):
         yield size, size, size, 0
     else:

@@ -66,9 +66,8 @@ def loaded_bytes(setup: Setup) -> float:
     """Of several trainers before each keeps its part: all have the whole model, and a reference that is no adapter.
     Rank 0 has the policy once more. On a GPU those of its own; on processors, of all that share their memory.
     """
-    compute, train, launch = setup.settings.compute, setup.settings.train, setup.settings.launch
-    whole = setup.shape.num_parameters * num_bytes(compute.frozen if train.lora else compute.weights)
-    reference = 0.0 if train.lora else _reference(setup).update
+    whole, launch = setup.base_bytes, setup.settings.launch
+    reference = 0.0 if setup.settings.train.lora else _reference(setup).update
     together = launch.num_trainers if launch.launcher == "torchrun" and not setup.machine.is_gpu else 1
     has_copy = (setup.shares_the_device and not setup.is_vllm) or not setup.machine.is_gpu
     return together * (whole + reference) + whole * has_copy
@@ -87,8 +86,8 @@ def _weights(setup: Setup) -> Iterator[Part]:
     """Under LoRA the base is frozen and the adapter is trained. An engine that plays ahead has a copy of what is
     trained; what waits for it is in host memory.
     """
-    compute, lora = setup.settings.compute, setup.settings.train.lora
-    yield always("weights", setup.shape.num_parameters * num_bytes(compute.frozen if lora else compute.weights))
+    lora = setup.settings.train.lora
+    yield always("weights", setup.base_bytes)
     if lora:
         yield always("adapter", trained_bytes(setup))
     if setup.is_ahead:
@@ -153,7 +152,7 @@ def _fed_bytes(setup: Setup) -> float:
     if setup.is_vllm:
         return 0.0
     shape, settings = setup.shape, setup.settings
-    a_token = (FED_HIDDEN * shape.hidden + FED_INNER * shape.inner) * _engine_size(setup) + 2 * _token_bytes(setup)
+    a_token = (FED_HIDDEN * shape.hidden + FED_INNER * shape.inner) * setup.size_in_engine + 2 * _token_bytes(setup)
     groups = math.ceil(setup.at_once / settings.train.group_size)
     return min(FORWARD_BYTES[setup.machine.is_gpu], groups * settings.sampling.max_tokens_per_episode * a_token)
 
@@ -165,9 +164,7 @@ def _played(setup: Setup, name: str, playing: float, updating: float = 0.0, *, h
 
 
 def computes_in_half(setup: Setup) -> bool:
-    settings = setup.settings
-    dtype = settings.compute.frozen if settings.train.lora else settings.compute.weights
-    return dtype == "bfloat16" or settings.train.autocast == "bfloat16"
+    return "bfloat16" in (setup.base_dtype, setup.settings.train.autocast)
 
 
 def _engine(setup: Setup) -> Iterator[Part]:
@@ -177,7 +174,7 @@ def _engine(setup: Setup) -> Iterator[Part]:
     if not setup.shares_the_device:
         return
     if setup.is_vllm:
-        size = setup.shape.num_parameters * _engine_size(setup)
+        size = setup.shape.num_parameters * setup.size_in_engine
         is_kept = setup.settings.train.lora is not None and setup.machine.is_gpu and not setup.is_ahead
         yield _played(setup, "engine's weights", size, host=size if is_kept else 0.0)
         yield _played(setup, "engine's workspace", ENGINE_WORKSPACE if setup.machine.is_gpu else 0)
@@ -217,17 +214,11 @@ def _engine_share(setup: Setup) -> float:
 
 
 def _engine_base(setup: Setup) -> float:
-    return ENGINE_WORKSPACE + setup.shape.num_parameters * _engine_size(setup)
+    return ENGINE_WORKSPACE + setup.shape.num_parameters * setup.size_in_engine
 
 
 def _token_bytes(setup: Setup) -> float:
-    return setup.shape.key_value_elements * _engine_size(setup)
-
-
-def _engine_size(setup: Setup) -> int:
-    """Bytes of one number in the engine."""
-    compute, lora = setup.settings.compute, setup.settings.train.lora
-    return num_bytes(getattr(setup.settings.engine.own, "dtype", compute.frozen if lora else compute.weights))
+    return setup.shape.key_value_elements * setup.size_in_engine
 
 
 def checkpoint_bytes(setup: Setup) -> float:

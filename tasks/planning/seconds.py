@@ -22,7 +22,7 @@ from tasks.planning.memory import (
     snapshot_bytes,
     trained_parameters,
 )
-from tasks.planning.setup import Setup, num_bytes, warm_start_setup
+from tasks.planning.setup import Setup, warm_start_setup
 
 DAY = 86_400
 START_SECONDS = 5  # a stage's imports and loading
@@ -31,6 +31,7 @@ CPU_EFFICIENCY, CPU_LAYER_SECONDS, TOKEN_SECONDS = 0.4, 0.0004, 20e-6
 # Assumed of every GPU.
 GPU_EFFICIENCY, GPU_BANDWIDTH_SHARE = 0.35, 0.6
 GPU_LAYER_SECONDS = {"transformers": 0.0006, "vllm": 0.0002}  # of one step: launching kernels; vLLM has CUDA graphs
+HALF = 2  # bytes of a number in half precision
 PCIE_BYTES, NCCL_BYTES, DISK_BYTES = 20e9, 20e9, 1e9  # per second
 
 
@@ -195,19 +196,19 @@ class DecodeCosts:
 
 def decode_costs(setup: Setup, lengths: Lengths) -> DecodeCosts:
     shape = setup.shape
-    size = num_bytes(getattr(setup.settings.engine.own, "dtype", setup.settings.compute.weights))
+    size = setup.size_in_engine
     bandwidth = setup.machine.bandwidth * (GPU_BANDWIDTH_SHARE if setup.machine.is_gpu else 1)
     return DecodeCosts(
         overhead=_step_overhead(setup),
         weights=size * shape.num_parameters / bandwidth,
         row=size * lengths.total * shape.key_value_elements / bandwidth,
-        row_arithmetic=_token_operations(setup) / _rate(setup),
+        row_arithmetic=_token_operations(setup) / _engine_rate(setup),
     )
 
 
 def fed_token_seconds(setup: Setup, lengths: Lengths) -> float:
     """Of a token of a prompt or a reply."""
-    return (_token_operations(setup) + _pair_operations(setup) * lengths.total / 2) / _rate(setup)
+    return (_token_operations(setup) + _pair_operations(setup) * lengths.total / 2) / _engine_rate(setup)
 
 
 def _forward_seconds(setup: Setup, lengths: Lengths) -> float:
@@ -226,7 +227,7 @@ def _forward_seconds(setup: Setup, lengths: Lengths) -> float:
     pairs += setup.episodes * lengths.rest * (lengths.prompt + lengths.rest / 2)
     head = 2 * setup.shape.head_parameters * setup.episodes * lengths.sampled
     operations = 2 * setup.shape.matrix_parameters * tokens + head + _pair_operations(setup) * pairs
-    return operations / _rate(setup) + forwards * _step_overhead(setup)
+    return operations / _rate(setup, is_half=computes_in_half(setup)) + forwards * _step_overhead(setup)
 
 
 def _token_operations(setup: Setup) -> float:
@@ -238,10 +239,15 @@ def _pair_operations(setup: Setup) -> float:
     return 4.0 * setup.shape.num_heads * setup.shape.head_size * setup.shape.num_layers
 
 
-def _rate(setup: Setup) -> float:
+def _engine_rate(setup: Setup) -> float:
+    """`train.autocast` is the trainer's alone."""
+    return _rate(setup, is_half=setup.size_in_engine == HALF)
+
+
+def _rate(setup: Setup, *, is_half: bool) -> float:
     share = GPU_EFFICIENCY if setup.machine.is_gpu else CPU_EFFICIENCY
     float32 = "tf32" if setup.machine.is_gpu and setup.settings.compute.tf32 else "float32"
-    return share * setup.machine.rate["bfloat16" if computes_in_half(setup) else float32]
+    return share * setup.machine.rate["bfloat16" if is_half else float32]
 
 
 def _step_overhead(setup: Setup) -> float:
@@ -260,9 +266,8 @@ def _refresh_seconds(setup: Setup) -> float:
     """New weights into an engine of its own: the adapter alone under LoRA."""
     if not setup.is_vllm:
         return 0.0
-    own, train = setup.settings.engine.own, setup.settings.train
-    count = trained_parameters(setup) if train.lora else setup.shape.num_parameters
-    size = count * num_bytes(getattr(own, "dtype", "float32"))
+    own = setup.settings.engine.own
+    size = trained_parameters(setup) * setup.size_in_engine
     rate = {"ipc": setup.machine.bandwidth, "nccl": NCCL_BYTES, "disk": DISK_BYTES / 2}
     return size / rate[getattr(own, "transfer", "disk")]
 

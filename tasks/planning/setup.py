@@ -53,6 +53,20 @@ class Setup:
         return self.settings.train.max_staleness > 0
 
     @property
+    def base_dtype(self) -> str:
+        """Of the whole model as it is trained: under LoRA it is frozen."""
+        return self.settings.compute.frozen if self.settings.train.lora else self.settings.compute.weights
+
+    @property
+    def base_bytes(self) -> int:
+        return self.shape.num_parameters * num_bytes(self.base_dtype)
+
+    @property
+    def size_in_engine(self) -> int:
+        """Bytes of one number; an engine without a dtype of its own generates with the trainer's model."""
+        return num_bytes(getattr(self.settings.engine.own, "dtype", self.base_dtype))
+
+    @property
     def episodes(self) -> int:
         """Of one iteration."""
         return self.settings.train.problems_per_iteration * self.settings.train.group_size

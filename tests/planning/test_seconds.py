@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 
 from tasks.learning.shared.settings import ExplorationSettings, SamplesPoint, StopSettings
-from tasks.planning.seconds import DAY, GPU_EFFICIENCY, START_SECONDS, Lengths, Seconds, assumed_lengths, plan_seconds
+from tasks.planning.seconds import (
+    DAY,
+    GPU_BANDWIDTH_SHARE,
+    GPU_EFFICIENCY,
+    START_SECONDS,
+    Lengths,
+    Seconds,
+    assumed_lengths,
+    decode_costs,
+    fed_token_seconds,
+    plan_seconds,
+)
 from tests.planning.setups import setup
 
 LENGTHS = Lengths(prompt=2000, sampled=500, replies=500, longest=1500)
@@ -115,6 +126,26 @@ def test_a_forward_is_two_operations_per_weight_and_token() -> None:
     tokens, matrices, head = 8 * 2000 + 64 * 1000, 1.31e9, 151_936 * 1536
     least = (2 * matrices * tokens + 2 * head * 64 * 500) / (GPU_EFFICIENCY * 989e12)
     assert least < forward < 2 * least
+
+
+def test_under_lora_a_step_of_the_engine_reads_the_frozen_base_as_wide_as_memory_has_it() -> None:
+    """2 bytes of each weight; the adapter's 4 are those of `compute.weights`."""
+    wanted = setup("Qwen2.5-1.5B", "h100-80gb", compute__frozen="bfloat16", compute__weights="float32")
+    assert wanted.base_bytes == 2 * wanted.shape.num_parameters
+    seconds = wanted.base_bytes / (GPU_BANDWIDTH_SHARE * wanted.machine.bandwidth)
+    assert decode_costs(wanted, LENGTHS).weights == pytest.approx(seconds)
+    full = setup("Qwen2.5-1.5B", "h100-80gb", train__lora=None, compute__frozen="bfloat16")
+    assert decode_costs(full, LENGTHS).weights == pytest.approx(2 * seconds)
+
+
+def test_autocast_makes_the_trainer_faster_and_not_the_engine_that_generates_in_float32() -> None:
+    plain, autocast = (
+        setup("Qwen2.5-1.5B", "h100-80gb", train__lora=None, train__autocast=name) for name in ("none", "bfloat16")
+    )
+    assert decode_costs(autocast, LENGTHS) == decode_costs(plain, LENGTHS)
+    assert fed_token_seconds(autocast, LENGTHS) == fed_token_seconds(plain, LENGTHS)
+    one, other = (plan_seconds(item, LENGTHS, evaluated_episodes=0) for item in (plain, autocast))
+    assert one.update > 1.5 * other.update
 
 
 def test_tokens_with_which_all_prompts_begin_are_computed_once_a_forward() -> None:

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.planning.seconds import DecodeCosts
+from tasks.planning.seconds import NCCL_BYTES, DecodeCosts
 from tasks.planning.simulation.allocation import NOWHERE, TO_ENGINES, TO_TRAINERS, Search, sizes_to_plan
+from tasks.planning.simulation.assumed import NODE_BYTES, share_weights
 from tasks.planning.simulation.cluster import Outcome, simulate
 from tasks.planning.simulation.measured import Records, fit_engine, measured_speeds, recorded_groups
 from tasks.planning.simulation.workload import (
@@ -20,6 +21,7 @@ from tasks.planning.simulation.workload import (
     Workload,
     costs_of_group,
 )
+from tests.planning.setups import setup
 
 # A step takes 0.1 s and 0.05 s per live turn; a token that is read takes 0.01 s.
 ENGINE = EngineSpeed(DecodeCosts(overhead=0.1, weights=0.0, row=0.05, row_arithmetic=0.0), fed_token=0.01)
@@ -88,6 +90,15 @@ def test_gathering_weights_costs_more_where_trainers_are_on_several_nodes() -> N
     assert outcome(many, speeds, trainers=1).update_seconds == 0
     assert outcome(many, speeds, trainers=8).update_seconds == pytest.approx(7 / 8)
     assert outcome(many, speeds, trainers=16).update_seconds == pytest.approx(10 * 15 / 16)
+
+
+def test_under_lora_trainers_gather_the_frozen_base_and_add_up_the_adapters_gradients() -> None:
+    """Forward and backward, 2 bytes per frozen weight; 4 per weight of the adapter; two passes over a batch."""
+    wanted = setup("Qwen2.5-7B", "h100-80gb", compute__frozen="bfloat16", train__updates_per_batch=2)
+    lora = wanted.settings.train.lora
+    assert lora is not None
+    moved = 2 * (2 * 2 * 7_615_616_512 + 4 * wanted.shape.adapter_parameters(lora))
+    assert share_weights(wanted) == pytest.approx((moved / NODE_BYTES, moved / NCCL_BYTES))
 
 
 def test_a_group_is_a_tree_with_its_prompt_once_and_several_where_it_is_too_large() -> None:

@@ -17,7 +17,7 @@ from tasks.planning.seconds import (
     fed_token_seconds,
     plan_seconds,
 )
-from tasks.planning.setup import Setup, num_bytes
+from tasks.planning.setup import Setup
 from tasks.planning.simulation.measured import mean_tokens
 from tasks.planning.simulation.workload import EngineSpeed, EpisodeTurns, Speeds, Workload, costs_of_group
 
@@ -53,6 +53,6 @@ def share_weights(setup: Setup) -> tuple[float, float]:
     """Of one pass of a batch over cut weights: gather them forward and backward, add up the gradients of what is
     trained; within a node, and between nodes.
     """
-    weights = 2 * setup.shape.num_parameters * num_bytes(setup.settings.compute.weights)
+    weights = 2 * setup.base_bytes
     moved = setup.settings.train.updates_per_batch * (weights + 4 * trained_parameters(setup))
     return moved / NODE_BYTES, moved / NCCL_BYTES
