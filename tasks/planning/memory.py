@@ -169,14 +169,16 @@ def computes_in_half(setup: Setup) -> bool:
 
 def _engine(setup: Setup) -> Iterator[Part]:
     """Keys and values; vLLM's own weights beside the trainer's. All of it is given back before an update, unless the
-    engine plays ahead; under LoRA vLLM keeps its base in host memory while it sleeps, since it is never sent again.
+    engine plays ahead; under LoRA vLLM keeps its base in host memory while it sleeps, since it is never sent again. Of
+    vLLM over several GPUs the first one's part.
     """
     if not setup.shares_the_device:
         return
     if setup.is_vllm:
         size = setup.shape.num_parameters * setup.size_in_engine
         is_kept = setup.settings.train.lora is not None and setup.machine.is_gpu and not setup.is_ahead
-        yield _played(setup, "engine's weights", size, host=size if is_kept else 0.0)
+        part = size / setup.settings.gpus_per_engine
+        yield _played(setup, "engine's weights", part, host=size if is_kept else 0.0)
         yield _played(setup, "engine's workspace", ENGINE_WORKSPACE if setup.machine.is_gpu else 0)
     yield _played(setup, "keys and values", cached_tokens(setup) * _token_bytes(setup))
 
@@ -214,11 +216,13 @@ def _engine_share(setup: Setup) -> float:
 
 
 def _engine_base(setup: Setup) -> float:
-    return ENGINE_WORKSPACE + setup.shape.num_parameters * setup.size_in_engine
+    return ENGINE_WORKSPACE + setup.shape.num_parameters * setup.size_in_engine / setup.settings.gpus_per_engine
 
 
 def _token_bytes(setup: Setup) -> float:
-    return setup.shape.key_value_elements * setup.size_in_engine
+    """On each of an engine's GPUs, which share out the heads; every one has at least one of them."""
+    parts = min(setup.settings.gpus_per_engine, setup.shape.num_key_value_heads)
+    return setup.shape.key_value_elements * setup.size_in_engine / parts
 
 
 def checkpoint_bytes(setup: Setup) -> float:

@@ -31,6 +31,7 @@ CPU_EFFICIENCY, CPU_LAYER_SECONDS, TOKEN_SECONDS = 0.4, 0.0004, 20e-6
 # Assumed of every GPU.
 GPU_EFFICIENCY, GPU_BANDWIDTH_SHARE = 0.35, 0.6
 GPU_LAYER_SECONDS = {"transformers": 0.0006, "vllm": 0.0002}  # of one step: launching kernels; vLLM has CUDA graphs
+TENSOR_PARALLEL_SHARE = 0.8  # of the speed of all GPUs that an engine is cut over; they wait for each other's parts
 HALF = 2  # bytes of a number in half precision
 PCIE_BYTES, NCCL_BYTES, DISK_BYTES = 20e9, 20e9, 1e9  # per second
 
@@ -197,7 +198,8 @@ class DecodeCosts:
 def decode_costs(setup: Setup, lengths: Lengths) -> DecodeCosts:
     shape = setup.shape
     size = setup.size_in_engine
-    bandwidth = setup.machine.bandwidth * (GPU_BANDWIDTH_SHARE if setup.machine.is_gpu else 1)
+    share = GPU_BANDWIDTH_SHARE if setup.machine.is_gpu else 1
+    bandwidth = setup.machine.bandwidth * share * _engine_speedup(setup)
     return DecodeCosts(
         overhead=_step_overhead(setup),
         weights=size * shape.num_parameters / bandwidth,
@@ -241,7 +243,13 @@ def _pair_operations(setup: Setup) -> float:
 
 def _engine_rate(setup: Setup) -> float:
     """`train.autocast` is the trainer's alone."""
-    return _rate(setup, is_half=setup.size_in_engine == HALF)
+    return _rate(setup, is_half=setup.size_in_engine == HALF) * _engine_speedup(setup)
+
+
+def _engine_speedup(setup: Setup) -> float:
+    """Of an engine over several GPUs, against one."""
+    gpus = setup.settings.gpus_per_engine
+    return TENSOR_PARALLEL_SHARE * gpus if gpus > 1 else 1.0
 
 
 def _rate(setup: Setup, *, is_half: bool) -> float:

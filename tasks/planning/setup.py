@@ -21,6 +21,11 @@ class PlanSections(Settings):
     warm_start: SupervisedSettings
     train: GRPOSettings
 
+    @property
+    def gpus_per_engine(self) -> int:
+        """vLLM cuts a model over them."""
+        return int(getattr(self.engine.own, "tensor_parallel_size", 1))
+
     def changed(self, key: str, value: Any) -> PlanSections:
         """With one value of another: `changed("compute.offload", "optimizer")`."""
         section, name = key.split(".")

@@ -277,6 +277,18 @@ def test_a_cpu_keeps_free_blocks_up_to_what_lets_the_thread_give_them_back() -> 
     assert "free blocks" not in parts(wanted)
 
 
+def test_of_vllm_over_two_gpus_each_has_half_of_the_weights_and_of_the_heads() -> None:
+    """15.2 GB of weights in bfloat16. Half of them and of 8,192 tokens' keys and values are within 0.15 of 80 GB."""
+    wanted = setup("Qwen2.5-7B", "a100-80gb", profile="qwen2.5_7b_lora_80gb")
+    own = wanted.settings.engine.own.model_copy(update={"gpu_memory_utilization": 0.15, "tensor_parallel_size": 2})
+    two = replace(wanted, settings=wanted.settings.changed("engine.settings", own))
+    assert parts(two)["engine's weights"][0] == 7_615_616_512
+    room = 0.15 * wanted.machine.memory - 7_615_616_512 - memory.ENGINE_WORKSPACE
+    assert parts(two)["keys and values"][0] == pytest.approx(room)
+    assert memory.cached_tokens(two) == pytest.approx(room / (2 * 28 * 4 * 128 * 2 / 2))
+    assert memory.share_fault(two) is None
+
+
 def test_a_share_of_vllm_that_its_weights_and_one_episode_exceed_is_told() -> None:
     wanted = setup("Qwen2.5-7B", "a100-80gb", profile="qwen2.5_7b_lora_80gb")
     assert memory.share_fault(wanted) is None

@@ -13,6 +13,7 @@ from tasks.planning.seconds import (
     GPU_BANDWIDTH_SHARE,
     GPU_EFFICIENCY,
     START_SECONDS,
+    TENSOR_PARALLEL_SHARE,
     Lengths,
     Seconds,
     assumed_lengths,
@@ -20,6 +21,7 @@ from tasks.planning.seconds import (
     fed_token_seconds,
     plan_seconds,
 )
+from tasks.planning.setup import Setup
 from tests.planning.setups import setup
 
 LENGTHS = Lengths(prompt=2000, sampled=500, replies=500, longest=1500)
@@ -136,6 +138,24 @@ def test_under_lora_a_step_of_the_engine_reads_the_frozen_base_as_wide_as_memory
     assert decode_costs(wanted, LENGTHS).weights == pytest.approx(seconds)
     full = setup("Qwen2.5-1.5B", "h100-80gb", train__lora=None, compute__frozen="bfloat16")
     assert decode_costs(full, LENGTHS).weights == pytest.approx(2 * seconds)
+
+
+def over_gpus(number: int) -> Setup:
+    wanted = setup("Qwen2.5-7B", "h100-80gb", profile="bfcl_qwen2.5_7b")
+    own = wanted.settings.engine.own.model_copy(update={"tensor_parallel_size": number})
+    return replace(wanted, settings=wanted.settings.changed("engine.settings", own))
+
+
+def test_an_engine_over_four_gpus_reads_and_multiplies_as_fast_as_their_assumed_share() -> None:
+    one, four = (over_gpus(number) for number in (1, 4))
+    costs, found = (decode_costs(item, LENGTHS) for item in (one, four))
+    factor = 4 * TENSOR_PARALLEL_SHARE
+    for name in ("weights", "row", "row_arithmetic"):
+        assert getattr(costs, name) / getattr(found, name) == pytest.approx(factor)
+    assert found.overhead == costs.overhead
+    assert fed_token_seconds(one, LENGTHS) / fed_token_seconds(four, LENGTHS) == pytest.approx(factor)
+    fast, slow = (plan_seconds(item, LENGTHS, evaluated_episodes=0) for item in (four, one))
+    assert fast.rollout < slow.rollout and fast.update == slow.update
 
 
 def test_autocast_makes_the_trainer_faster_and_not_the_engine_that_generates_in_float32() -> None:

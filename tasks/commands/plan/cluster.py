@@ -175,7 +175,7 @@ def make_search(settings: PlanSections, workload: Workload, speeds: Speeds, *, g
     trees = max(len(costs_of_group(group, workload)) / len(group) for group in workload.groups)
     return Search(
         partial(simulate, workload, speeds, gpus_per_node=gpus_per_node, seed=seed),
-        engine_size=getattr(settings.engine.own, "tensor_parallel_size", 1),
+        engine_size=settings.gpus_per_engine,
         most_trainers=max(1, round(trees * workload.episodes)),
     )
 

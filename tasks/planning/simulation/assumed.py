@@ -1,7 +1,8 @@
 """Speeds of a GPU that nothing was measured on: the arithmetic of `planning/seconds.py`, and links between GPUs.
 
 **Assumed**: all of it. Bandwidths are those of NVLink within a node and of one 200 Gbit/s adapter between nodes, used
-by nothing else; a transfer hides behind no computation.
+by nothing else; a transfer hides behind no computation. An engine over several GPUs has a share of their speed
+(`TENSOR_PARALLEL_SHARE`).
 """
 
 from __future__ import annotations
