@@ -1,13 +1,13 @@
 """The sizes of a model that its memory and its arithmetic depend on, from config.json or from a name.
 
-Where the weights are there, their headers say how many there are; else decoders are counted by formula. Of a mixture of
-experts memory has all, and arithmetic those that a token passes; every layer is taken for one of experts.
+Where the weights are there and whole, their headers say how many there are; else decoders are counted by formula. Of a
+mixture of experts memory has all, and arithmetic those that a token passes; every layer is taken for one of experts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from tasks.core.urls import local_path
 from tasks.learning.shared.settings import LoRASettings
 from tasks.models.embedded import is_embedded
-from tasks.models.files import POINTER, read_header
+from tasks.models.files import POINTER, read_header, weight_files
 from tasks.models.folders import model_config, resolve_model
 from tasks.models.settings import EmbeddedModelSettings, ModelSettings
 
@@ -62,7 +62,7 @@ class Experts:
 @dataclass(frozen=True, slots=True)
 class Shape:
     """`inner` is what a token passes, of experts too. `num_parameters` counts tied embeddings once. `stored` is the
-    dtype of its files, and so of snapshots.
+    dtype of its files, and so of snapshots. `fault` is why its files could not be loaded, and were not counted.
     """
 
     name: str
@@ -76,6 +76,7 @@ class Shape:
     num_parameters: int
     stored: str
     experts: Experts | None = None
+    fault: str | None = None
 
     @property
     def linear_layers(self) -> dict[str, tuple[int, int]]:
@@ -179,11 +180,14 @@ def folder_shape(folder: Path) -> Shape:
     config = model_config(folder)
     if config.get("quantization_config"):
         raise UnknownShape(_is_quantized(str(folder)))
-    found = resolve_model(folder)
-    has_weights = any(found.glob("*.safetensors"))
-    return config_shape(
-        str(folder), config.get("text_config", config), num_parameters=count_parameters(found) if has_weights else None
-    )
+    found, sizes = resolve_model(folder), config.get("text_config", config)
+    if not any(found.glob("*.safetensors")):
+        return config_shape(str(folder), sizes)
+    try:
+        files = weight_files(found, is_adapter=False)
+    except ValueError as error:
+        return replace(config_shape(str(folder), sizes), fault=str(error).partition(". ")[0])
+    return config_shape(str(folder), sizes, num_parameters=_count(files))
 
 
 def _is_quantized(model: str) -> str:
@@ -253,6 +257,9 @@ def _size(config: Mapping[str, Any], name: str) -> int:
 
 
 def count_parameters(folder: Path) -> int:
-    """From the headers of the safetensors files; no weight is read."""
-    files = sorted(folder.glob("*.safetensors"))
+    """From the headers of the files that are loaded; no weight is read. ValueError where they are not whole."""
+    return _count(weight_files(folder, is_adapter=False))
+
+
+def _count(files: Iterable[Path]) -> int:
     return sum(math.prod(sizes) for file in files for _, _, sizes in read_header(file))

@@ -117,6 +117,16 @@ def test_of_a_mixture_it_says_how_many_experts_a_token_passes(tmp_path: Path) ->
     assert json.loads(as_json(plan))["model"]["experts"]["total"] == 6
 
 
+def test_weights_that_could_not_be_loaded_are_said_to_be_counted_by_formula(tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 10}
+    (tmp_path / "config.json").write_text(json.dumps(sizes), encoding="utf-8")
+    (tmp_path / "model-00001-of-00005.safetensors").touch()
+    plan = make_plan(model=str(tmp_path), gpu="h100-80gb", profiles=["my_model"])
+    told = "there is no such file, so the model is not whole: its weights are counted by formula"
+    assert told in printed(plan)
+    assert "model.safetensors" in json.loads(as_json(plan))["model"]["fault"]
+
+
 def test_figures_are_rounded_to_what_an_estimate_is_worth() -> None:
     assert [count(value) for value in (854, 12_345, 1_260_000, 14_400_000, 999_900)] == [
         "850", "12k", "1.3M", "14M", "1.0M"

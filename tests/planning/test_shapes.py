@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tasks.learning.shared.settings import LoRASettings
-from tasks.planning.shapes import Experts, UnknownShape, config_shape, find_shape, known_name, known_shape
+from tasks.models.files import INDEX
+from tasks.planning.shapes import (
+    Experts,
+    UnknownShape,
+    config_shape,
+    count_parameters,
+    find_shape,
+    known_name,
+    known_shape,
+)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +55,38 @@ def test_a_folder_is_read_and_needs_no_weights(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     # A layer: 4 squares of 8, 3 matrices of 8 × 16, two norms; then the embeddings and the last norm.
     assert find_shape(str(tmp_path)).num_parameters == 2 * (4 * 64 + 3 * 128 + 16) + 80 + 8
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """A model in two files, of 800 and 208 weights; its config.json would have 744."""
+    from safetensors.numpy import save_file
+
+    config = {"model_type": "llama", "vocab_size": 10, "tie_word_embeddings": True, "num_hidden_layers": 1,
+              "hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    names = {"one": "model-00001-of-00002.safetensors", "two": "model-00002-of-00002.safetensors"}
+    for name, size in (("one", 800), ("two", 208)):
+        save_file({name: np.zeros(size, dtype=np.float32)}, tmp_path / names[name])
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": names}), encoding="utf-8")
+    return tmp_path
+
+
+def test_of_a_folder_the_files_are_counted_that_are_loaded(shards: Path) -> None:
+    """Mistral's folders have the same weights again in consolidated.safetensors."""
+    shutil.copyfile(shards / "model-00001-of-00002.safetensors", shards / "consolidated.safetensors")
+    shape = find_shape(str(shards))
+    assert (shape.num_parameters, shape.fault) == (1008, None)
+
+
+def test_a_download_that_was_broken_off_is_counted_by_formula_and_said_to_be(shards: Path) -> None:
+    """4 squares of 8, 3 matrices of 8 × 16, two norms; the embeddings and the last norm."""
+    (shards / "model-00002-of-00002.safetensors").unlink()
+    shape = find_shape(str(shards))
+    assert shape.num_parameters == 4 * 64 + 3 * 128 + 16 + 80 + 8
+    assert shape.fault is not None and "model-00002-of-00002.safetensors" in shape.fault
+    with pytest.raises(ValueError, match="not whole"):
+        count_parameters(shards)
 
 
 def test_a_folder_of_quantized_weights_is_refused(tmp_path: Path) -> None:

@@ -220,6 +220,7 @@ def _head(setup: Setup, model: str, profiles: Sequence[str], lengths: str) -> tu
     return (
         f"{shape.name} ({_weights(shape)}) on {_machine_line(setup.machine)}",
         *([f"{model}: no such folder, planned by its name"] if by_name else []),
+        *([f"{shape.fault}: its weights are counted by formula"] if shape.fault else []),
         f"settings of {source}: {kind}, engine {setup.settings.engine.name}",
         lengths,
         *([OF_SEVERAL.format(setup.settings.launch.num_trainers)] if setup.settings.launch.num_trainers > 1 else []),
