@@ -3,7 +3,7 @@
 Changes are tried in one order, from those that cost nothing to those that change what is trained: frozen weights in
 bfloat16, gradient checkpointing, smaller forwards, fewer episodes at once, the optimizer's state off the device,
 trained weights in bfloat16, LoRA. Each is added to those before it until the run fits; those that turn out not to be
-needed are then taken back, the last first.
+needed are then taken back, the last first. What the settings refuse beside the others is passed over.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+
+from pydantic import ValidationError
 
 from tasks.learning.shared.settings import LoRASettings
 from tasks.planning.hardware import amount
@@ -37,18 +39,12 @@ def fits(setup: Setup) -> bool:
 
 def nearest_that_fits(setup: Setup) -> list[Change] | None:
     """The changes to the settings that make it fit, [] where it does; None where none of them does."""
-    tried: list[Change] = []
-    for change in _changes(setup):
-        if fits(_changed(setup, tried)):
-            break
-        tried = [item for item in tried if item[0] != change[0]] + [change]
-    if not fits(_changed(setup, tried)):
-        return None
-    for change in reversed(tried):
-        without = [item for item in tried if item is not change]
-        if fits(_changed(setup, without)):
-            tried = without
-    return tried
+    found = next((changes for changes in _steps(setup) if fits(_changed(setup, changes))), None)
+    for change in reversed(found or []):
+        without = [item for item in found or [] if item is not change]
+        if _is_accepted(setup, without) and fits(_changed(setup, without)):
+            found = without
+    return found
 
 
 def arithmetic(memory: Memory) -> str:
@@ -65,7 +61,8 @@ def remedy(setup: Setup) -> str:
     changes = nearest_that_fits(setup)
     if changes is not None:
         return f"It fits with {describe(changes)}."
-    longest = longest_episode(_changed(setup, [*dict(_changes(setup)).items()]))
+    *_, most = _steps(setup)
+    longest = longest_episode(_changed(setup, most))
     if longest:
         return f"{ON_ONE_CARD}: set sampling.max_tokens_per_episode to {longest} or less, or take a larger device."
     return "No setting makes it fit: take a larger device or a smaller model."
@@ -112,6 +109,32 @@ def check_size(params: dict[str, Any]) -> None:
             f"a warm start of {setup.shape.name}, which trains all weights, {where}: {arithmetic(memory)}. "
             f"{WITHOUT_WARM_START}"
         )
+
+
+def _steps(setup: Setup) -> Iterator[list[Change]]:
+    """No change, then each added to those before it."""
+    tried: list[Change] = []
+    yield tried
+    for change in _changes(setup):
+        more = [item for item in tried if item[0] != change[0]] + [change]
+        if _is_accepted(setup, more):
+            tried = more
+            yield tried
+
+
+def _is_accepted(setup: Setup, changes: list[Change]) -> bool:
+    """Whether params.yaml with these would be: by the settings' own classes, and by several trainers of an adapter
+    (`refuse_cut` in stages/train/policy.py).
+    """
+    settings = _changed(setup, changes).settings
+    dtypes = settings.compute.weights, settings.compute.frozen
+    if settings.train.lora and settings.launch.num_trainers > 1 and dtypes == ("bfloat16", "float32"):
+        return False
+    try:
+        type(settings).model_validate(settings.model_dump())
+    except ValidationError:
+        return False
+    return True
 
 
 def _changes(setup: Setup) -> Iterator[Change]:

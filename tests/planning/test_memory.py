@@ -116,6 +116,24 @@ def test_the_nearest_settings_fit_and_none_of_them_is_needless() -> None:
     assert "train.gradient_checkpointing: true" in describe(changes)
 
 
+def test_settings_that_would_be_refused_are_not_among_the_nearest() -> None:
+    """With half of a reference there is no LoRA, with which 7 billion weights would fit 40 GB."""
+    whole = setup("Qwen2.5-7B", "a100-40gb", train__lora=None)
+    assert "train.lora" in dict(nearest_that_fits(whole) or [])
+    assert nearest_that_fits(replace(whole, settings=whole.settings.changed("train.reference_mix", 0.5))) is None
+
+
+def test_several_trainers_of_an_adapter_keep_its_base_as_wide_as_it_is() -> None:
+    """Where the base may stay float32, bfloat16 adapters would be refused beside it (`refuse_cut`)."""
+    one = setup("Qwen2.5-7B", "h200-141gb")
+    launch = one.settings.launch.model_copy(update={"launcher": "external", "num_trainers": 2})
+    two = replace(one, settings=one.settings.model_copy(update={"launch": launch}))
+    half = ("compute.weights", "bfloat16")
+    assert nearest._is_accepted(one, [half])
+    assert not nearest._is_accepted(two, [half])
+    assert nearest._is_accepted(two, [("compute.frozen", "bfloat16"), half])
+
+
 def test_what_no_setting_makes_fit_has_no_nearest() -> None:
     tiny = replace(GPUS["4090-24gb"], memory=1e9)
     assert nearest_that_fits(replace(setup("Qwen2.5-7B", "4090-24gb"), machine=tiny)) is None
