@@ -67,9 +67,9 @@ def assumed_lengths(setup: Setup) -> Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """Of one iteration by phase, saving spread over its interval; `warm_start` (0 where there is none), `evaluate` and
-    `total` are of the whole run. A warm start takes `warm_start` if its first attempt is good enough, and
-    `warm_start_most` if it makes every one; `total` has the least, `total_most` the most.
+    """Of one iteration by phase, what it waits for saving spread over its interval; `warm_start` (0 where there is
+    none), `evaluate` and `total` are of the whole run. A warm start takes `warm_start` if its first attempt is good
+    enough, and `warm_start_most` if it makes every one; `total` has the least, `total_most` the most.
     """
 
     rollout: float
@@ -122,12 +122,16 @@ def plan_seconds(setup: Setup, lengths: Lengths, *, evaluated_episodes: float, h
     forwards += 1 - 1 / train.steps_per_batch  # notes the old log-probs of all groups but the first step's
     num_steps = train.updates_per_batch * train.steps_per_batch
     warm_start, warm_start_most = _warm_start_seconds(setup, lengths) if has_warm_start else (0.0, 0.0)
+    parts = {
+        "rollout": mean(lambda sized: rollout_seconds(sized, lengths, sized.episodes)),
+        "reference": forward if train.kl_weight else 0.0,
+        "update": forwards * forward + num_steps * _optimizer_seconds(setup),
+        "refresh": _refresh_seconds(setup),
+    }
+    saving, writing = saving_seconds(setup)
     return Seconds(
-        rollout=mean(lambda sized: rollout_seconds(sized, lengths, sized.episodes)),
-        reference=forward if train.kl_weight else 0.0,
-        update=forwards * forward + num_steps * _optimizer_seconds(setup),
-        refresh=_refresh_seconds(setup),
-        checkpoint=_saving_seconds(setup),
+        **parts,
+        checkpoint=saving + max(0.0, writing - sum(parts.values())),
         warm_start=warm_start,
         warm_start_most=warm_start_most,
         evaluate=START_SECONDS + rollout_seconds(setup, lengths, evaluated_episodes),
@@ -162,8 +166,9 @@ def _warm_start_seconds(setup: Setup, lengths: Lengths) -> tuple[float, float]:
 def _attempt_seconds(setup: Setup, lengths: Lengths, *, num_steps: int) -> float:
     own, alike = setup.settings.warm_start, warm_start_setup(setup)
     step = _forwards_per_step(alike.settings.train) * _forward_seconds(alike, lengths) + _optimizer_seconds(alike)
-    saving = num_steps // own.checkpoint_interval * checkpoint_bytes(alike) + snapshot_bytes(alike)
-    return num_steps * step + saving / DISK_BYTES
+    interval, size = own.checkpoint_interval, checkpoint_bytes(alike)
+    a_save = size / _copy_rate(setup) + max(0.0, size / DISK_BYTES - interval * step)
+    return num_steps * step + num_steps // interval * a_save + snapshot_bytes(alike) / DISK_BYTES
 
 
 def rollout_seconds(setup: Setup, lengths: Lengths, episodes: float) -> float:
@@ -280,8 +285,16 @@ def _refresh_seconds(setup: Setup) -> float:
     return size / rate[getattr(own, "transfer", "disk")]
 
 
-def _saving_seconds(setup: Setup) -> float:
-    train = setup.settings.train
-    checkpoint = checkpoint_bytes(setup) / DISK_BYTES
-    snapshot = snapshot_bytes(setup) / DISK_BYTES
-    return checkpoint / train.checkpoint_interval + snapshot / train.snapshot_interval
+def saving_seconds(setup: Setup) -> tuple[float, float]:
+    """Of an iteration. Training waits for the first, the copies of checkpoints and whole snapshots. The second is the
+    writing of checkpoints, which goes on behind the iterations that follow; only the next save waits for its end.
+    """
+    train, size = setup.settings.train, checkpoint_bytes(setup)
+    snapshot = snapshot_bytes(setup) / DISK_BYTES / train.snapshot_interval
+    copy, write = (size / rate / train.checkpoint_interval for rate in (_copy_rate(setup), DISK_BYTES))
+    return copy + snapshot, write
+
+
+def _copy_rate(setup: Setup) -> float:
+    """Of what is saved, to host memory; on a CPU it is read and written there."""
+    return PCIE_BYTES if setup.machine.is_gpu else setup.machine.bandwidth / 2

@@ -10,8 +10,10 @@ import pytest
 from tasks.learning.shared.settings import ExplorationSettings, SamplesPoint, StopSettings
 from tasks.planning.seconds import (
     DAY,
+    DISK_BYTES,
     GPU_BANDWIDTH_SHARE,
     GPU_EFFICIENCY,
+    PCIE_BYTES,
     START_SECONDS,
     TENSOR_PARALLEL_SHARE,
     Lengths,
@@ -20,6 +22,7 @@ from tasks.planning.seconds import (
     decode_costs,
     fed_token_seconds,
     plan_seconds,
+    saving_seconds,
 )
 from tasks.planning.setup import Setup
 from tests.planning.setups import setup
@@ -95,10 +98,26 @@ def test_a_warm_start_is_three_forwards_of_each_demonstration_and_its_checkpoint
     tokens, matrices, head = 64 * 3000, 1.31e9, 151_936 * 1536
     rate = GPU_EFFICIENCY * wanted.machine.rate["tf32" if wanted.settings.compute.tf32 else "float32"]
     arithmetic = 100 * 3 * (2 * matrices * tokens + 2 * head * 64 * 500) / rate
-    # Two checkpoints of 12 bytes per weight and the model in bfloat16, 1 GB a second.
-    saving = (2 * 12 + 2) * 1.543e9 / 1e9
+    # The model in bfloat16, 1 GB a second; two copies of 12 bytes per weight over PCIe, which are written meanwhile.
+    saving = 2 * 1.543e9 / 1e9 + 2 * 12 * 1.543e9 / PCIE_BYTES
     assert arithmetic + saving < found < 1.5 * arithmetic + saving
     assert plan_seconds(wanted, LENGTHS, evaluated_episodes=0).warm_start == 0
+
+
+def test_training_waits_for_the_copy_of_a_checkpoint_and_for_what_of_its_write_outlasts_the_next_iteration() -> None:
+    """Weights, averages and reference: 16 bytes per weight, 20 GB a second to the host and 1 GB to the disk."""
+    full = {"train__lora": None, "train__snapshot_interval": 10**6}
+    often, seldom = (setup("Qwen2.5-1.5B", "h100-80gb", **full, train__checkpoint_interval=every) for every in (1, 5))
+    size = 16 * 1.543714304e9
+    one, five = (plan_seconds(item, LENGTHS, evaluated_episodes=0) for item in (often, seldom))
+    assert 5 * (five.iteration - five.checkpoint) > size / DISK_BYTES
+    assert five.checkpoint == pytest.approx(size / PCIE_BYTES / 5, rel=1e-3)
+    late = size / DISK_BYTES - (one.iteration - one.checkpoint)
+    assert one.checkpoint == pytest.approx(size / PCIE_BYTES + max(0.0, late), rel=1e-3)
+    short = replace(LENGTHS, prompt=20, sampled=5, replies=5, longest=15)
+    brief = plan_seconds(often, short, evaluated_episodes=0)
+    assert brief.checkpoint == pytest.approx(size / PCIE_BYTES + size / DISK_BYTES - brief.iteration + brief.checkpoint)
+    assert saving_seconds(often) == pytest.approx((size / PCIE_BYTES, size / DISK_BYTES), rel=1e-3)
 
 
 def test_a_warm_start_takes_one_attempt_at_least_and_all_of_them_at_most() -> None:

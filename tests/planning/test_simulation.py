@@ -54,6 +54,18 @@ def test_an_iteration_in_turn_is_the_sum_of_its_parts() -> None:
     assert found.episodes_per_hour == pytest.approx(2 * 3600 / found.iteration_seconds)
 
 
+def test_a_checkpoint_is_written_behind_the_next_iteration_and_the_next_save_waits_for_its_end() -> None:
+    """An iteration takes 15.55 s with its save of 0.25 s."""
+    alone = outcome()
+    assert outcome(speeds=replace(SPEEDS, write=14.0)) == alone
+    late = outcome(speeds=replace(SPEEDS, write=30.0))
+    # The first of the four saves waits for none, the others for what is left of 30 s.
+    waits = 30.0 - (alone.iteration_seconds - 0.25)
+    assert late.iteration_seconds == pytest.approx(alone.iteration_seconds + waits * 3 / 4)
+    assert late.update_seconds == pytest.approx(alone.update_seconds)
+    assert late.trainer_idle > alone.trainer_idle
+
+
 def test_two_engines_share_the_episodes_and_two_trainers_share_the_batch() -> None:
     found = outcome(trainers=2, engines=2)
     assert found.rollout_seconds == pytest.approx(2 * (0.1 + 20 * 0.15 + 2.0))  # one live turn in each

@@ -206,9 +206,10 @@ def _episode_lines(records: Records, workload: Workload, tokens: tuple[int, int,
 
 
 def _fixed_line(speeds: Speeds) -> str:
+    behind = f", which writes {_seconds(speeds.write)} more behind what follows" if speeds.write else ""
     return (
         f"beside rollout and update, per iteration: {_seconds(speeds.refresh)} to give the engines new weights, "
-        f"{_seconds(speeds.save)} to save"
+        f"{_seconds(speeds.save)} to save{behind}"
     )
 
 

@@ -17,6 +17,7 @@ from tasks.planning.seconds import (
     decode_costs,
     fed_token_seconds,
     plan_seconds,
+    saving_seconds,
 )
 from tasks.planning.setup import Setup
 from tasks.planning.simulation.measured import mean_tokens
@@ -39,13 +40,15 @@ def assumed_speeds(setup: Setup, workload: Workload) -> Speeds:
     """Of `setup.machine`, whose rates are known, with episodes as recorded."""
     lengths = recorded_lengths(workload.groups)
     seconds = plan_seconds(setup, lengths, evaluated_episodes=0)
+    saving, writing = saving_seconds(setup)
     positions = workload.problems * mean(sum(costs_of_group(group, workload)) / len(group) for group in workload.groups)
     return Speeds(
         engine=EngineSpeed(decode_costs(setup, lengths), fed_token_seconds(setup, lengths)),
         position=(seconds.update + seconds.reference) / (positions * workload.group_size),
         share_weights=share_weights(setup),
         refresh=seconds.refresh,
-        save=seconds.checkpoint,
+        save=saving,
+        write=writing,
         host_turn=HOST_TURN_SECONDS,
     )
 

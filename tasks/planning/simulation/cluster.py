@@ -89,6 +89,7 @@ class _Run:
         last = iterations + workload.max_staleness  # those ahead of the last are begun beside it, as in a longer run
         self.batches: list[simpy.Event] = [self.env.event() for _ in range(last + 1)]
         self.host_until = self.host_busy = self.trainer_busy = 0.0
+        self.written = 0.0  # when the write of the last checkpoint ends
         self.is_collecting = self.is_updating = False
         self.beside = self.env.event()  # updating and collecting begin or end to be side by side
         self.ends = [(0.0, 0.0, 0.0, 0.0)]  # of iterations: the time, and what was busy until then
@@ -233,7 +234,9 @@ class _Run:
                 self._renew_weights()
             elif self.workload.max_staleness:  # the next batch is begun before a checkpoint is written
                 self.trained[iteration].succeed()
+            yield self.env.timeout(max(0.0, self.written - self.env.now))
             yield self.env.timeout(self.speeds.save)
+            self.written = self.env.now + self.speeds.write
             if not streams and not self.workload.max_staleness:
                 self.trained[iteration].succeed()
             self.updates.append(took)

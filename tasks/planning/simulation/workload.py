@@ -40,8 +40,9 @@ class EngineSpeed:
 class Speeds:
     """Seconds. `position` of a trainer per position, `update` of each update besides; `share_weights` of one trainer
     that gathers weights and adds up gradients with others, per pass, in a node and between nodes; `refresh` of new
-    weights to the engines; `save` per iteration; `host_turn` of the one process that plays all environments.
-    `slowed_beside`: seconds that an update and a collection in one process each lose per second side by side.
+    weights to the engines; `save` per iteration, and `write` of what a save leaves to be written behind the next one;
+    `host_turn` of the one process that plays all environments. `slowed_beside`: seconds that an update and a collection
+    in one process each lose per second side by side.
     """
 
     engine: EngineSpeed
@@ -50,6 +51,7 @@ class Speeds:
     share_weights: tuple[float, float] = (0.0, 0.0)
     refresh: float = 0.0
     save: float = 0.0
+    write: float = 0.0
     host_turn: float = 0.0
     slowed_beside: float = 0.0
 
