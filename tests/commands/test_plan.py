@@ -134,10 +134,28 @@ def test_figures_are_rounded_to_what_an_estimate_is_worth() -> None:
     assert [dollars(value) for value in (2.345, 61.4)] == ["2.35", "61"]
 
 
-@pytest.mark.parametrize("tokens", [(-5, 0, 0), (0, 10, 0), (10, 10, -1)])
-def test_lengths_that_no_episode_has_are_refused(tokens: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match="--tokens"):
-        make_plan(tokens=tokens)
+@pytest.mark.parametrize(
+    ("tokens", "reason"),
+    [
+        ((-5, 0, 0), "at least 1 token of prompt"),
+        ((0, 10, 0), "at least 1 token of prompt"),
+        ((10, 10, -1), "0 of replies"),
+        ((100_000, 100_000, 0), r"200,000 tokens, and sampling\.max_tokens_per_episode 420 end"),
+        ((400, 20, 1), "421 tokens"),
+    ],
+)
+def test_lengths_that_no_episode_has_are_refused(tokens: tuple[int, int, int], reason: str) -> None:
+    with pytest.raises(ValueError, match=rf"^--tokens .*{reason}") as refused:
+        make_plan(tokens=tokens, profiles=["demo"])
+    assert "\n" not in str(refused.value)
+
+
+def test_lengths_beyond_the_budget_of_what_follows_a_prompt_are_refused_too() -> None:
+    """2,048 tokens after a prompt, of 8,192 in all."""
+    profiles = ["qwen2.5_7b_lora_80gb", "bfcl"]
+    with pytest.raises(ValueError, match=r"max_completion_tokens 2,048 end an episode at 3,048"):
+        make_plan(gpu="a100-80gb", profiles=profiles, tokens=(1000, 2000, 49))
+    assert make_plan(gpu="a100-80gb", profiles=profiles, tokens=(1000, 2000, 48)).lengths.total == 3048
 
 
 def test_a_plan_has_the_lengths_of_the_episodes_that_were_played_here(

@@ -74,6 +74,11 @@ def test_a_run_that_streams_is_planned_with_its_groups_under_way(records: Path) 
 
 @pytest.mark.slow
 def test_lengths_that_are_given_take_the_place_of_the_recorded_ones(records: Path) -> None:
+    from tasks.commands.plan import cluster
+
+    with pytest.raises(ValueError, match=r"--tokens 4000 200 80.*4,280 tokens.*sampling\.max_tokens_per_episode"):
+        plan_cluster(4, 2, tokens=(4000, 200, 80))
+    cluster.read_params()["sampling"]["max_tokens_per_episode"] = 4280
     told = printed(plan_cluster(4, 2, tokens=(4000, 200, 80)))
     assert "assumed: the lengths of --tokens (4,000 of prompt, 200 sampled, 80 of replies)" in told
 

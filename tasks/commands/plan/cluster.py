@@ -14,7 +14,7 @@ from functools import partial
 from statistics import mean
 from typing import Any
 
-from tasks.commands.plan.plan import choose_machine
+from tasks.commands.plan.plan import check_tokens, choose_machine
 from tasks.commands.profile import read_profiles
 from tasks.core.progress import spell
 from tasks.core.settings import PARAMS_FILE, Settings, load, load_paths, parse_params, read_params
@@ -87,6 +87,7 @@ def plan_cluster(
     check_sizes(gpus, nodes)
     params = parse_params(read_profiles(profiles), PARAMS_FILE) if profiles else read_params()
     settings, sections = load(PlanSections, params), load(SeedSections, params)
+    check_tokens(tokens, settings.sampling)
     records = read_records(load_paths(params).artifacts / "timings")
     recorded = make_workload(settings, records)
     workload = replace(recorded, groups=scale_groups(recorded.groups, tokens)) if tokens else recorded

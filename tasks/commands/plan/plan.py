@@ -28,6 +28,7 @@ from tasks.planning.parts import Memory
 from tasks.planning.seconds import Lengths, Seconds, assumed_lengths, plan_seconds, rollout_seconds
 from tasks.planning.setup import PlanSections, Setup
 from tasks.planning.shapes import KNOWN, Shape, find_shape, shape_of
+from tasks.rollouts.settings import SamplingSettings
 from tasks.stages.assess.settings import AssessSettings
 from tasks.stages.curate.settings import CurateSettings
 from tasks.stages.evaluate.settings import EvaluateSettings
@@ -102,13 +103,9 @@ def make_plan(
     tokens: tuple[int, int, int] | None = None,
 ) -> Plan:
     """ValueError for a model, a machine or a profile that is not known, and for lengths that no episode has."""
-    if tokens is not None and (min(tokens[:2]) < 1 or tokens[2] < 0):
-        raise ValueError(
-            f"--tokens {' '.join(map(str, tokens))}: no episode has these lengths, so no time follows from them. Give "
-            f"at least 1 token of prompt, 1 sampled and 0 of replies."
-        )
     params = parse_params(read_profiles(profiles), PARAMS_FILE) if profiles else read_params()
     settings, sections = load(PlanSections, params), load(EvaluationSections, params)
+    check_tokens(tokens, settings.sampling)
     shape = shape_of(sections.model) if model is None else find_shape(model)
     machine = choose_machine(gpu, settings, shape)
     if dollars_per_hour is not None:
@@ -132,8 +129,31 @@ def make_plan(
         warm_start=warm_start_memory(setup).peak if has_warm_start else None,
         head=_head(setup, model or sections.model.path, profiles, line),
         is_own_price=dollars_per_hour is not None,
-        outlook=_outlook(settings, played) if played else None,
+        outlook=_outlook(settings, played, tokens) if played else None,
     )
+
+
+def check_tokens(tokens: tuple[int, int, int] | None, sampling: SamplingSettings) -> None:
+    """ValueError for lengths that no episode has, or none within the budgets of sampling."""
+    if tokens is None:
+        return
+    prompt, sampled, replies = tokens
+    limit = sampling.token_limit(prompt)
+    remedy = None
+    if min(prompt, sampled) < 1 or replies < 0:
+        remedy = "Give at least 1 token of prompt, 1 sampled and 0 of replies."
+    elif sum(tokens) > limit:
+        budgets = ("max_tokens_per_episode", "max_completion_tokens")
+        names = [f"sampling.{name} {value:,}" for name in budgets if (value := getattr(sampling, name)) is not None]
+        remedy = (
+            f"They are {sum(tokens):,} tokens, and {' and '.join(names)} end an episode at {limit:,}: give fewer, the "
+            f"--profile that has room for them, or raise the budget."
+        )
+    if remedy is not None:
+        raise ValueError(
+            f"--tokens {' '.join(map(str, tokens))}: no episode has these lengths, so no time follows from them. "
+            f"{remedy}"
+        )
 
 
 def train_seconds(plan: Plan, *, group_size: int | None, episodes: float) -> float | None:
@@ -174,10 +194,12 @@ def played_lengths(paths: Paths) -> tuple[str, Lengths] | None:
     return None
 
 
-def _outlook(settings: PlanSections, paths: Paths) -> Outlook | None:
-    """None until the model that training starts from was played."""
+def _outlook(settings: PlanSections, paths: Paths, tokens: tuple[int, int, int] | None) -> Outlook | None:
+    """None until the model that training starts from was played; of episodes as long as `tokens` say."""
     if not paths.split("train").exists() or (baseline := read_baseline(paths)) is None:
         return None
+    if tokens is not None:
+        baseline = replace(baseline, sampled_tokens=float(tokens[1]))
     return expect(settings.train, read_split(paths, "train"), baseline)
 
 

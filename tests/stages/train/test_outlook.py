@@ -166,6 +166,16 @@ def test_the_stage_and_plan_tell_the_same(
     assert "would teach nothing" not in output
 
 
+def test_the_signal_is_of_episodes_as_long_as_the_lengths_that_plan_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned_here(assessed(tmp_path / "artifacts", solved=11), monkeypatch)
+    for tokens in ((30, 7, 3), (30, 70, 3)):
+        signal = json.loads(as_json(make_plan(gpu="cpu", tokens=tokens)))["signal"]
+        assert signal["planned"]["sampled_tokens"] == pytest.approx(tokens[1] * signal["planned"]["episodes"])
+        assert all(row["sampled_tokens"] == pytest.approx(tokens[1] * row["episodes"]) for row in signal["rows"])
+
+
 def test_both_warn_where_most_groups_would_teach_nothing_and_say_what_to_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
