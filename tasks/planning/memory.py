@@ -30,6 +30,7 @@ HEAP_BYTES = 512 << 20  # of blocks on a CPU that are free and not yet given bac
 LOGIT_BYTES = {False: 64 << 20, True: 512 << 20}  # of a chunk of the output head
 FORWARD_BYTES = {False: 512 << 20, True: 2 << 30}  # of one in the in-process engine
 LOGITS_COPIES = 5  # of a chunk in backward
+SHARE = "engine.settings.gpu_memory_utilization"
 ENGINE_WORKSPACE = 2 << 30  # of vLLM on a GPU: activations and CUDA graphs; an assumption
 
 
@@ -198,17 +199,25 @@ def cached_tokens(setup: Setup) -> float:
 
 
 def share_fault(setup: Setup) -> str | None:
-    """What is wrong with vLLM's share of a GPU's memory, which has to contain its weights and one episode."""
+    """Why vLLM would not start, where its share of a GPU's memory is too small; None where it is not."""
     if not (setup.is_vllm and setup.shares_the_device and setup.machine.is_gpu):
         return None
-    episode = setup.settings.sampling.max_tokens_per_episode * _token_bytes(setup)
-    least = (_engine_base(setup) + episode) / setup.machine.memory
-    if least <= _engine_share(setup):
+    if _least_share(setup) <= _engine_share(setup):
         return None
     return (
-        f"engine.settings.gpu_memory_utilization is {_engine_share(setup):g}; vLLM's weights, workspace and one "
-        f"episode take {math.ceil(100 * least) / 100:g} of {setup.machine.name}"
+        f"{SHARE} is {_engine_share(setup):g}; vLLM's weights, workspace and one episode take {enough_share(setup):g} "
+        f"of {setup.machine.name}, so it would not start"
     )
+
+
+def enough_share(setup: Setup) -> float:
+    """Of a GPU's memory for vLLM to start, in hundredths."""
+    return math.ceil(100 * _least_share(setup)) / 100
+
+
+def _least_share(setup: Setup) -> float:
+    episode = setup.settings.sampling.max_tokens_per_episode * _token_bytes(setup)
+    return (_engine_base(setup) + episode) / setup.machine.memory
 
 
 def _engine_share(setup: Setup) -> float:

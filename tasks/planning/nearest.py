@@ -1,9 +1,10 @@
-"""Whether a run fits its device, and the nearest settings that do where it does not.
+"""Whether a run fits its device, with all that it starts there, and the nearest settings that do where it does not.
 
-Changes are tried in one order, from those that cost nothing to those that change what is trained: frozen weights in
-bfloat16, gradient checkpointing, smaller forwards, fewer episodes at once, the optimizer's state off the device,
-trained weights in bfloat16, LoRA. Each is added to those before it until the run fits; those that turn out not to be
-needed are then taken back, the last first. What the settings refuse beside the others is passed over.
+Changes are tried in one order, from those that cost nothing to those that change what is trained: the share of the
+device's memory that vLLM needs to start, frozen weights in bfloat16, gradient checkpointing, smaller forwards, fewer
+episodes at once, the optimizer's state off the device, trained weights in bfloat16, LoRA. Each is added to those before
+it until the run fits; those that turn out not to be needed are then taken back, the last first. What the settings
+refuse beside the others is passed over.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 
 from tasks.learning.shared.settings import LoRASettings
 from tasks.planning.hardware import amount
-from tasks.planning.memory import loaded_bytes, plan_memory, warm_start_memory
+from tasks.planning.memory import SHARE, enough_share, loaded_bytes, plan_memory, share_fault, warm_start_memory
 from tasks.planning.parts import Memory
 from tasks.planning.setup import Setup, setup_of
 
@@ -34,7 +35,7 @@ Change = tuple[str, Any]  # a key of params.yaml and its value
 
 
 def fits(setup: Setup) -> bool:
-    return plan_memory(setup).peak <= setup.machine.memory
+    return plan_memory(setup).peak <= setup.machine.memory and share_fault(setup) is None
 
 
 def nearest_that_fits(setup: Setup) -> list[Change] | None:
@@ -104,6 +105,8 @@ def check_size(params: dict[str, Any]) -> None:
         raise ValueError(f"{setup.shape.name} {where}: {describe_load(setup, loaded)}. {LOADED_REMEDY}")
     if (memory := plan_memory(setup)).peak > allowed:
         raise ValueError(f"{setup.shape.name} {where}: {arithmetic(memory)}. {remedy(setup)}")
+    if fault := share_fault(setup):
+        raise ValueError(f"{setup.shape.name} {where}: {fault}. {remedy(setup)}")
     if params["assess"]["warm_start_below"] > 0 and (memory := warm_start_memory(setup)).peak > allowed:
         raise ValueError(
             f"a warm start of {setup.shape.name}, which trains all weights, {where}: {arithmetic(memory)}. "
@@ -139,6 +142,8 @@ def _is_accepted(setup: Setup, changes: list[Change]) -> bool:
 
 def _changes(setup: Setup) -> Iterator[Change]:
     settings = setup.settings
+    if share_fault(setup):
+        yield SHARE, enough_share(setup)
     yield "compute.frozen", "bfloat16"
     yield "train.gradient_checkpointing", True
     longest = settings.sampling.max_tokens_per_episode

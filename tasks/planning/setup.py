@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tasks.core.settings import Settings, load
+from tasks.core.settings import Settings, SettingsT, load
 from tasks.learning.shared.settings import GRPOSettings, SupervisedSettings
 from tasks.models.settings import ComputeSettings, LaunchSettings, ModelSettings
 from tasks.planning.hardware import Machine, this_machine
@@ -28,9 +28,12 @@ class PlanSections(Settings):
 
     def changed(self, key: str, value: Any) -> PlanSections:
         """With one value of another: `changed("compute.offload", "optimizer")`."""
-        section, name = key.split(".")
-        part = getattr(self, section).model_copy(update={name: value})
-        return self.model_copy(update={section: part})
+        return _changed(self, key, value)
+
+
+def _changed(settings: SettingsT, key: str, value: Any) -> SettingsT:
+    name, _, rest = key.partition(".")
+    return settings.model_copy(update={name: _changed(getattr(settings, name), rest, value) if rest else value})
 
 
 class ModelSections(Settings):

@@ -100,11 +100,26 @@ def test_of_a_card_whose_speed_is_not_known_memory_alone_is_planned() -> None:
     assert json.loads(as_json(plan))["seconds"] is None
 
 
+@pytest.mark.slow
+def test_a_run_whose_vllm_would_not_start_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = profile_params("qwen2.5_7b_lora_80gb")
+    params["engine"]["settings"]["gpu_memory_utilization"] = 0.15
+    monkeypatch.setattr("tasks.commands.plan.plan.read_params", lambda: params)
+    plan = make_plan(gpu="a100-80gb")
+    assert not plan.does_fit and plan.seconds is None
+    told = printed(plan)
+    assert told.startswith("does not fit: engine.settings.gpu_memory_utilization is 0.15;")
+    assert "would not start" in told and "fits: " not in told
+    assert plan.fits_on["a100-80gb"] == "with engine.settings.gpu_memory_utilization: 0.22"
+    row = json.loads(as_json(plan))
+    assert not row["fits"] and "would not start" in row["share_fault"]
+
+
 def test_what_is_beyond_nine_tenths_is_tight() -> None:
-    plan = make_plan(model="Qwen3-8B", gpu="a100-40gb", profiles=["qwen2.5_7b_lora_80gb", "bfcl"])
+    plan = make_plan(model="Qwen2.5-1.5B", gpu="l40s-48gb", profiles=["qwen2.5_0.5b_24gb", "bfcl"])
     assert 0.9 < plan.memory.peak / plan.setup.machine.memory <= 1
     assert printed(plan).startswith("tight: ")
-    assert plan.fits_on["a100-40gb"] == "tight"
+    assert plan.fits_on["l40s-48gb"] == "tight"
     assert plan.fits_on["a100-80gb"] == "yes"
 
 

@@ -298,8 +298,8 @@ def test_a_cpu_keeps_free_blocks_up_to_what_lets_the_thread_give_them_back() -> 
 def test_of_vllm_over_two_gpus_each_has_half_of_the_weights_and_of_the_heads() -> None:
     """15.2 GB of weights in bfloat16. Half of them and of 8,192 tokens' keys and values are within 0.15 of 80 GB."""
     wanted = setup("Qwen2.5-7B", "a100-80gb", profile="qwen2.5_7b_lora_80gb")
-    own = wanted.settings.engine.own.model_copy(update={"gpu_memory_utilization": 0.15, "tensor_parallel_size": 2})
-    two = replace(wanted, settings=wanted.settings.changed("engine.settings", own))
+    settings = wanted.settings.changed("engine.settings.tensor_parallel_size", 2).changed(memory.SHARE, 0.15)
+    two = replace(wanted, settings=settings)
     assert parts(two)["engine's weights"][0] == 7_615_616_512
     room = 0.15 * wanted.machine.memory - 7_615_616_512 - memory.ENGINE_WORKSPACE
     assert parts(two)["keys and values"][0] == pytest.approx(room)
@@ -307,10 +307,24 @@ def test_of_vllm_over_two_gpus_each_has_half_of_the_weights_and_of_the_heads() -
     assert memory.share_fault(two) is None
 
 
-def test_a_share_of_vllm_that_its_weights_and_one_episode_exceed_is_told() -> None:
+def test_a_share_that_vllms_weights_and_one_episode_exceed_does_not_fit_and_the_nearest_raises_it() -> None:
+    """15.2 GB of weights, 2.1 GB of workspace and 0.9 GB of an episode, of 84.8 GB: 0.216."""
     wanted = setup("Qwen2.5-7B", "a100-80gb", profile="qwen2.5_7b_lora_80gb")
     assert memory.share_fault(wanted) is None
-    small = replace(wanted, machine=GPUS["4090-24gb"])
+    small, enough = (replace(wanted, settings=wanted.settings.changed(memory.SHARE, share)) for share in (0.15, 0.22))
     told = memory.share_fault(small)
-    assert told is not None
-    assert "gpu_memory_utilization" in told
+    assert told is not None and "gpu_memory_utilization is 0.15" in told and "take 0.22 of a100-80gb" in told
+    assert plan_memory(small).peak < small.machine.memory and not fits(small)
+    assert nearest_that_fits(small) == [(memory.SHARE, 0.22)]
+    assert fits(enough)
+    # Of 25 GB it would be 0.71, and beside a trainer vLLM may have 0.6.
+    assert nearest_that_fits(replace(wanted, machine=GPUS["4090-24gb"])) is None
+
+
+def test_a_run_is_refused_where_its_vllm_would_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    params: dict[str, Any] = profile_params("qwen2.5_7b_lora_80gb")
+    monkeypatch.setattr("tasks.planning.setup.this_machine", lambda compute: GPUS["a100-80gb"])
+    check_size(params)
+    params["engine"]["settings"]["gpu_memory_utilization"] = 0.15
+    with pytest.raises(ValueError, match=r"would not start\. It fits with engine\.\S+gpu_memory_utilization: 0\.22"):
+        check_size(params)

@@ -106,7 +106,7 @@ def test_a_warm_start_is_three_forwards_of_each_demonstration_and_its_checkpoint
 
 def test_training_waits_for_the_copy_of_a_checkpoint_and_for_what_of_its_write_outlasts_the_next_iteration() -> None:
     """Weights, averages and reference: 16 bytes per weight, 20 GB a second to the host and 1 GB to the disk."""
-    full = {"train__lora": None, "train__snapshot_interval": 10**6}
+    full: dict[str, Any] = {"train__lora": None, "train__snapshot_interval": 10**6}
     often, seldom = (setup("Qwen2.5-1.5B", "h100-80gb", **full, train__checkpoint_interval=every) for every in (1, 5))
     size = 16 * 1.543714304e9
     one, five = (plan_seconds(item, LENGTHS, evaluated_episodes=0) for item in (often, seldom))
@@ -161,8 +161,7 @@ def test_under_lora_a_step_of_the_engine_reads_the_frozen_base_as_wide_as_memory
 
 def over_gpus(number: int) -> Setup:
     wanted = setup("Qwen2.5-7B", "h100-80gb", profile="bfcl_qwen2.5_7b")
-    own = wanted.settings.engine.own.model_copy(update={"tensor_parallel_size": number})
-    return replace(wanted, settings=wanted.settings.changed("engine.settings", own))
+    return replace(wanted, settings=wanted.settings.changed("engine.settings.tensor_parallel_size", number))
 
 
 def test_an_engine_over_four_gpus_reads_and_multiplies_as_fast_as_their_assumed_share() -> None:

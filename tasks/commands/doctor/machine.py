@@ -57,7 +57,7 @@ def compiler(context: DoctorContext) -> Finding:
 def memory(context: DoctorContext) -> Finding:
     setup = planned_setup(context)
     if fault := share_fault(setup):
-        return failed(fault, "vLLM would not start. Raise the share, or lower sampling.max_tokens_per_episode.")
+        return failed(fault, remedy(setup))
     there = setup.machine.memory
     if setup.settings.launch.num_trainers > 1:
         loaded = loaded_bytes(setup)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.commands.plan.plan import Plan, is_tight, train_seconds
 from tasks.core.progress import span, spell
 from tasks.planning.hardware import amount
-from tasks.planning.memory import share_fault
-from tasks.planning.nearest import WITHOUT_WARM_START, arithmetic, fits, longest_episode
+from tasks.planning.nearest import WITHOUT_WARM_START, arithmetic, longest_episode
 from tasks.planning.parts import Memory
 from tasks.planning.seconds import Seconds
 
@@ -24,7 +23,7 @@ def print_plan(plan: Plan, console: SafeConsole | None = None) -> bool:
     from tasks.stages.train.outlook import warning_of
 
     console = console or SafeConsole()
-    for line in (_verdict(plan), *_share_line(plan), *plan.head, *_warm_start_line(plan), _longest_line(plan)):
+    for line in (*_verdict(plan), *plan.head, *_warm_start_line(plan), _longest_line(plan)):
         console.print(line, soft_wrap=True)
     console.print(_memory_table(plan.memory))
     if plan.seconds:
@@ -40,19 +39,15 @@ def print_plan(plan: Plan, console: SafeConsole | None = None) -> bool:
     return plan.does_fit
 
 
-def _verdict(plan: Plan) -> str:
+def _verdict(plan: Plan) -> list[str]:
     setup, memory = plan.setup, plan.memory
-    if not fits(setup):
-        return f"does not fit: {arithmetic(memory)}"
+    too_large = [arithmetic(memory)] if memory.peak > setup.machine.memory else []
+    if faults := [*too_large, *([plan.share_fault] if plan.share_fault else [])]:
+        return [f"does not fit: {fault}" for fault in faults]
     if plan.is_warm_start_too_large:
-        return "the warm start does not fit, the rest does"
+        return ["the warm start does not fit, the rest does"]
     told = f"{amount(memory.peak)} of {amount(setup.machine.memory)}"
-    return f"tight: {told}, and an estimate is no promise" if is_tight(setup) else f"fits: {told}"
-
-
-def _share_line(plan: Plan) -> list[str]:
-    fault = share_fault(plan.setup)
-    return [] if fault is None else [f"{fault}: vLLM would not start"]
+    return [f"tight: {told}, and an estimate is no promise" if is_tight(setup) else f"fits: {told}"]
 
 
 def _warm_start_line(plan: Plan) -> list[str]:

@@ -22,7 +22,7 @@ from tasks.core.urls import local_path
 from tasks.environments.settings import EnvironmentSettings
 from tasks.models.settings import ModelSettings
 from tasks.planning.hardware import GPUS, Machine, amount, find_gpu, measured, this_machine
-from tasks.planning.memory import plan_memory, warm_start_memory
+from tasks.planning.memory import plan_memory, share_fault, warm_start_memory
 from tasks.planning.nearest import TIGHT, describe, fits, longest_episode, nearest_that_fits
 from tasks.planning.parts import Memory
 from tasks.planning.seconds import Lengths, Seconds, assumed_lengths, plan_seconds, rollout_seconds
@@ -70,6 +70,10 @@ class Plan:
         return self.warm_start is not None and self.warm_start > self.setup.machine.memory
 
     @property
+    def share_fault(self) -> str | None:
+        return share_fault(self.setup)
+
+    @property
     def does_fit(self) -> bool:
         return fits(self.setup) and not self.is_warm_start_too_large
 
@@ -84,6 +88,7 @@ class Plan:
             "lengths": asdict(self.lengths),
             "memory": {**{part.name: asdict(part) for part in self.memory.parts}, "peak": self.memory.peak},
             "fits": self.does_fit,
+            "share_fault": self.share_fault,
             "fits_on": self.fits_on,
             "warm_start": self.warm_start,
             "longest_episode": longest_episode(self.setup),
