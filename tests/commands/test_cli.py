@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
@@ -258,6 +259,16 @@ def test_a_profile_replaces_params_yaml_comments_and_all_and_shows_the_differenc
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_a_plan_that_does_not_fit_ends_with_status_1_in_words_and_as_json(project: Path):
+    for gpu, does_fit in (("4090-24gb", False), ("a100-80gb", True)):
+        wanted = ("plan", "--profile", "my_model", "--model", "Qwen2.5-7B", "--gpu", gpu)
+        told, row = tasks(*wanted), tasks(*wanted, "--json")
+        assert told.returncode == row.returncode == (0 if does_fit else 1)
+        assert json.loads(row.stdout)["fits"] is does_fit
+        assert told.stdout.startswith("fits: " if does_fit else "does not fit: ")
+
+
 def test_a_profile_that_does_not_exist_is_refused_with_those_that_do(project: Path):
     message = refused(tasks("profile", "../secrets"))
     assert "'../secrets' is not a profile" in message

@@ -8,6 +8,7 @@ import typer
 from typer import Argument, Option
 
 from tasks.commands.cli.options import AcceptDrift, use_accept_drift
+from tasks.core.terminal import tell
 from tasks.pipeline.cli_command import Debug, command
 
 checks = typer.Typer()
@@ -48,7 +49,10 @@ def plan(
     from tasks.commands.plan import plan as verb
 
     found = verb.make_plan(model, gpu, profile or [], dollars_per_hour, tokens)
-    return verb.as_json(found) if as_json else output.print_plan(found)
+    if as_json:
+        tell(verb.as_json(found))
+        return found.does_fit
+    return output.print_plan(found)
 
 
 @command(checks)
