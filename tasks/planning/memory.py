@@ -1,4 +1,4 @@
-"""Memory of a training run on its device, by part, in the three phases of an iteration.
+"""Memory of a run on its device, by part, in the three phases of an iteration and where a model is measured.
 
 Weights and what mirrors them follow from the settings exactly. Activations are a count of vectors per position, fitted
 to peaks of one to eight layers of Qwen2.5-0.5B's width over packed groups of 2,300 and 3,700 positions on a CPU (2
@@ -8,15 +8,17 @@ cores of an AMD EPYC, torch 2.13); infra/benchmarks.md has the whole model's. On
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from tasks.planning.cut import of_rank_0
 from tasks.planning.hardware import GIB
 from tasks.planning.parts import Memory, Part
-from tasks.planning.setup import Setup, num_bytes, warm_start_setup
+from tasks.planning.setup import Setup, evaluation_setups, num_bytes, warm_start_setup
 
 FLOAT = 4
-PROCESS, CHECKPOINT = "process", "checkpoint"
+PROCESS, CHECKPOINT, OPTIMIZER = "process", "checkpoint", "optimizer"
+OF_TRAINER = (OPTIMIZER, CHECKPOINT)  # of what is there while episodes are played
 # Python with torch and transformers, before any weights; on a GPU the CUDA context and the libraries' workspaces.
 PROCESS_BYTES, CUDA_BYTES = 700 << 20, 1500 << 20
 # Vectors of the hidden size and of the MLP's inner size, per position: what a layer keeps for backward, and what
@@ -39,8 +41,27 @@ def always(name: str, size: float) -> Part:
 
 
 def plan_memory(setup: Setup) -> Memory:
-    """Of several trainers that of rank 0, which has the most."""
-    parts: Sequence[Part] = (
+    """Of several trainers that of rank 0, which has the most; of plays beside training the largest."""
+    parts, evaluating = _parts(setup), max(map(_alone, evaluation_setups(setup)), key=_total, default={})
+    if setup.settings.launch.num_trainers > 1:
+        parts = of_rank_0(parts, setup, trained=trained_parameters(setup))
+    parts = [replace(part, evaluate=evaluating.get(part.name, 0.0)) for part in parts]
+    used = ("rollout", "update", "save", "evaluate", "host")
+    return Memory(tuple(part for part in parts if any(getattr(part, name) for name in used)))
+
+
+def _alone(evaluation: Setup) -> dict[str, float]:
+    """Of a model that is played without a trainer."""
+    return {part.name: part.rollout for part in _parts(evaluation) if part.name not in OF_TRAINER}
+
+
+def _total(sizes: Mapping[str, float]) -> float:
+    return sum(sizes.values())
+
+
+def _parts(setup: Setup) -> Sequence[Part]:
+    """Of one trainer."""
+    return (
         _process(setup),
         always("free blocks", 0 if setup.machine.is_gpu else HEAP_BYTES),
         *_weights(setup),
@@ -51,9 +72,6 @@ def plan_memory(setup: Setup) -> Memory:
         *_engine(setup),
         _checkpoint(setup),
     )
-    if setup.settings.launch.num_trainers > 1:
-        parts = of_rank_0(parts, setup, trained=trained_parameters(setup))
-    return Memory(tuple(part for part in parts if part.rollout or part.update or part.save or part.host))
 
 
 def warm_start_memory(setup: Setup) -> Memory:
@@ -107,8 +125,8 @@ def _optimizer_state(setup: Setup) -> Part:
     """AdamW's two averages, or Muon's one of the matrices inside the layers; masters where weights are bfloat16."""
     size = optimizer_bytes(setup)
     if setup.machine.is_gpu and setup.settings.compute.offload == "optimizer":
-        return Part("optimizer", 0, size, 0, host=size)
-    return always("optimizer", size)
+        return Part(OPTIMIZER, 0, size, 0, host=size)
+    return always(OPTIMIZER, size)
 
 
 def optimizer_bytes(setup: Setup) -> float:
@@ -191,11 +209,16 @@ def cached_tokens(setup: Setup) -> float:
     or `engine.settings.kv_cache_gib`.
     """
     longest, own = setup.settings.sampling.max_tokens_per_episode, setup.settings.engine.own
-    wanted = float((setup.at_once + 1) * longest)  # one takes padding
+    wanted = float((_num_slots(setup) + 1) * longest)  # one takes padding
     if setup.is_vllm and setup.machine.is_gpu:
         return max(longest, (_engine_share(setup) * setup.machine.memory - _engine_base(setup)) / _token_bytes(setup))
     bound = getattr(own, "kv_cache_gib", None)
     return wanted if bound is None else max(longest, min(wanted, bound * GIB / _token_bytes(setup)))
+
+
+def _num_slots(setup: Setup) -> int:
+    """The in-process engine doubles them as episodes begin, up to all that it may have at once."""
+    return min(1 << (setup.at_once - 1).bit_length(), setup.settings.engine.max_concurrent_episodes)
 
 
 def share_fault(setup: Setup) -> str | None:

@@ -19,7 +19,7 @@ from tasks.learning.shared.settings import LoRASettings
 from tasks.planning.hardware import amount
 from tasks.planning.memory import SHARE, enough_share, loaded_bytes, plan_memory, share_fault, warm_start_memory
 from tasks.planning.parts import Memory
-from tasks.planning.setup import Setup, setup_of
+from tasks.planning.setup import Setup, measured_at_once, setup_of
 
 TIGHT = 0.9  # from this share of the device's memory, an estimate is no promise
 # Of a processor's memory, beyond which nothing is loaded: other programs may give some back, and pages can be swapped.
@@ -27,7 +27,7 @@ FAR_BEYOND = 1.2
 SMALLEST_EPISODES = 8
 LONGEST = 1 << 22  # tokens of an episode, beyond which nobody looks
 ON_ONE_CARD = "One card computes a whole episode, and no setting makes one of this length fit"
-FIELDS = {"playing": "rollout", "updating": "update", "saving": "save"}
+FIELDS = {"playing": "rollout", "updating": "update", "saving": "save", "evaluating": "evaluate"}
 WITHOUT_WARM_START = "Set assess.warm_start_below: 0.0, which leaves the warm start out."
 LOADED_REMEDY = "Set compute.weights (with train.lora: compute.frozen) to bfloat16, or take a smaller model."
 LORA = LoRASettings(rank=16, alpha=32, target_modules="all-linear")
@@ -39,12 +39,17 @@ def fits(setup: Setup) -> bool:
 
 
 def nearest_that_fits(setup: Setup) -> list[Change] | None:
-    """The changes to the settings that make it fit, [] where it does; None where none of them does."""
+    """The changes to the settings that make it fit, [] where it does; None where none of them does. Of a setting with
+    several steps it is the first that is enough beside the others.
+    """
     found = next((changes for changes in _steps(setup) if fits(_changed(setup, changes))), None)
-    for change in reversed(found or []):
-        without = [item for item in found or [] if item is not change]
-        if _is_accepted(setup, without) and fits(_changed(setup, without)):
-            found = without
+    if found is None:
+        return None
+    for number in reversed(range(len(found))):
+        (key, _), before, after = found[number], found[:number], found[number + 1 :]
+        weaker = [[], *([change] for change in _changes(setup) if change[0] == key)]
+        less = ([*before, *change, *after] for change in weaker)
+        found = next(changes for changes in less if _is_accepted(setup, changes) and fits(_changed(setup, changes)))
     return found
 
 
@@ -147,9 +152,10 @@ def _changes(setup: Setup) -> Iterator[Change]:
     yield "compute.frozen", "bfloat16"
     yield "train.gradient_checkpointing", True
     longest = settings.sampling.max_tokens_per_episode
+    at_once = max(setup.at_once, measured_at_once(setup))
     for size in _halves(settings.train.micro_batch_tokens, longest):
         yield "train.micro_batch_tokens", size
-    for number in () if setup.is_vllm else _halves(setup.at_once, SMALLEST_EPISODES):
+    for number in () if setup.is_vllm else _halves(at_once, SMALLEST_EPISODES):
         yield "engine.max_concurrent_episodes", number
     if setup.machine.is_gpu and settings.launch.num_trainers == 1:
         yield "compute.offload", "optimizer"

@@ -22,7 +22,8 @@ from tasks.planning.memory import (
     snapshot_bytes,
     trained_parameters,
 )
-from tasks.planning.setup import Setup, warm_start_setup
+from tasks.planning.plays import Play
+from tasks.planning.setup import Setup, evaluation_setup, measured_at_once, warm_start_setup
 
 DAY = 86_400
 START_SECONDS = 5  # a stage's imports and loading
@@ -134,10 +135,19 @@ def plan_seconds(setup: Setup, lengths: Lengths, *, evaluated_episodes: float, h
         checkpoint=saving + max(0.0, writing - sum(parts.values())),
         warm_start=warm_start,
         warm_start_most=warm_start_most,
-        evaluate=START_SECONDS + rollout_seconds(setup, lengths, evaluated_episodes),
+        evaluate=START_SECONDS + rollout_seconds(_evaluation(setup, evaluated_episodes), lengths, evaluated_episodes),
         num_iterations=train.num_iterations,
         sampled_tokens=mean(lambda sized: sized.episodes * lengths.sampled),
     )
+
+
+def _evaluation(setup: Setup, episodes: float) -> Setup:
+    """As many at once as in the largest play, and as many of each problem as in the mean of all; where plays are not
+    known, all at once, of a problem each.
+    """
+    at_once, problems = measured_at_once(setup) or episodes, sum(play.problems for play in setup.plays)
+    samples = round(sum(play.problems * play.samples for play in setup.plays) / problems) if problems else 1
+    return evaluation_setup(setup, Play(math.ceil(at_once / samples), samples))
 
 
 def _forwards_per_step(train: GRPOSettings) -> float:
@@ -159,7 +169,7 @@ def _warm_start_seconds(setup: Setup, lengths: Lengths) -> tuple[float, float]:
     soonest = (1 + stop.patience) * stop.check_interval if stop.held_out_share else own.num_steps
     least = _attempt_seconds(setup, lengths, num_steps=min(soonest, own.num_steps))
     most = _attempt_seconds(setup, lengths, num_steps=own.num_steps)
-    check = rollout_seconds(setup, lengths, stop.num_problems)
+    check = rollout_seconds(evaluation_setup(setup, Play(stop.num_problems)), lengths, stop.num_problems)
     return START_SECONDS + least + check, START_SECONDS + stop.max_attempts * (most + check)
 
 
@@ -176,7 +186,7 @@ def rollout_seconds(setup: Setup, lengths: Lengths, episodes: float) -> float:
 
     A step reads all weights and the live keys and values, or multiplies for every live episode: the slower of both.
     """
-    most = max(1.0, min(setup.settings.engine.max_concurrent_episodes, cached_tokens(setup) / lengths.total))
+    most = max(1.0, min(setup.at_once, cached_tokens(setup) / lengths.total))
     prompts = episodes / setup.settings.train.group_size
     fed = prompts * lengths.prompt + episodes * lengths.replies
     live = min(episodes, most)

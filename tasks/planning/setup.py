@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tasks.core.settings import Settings, SettingsT, load
+from tasks.core.settings import Settings, SettingsT, load, load_paths
 from tasks.learning.shared.settings import GRPOSettings, SupervisedSettings
 from tasks.models.settings import ComputeSettings, LaunchSettings, ModelSettings
 from tasks.planning.hardware import Machine, this_machine
+from tasks.planning.plays import Play, curated_problems, plays_of
 from tasks.planning.shapes import Shape, UnknownShape, shape_of
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 
@@ -42,9 +43,12 @@ class ModelSections(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
+    """`plays` are those beside training; none where they are not known."""
+
     shape: Shape
     settings: PlanSections
     machine: Machine
+    plays: tuple[Play, ...] = ()
 
     @property
     def is_vllm(self) -> bool:
@@ -89,7 +93,10 @@ class Setup:
 
     @property
     def at_once(self) -> int:
-        return min(self.episodes, self.settings.engine.max_concurrent_episodes)
+        """Episodes under way: of a batch, or of all groups that stream."""
+        streaming = self.settings.train.streaming
+        episodes = streaming.groups_under_way * self.settings.train.group_size if streaming else self.episodes
+        return min(episodes, self.settings.engine.max_concurrent_episodes)
 
 
 def warm_start_setup(setup: Setup) -> Setup:
@@ -104,14 +111,44 @@ def warm_start_setup(setup: Setup) -> Setup:
     return replace(setup, settings=changed)
 
 
+def evaluation_setup(setup: Setup, play: Play) -> Setup:
+    """A play beside training as if it were a batch: of one model alone, in one process. It is loaded in
+    `compute.weights`, an adapter merged into it; beside an engine with its own memory, with which it is compared, in 16
+    bits where that has no more (`rollouts/load.py`).
+    """
+    settings, own = setup.settings, getattr(setup.settings.engine.own, "dtype", None)
+    is_short = own in ("auto", "bfloat16") and setup.shape.stored == "bfloat16"
+    alone = {"lora": None, "kl_weight": 0.0, "max_staleness": 0, "streaming": None, "exploration": None}
+    sizes = {"problems_per_iteration": max(1, play.problems), "group_size": play.samples}
+    longest = play.max_tokens or settings.sampling.max_tokens_per_episode
+    changed = {
+        "train": settings.train.model_copy(update={**alone, **sizes}),
+        "sampling": settings.sampling.model_copy(update={"max_tokens_per_episode": longest}),
+        "launch": settings.launch.model_copy(update={"launcher": "local", "num_trainers": 1}),
+        "compute": settings.compute.model_copy(update={"weights": "bfloat16"} if is_short else {}),
+    }
+    return replace(setup, settings=settings.model_copy(update=changed), plays=())
+
+
+def evaluation_setups(setup: Setup) -> list[Setup]:
+    return [evaluation_setup(setup, play) for play in setup.plays]
+
+
+def measured_at_once(setup: Setup) -> int:
+    """The most episodes that are under way beside training; 0 where that is not known."""
+    return max((one.at_once for one in evaluation_setups(setup)), default=0)
+
+
 def setup_of(params: dict[str, Any]) -> Setup | None:
-    """Of params.yaml, on this machine; None where the model's shape is not known."""
-    settings = load(PlanSections, params)
+    """Of params.yaml, on this machine, with what is played of the problems that were curated; None where the model's
+    shape is not known.
+    """
+    settings, problems = load(PlanSections, params), curated_problems(load_paths(params), params)
     try:
         shape = shape_of(load(ModelSections, params).model)
     except UnknownShape:
         return None
-    return Setup(shape, settings, this_machine(settings.compute))
+    return Setup(shape, settings, this_machine(settings.compute), plays_of(params, problems) if problems else ())
 
 
 def num_bytes(dtype: str) -> int:

@@ -21,10 +21,13 @@ from tests.profiles import profile_params
 def test_nothing_need_be_downloaded_to_know_where_seven_billion_with_lora_fit() -> None:
     plan = make_plan(model="Qwen2.5-7B", gpu="a100-80gb", profiles=["my_model"], dollars_per_hour=2.0)
     assert plan.fits_on["a100-80gb"] == "yes"
-    # Playing takes 27 GB of the card's 25: 7.8 GB are keys and values, of 32 episodes at once.
-    assert plan.fits_on["4090-24gb"] == "with engine.max_concurrent_episodes: 16"
+    # In training 27 GB of the card's 25: 7.8 GB are keys and values, of 32 episodes at once. assess and evaluate load
+    # the model in compute.weights, 30 GB in float32.
+    assert plan.fits_on["4090-24gb"] == "with engine.max_concurrent_episodes: 16, compute.weights: bfloat16"
+    assert "episodes at once: 32 of a batch, up to 32 where a model is measured" in plan.head
     row = json.loads(as_json(plan))
     assert row["fits"]
+    assert row["memory"]["weights"]["evaluate"] == 4 * 7_615_616_512
     assert row["memory"]["weights"]["update"] == 2 * 7_615_616_512
     assert row["dollars"] == pytest.approx(2.0 * row["seconds"]["total"] / 3600)
     assert row["dollars_most"] == pytest.approx(2.0 * row["seconds"]["total_most"] / 3600)
@@ -35,7 +38,7 @@ def test_what_does_not_fit_is_told_with_the_arithmetic_and_the_status_says_so() 
     output = io.StringIO()
     assert not print_plan(plan, SafeConsole(file=output, width=120))
     told = output.getvalue()
-    assert told.startswith("does not fit: 15 GB weights")
+    assert told.startswith("does not fit: 30 GB weights")
     assert "other parts" in told and "dollars" not in told
     assert "2,000 of prompt, 300 sampled, 300 of replies" in told
     assert "LoRA, bfloat16 base, engine transformers" in told

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tasks.learning.shared.settings import StreamingSettings
 from tasks.planning import memory, nearest
 from tasks.planning.hardware import GIB, GPUS, amount, find_gpu, named_gpu
 from tasks.planning.memory import plan_memory
 from tasks.planning.nearest import arithmetic, check_size, describe, fits, nearest_that_fits
+from tasks.planning.plays import Play
 from tasks.planning.setup import Setup
 from tests.planning.setups import setup
 from tests.profiles import profile_params
@@ -134,6 +137,106 @@ def test_several_trainers_of_an_adapter_keep_its_base_as_wide_as_it_is() -> None
     assert nearest._is_accepted(two, [("compute.frozen", "bfloat16"), half])
 
 
+def evaluated(wanted: Setup, *plays: Play) -> dict[str, float]:
+    return {part.name: part.evaluate for part in plan_memory(replace(wanted, plays=plays)).parts if part.evaluate}
+
+
+def test_evaluate_plays_as_many_as_the_engine_takes_at_once_whatever_a_batch_has() -> None:
+    """A batch of 16 episodes, 256 places, 200 problems × 2: 2 × 28 layers × 4 heads × 128 numbers a token, 4 bytes."""
+    batch: dict[str, Any] = {
+        "train__problems_per_iteration": 4,
+        "train__group_size": 4,
+        "engine__max_concurrent_episodes": 256,
+    }
+    wanted = setup("Qwen2.5-7B", "a100-40gb", compute__frozen="bfloat16", **batch)
+    few, many = (evaluated(wanted, Play(30), Play(problems, 2)) for problems in (10, 200))
+    a_token = 2 * 28 * 4 * 128 * 4
+    assert many["keys and values"] == (256 + 1) * 4096 * a_token
+    assert few["keys and values"] == (32 + 1) * 4096 * a_token  # 30 episodes, in slots that double
+    # An adapter is merged into a model in compute.weights, and nothing of a trainer is there.
+    assert many["weights"] == 4 * 7_615_616_512
+    assert set(many) == {"process", "weights", "activations", "logits", "keys and values"}
+    assert fits(wanted) and not fits(replace(wanted, plays=(Play(200, 2),)))
+    assert arithmetic(plan_memory(replace(wanted, plays=(Play(200, 2),)))).endswith("while evaluating")
+
+
+def test_of_several_plays_the_one_counts_that_takes_the_most() -> None:
+    wanted = setup("Qwen2.5-0.5B", "h100-80gb")
+    a_token = 2 * 24 * 2 * 64 * 4
+    assert evaluated(wanted, Play(32), Play(8, 1, 20_000))["keys and values"] == 9 * 20_000 * a_token
+    assert evaluated(wanted, Play(32), Play(8, 1, 10_000))["keys and values"] == 33 * 4096 * a_token
+
+
+def test_the_pool_of_vllm_is_the_same_in_evaluation_and_the_model_beside_it_has_16_bits() -> None:
+    wanted = setup("Qwen2.5-7B", "a100-80gb", profile="qwen2.5_7b_lora_80gb", compute__weights="float32")
+    found, playing = evaluated(wanted, Play(500, 2)), parts(wanted)
+    for name in ("engine's weights", "engine's workspace", "keys and values"):
+        assert found[name] == playing[name][0]
+    assert found["weights"] == 2 * 7_615_616_512
+    in_float32 = replace(wanted, shape=replace(wanted.shape, stored="float32"))
+    assert evaluated(in_float32, Play(500, 2))["weights"] == 4 * 7_615_616_512
+
+
+def test_one_process_evaluates_the_whole_model_however_many_trained_it() -> None:
+    one = setup("Qwen2.5-0.5B", "h100-80gb", train__lora=None)
+    launch = one.settings.launch.model_copy(update={"launcher": "external", "num_trainers": 4})
+    four = replace(one, settings=one.settings.model_copy(update={"launch": launch}))
+    assert evaluated(four, Play(40)) == evaluated(one, Play(40))
+
+
+def test_episodes_that_are_evaluated_at_once_are_the_first_to_be_fewer() -> None:
+    batch: dict[str, Any] = {
+        "train__problems_per_iteration": 4,
+        "train__group_size": 4,
+        "engine__max_concurrent_episodes": 256,
+    }
+    wanted = setup("Qwen2.5-7B", "a100-80gb", compute__frozen="bfloat16", **batch)
+    changes = nearest_that_fits(replace(wanted, plays=(Play(200, 2),)))
+    assert changes == [("engine.max_concurrent_episodes", 64)]
+
+
+def test_of_a_setting_with_several_steps_the_least_that_is_needed_is_told() -> None:
+    """On 25 GB 16 episodes at once fit beside 16-bit weights, and none beside 30 GB."""
+    wanted = replace(setup("Qwen2.5-7B", "4090-24gb", compute__frozen="bfloat16"), plays=(Play(100),))
+    changes = dict(nearest_that_fits(wanted) or [])
+    assert changes == {"engine.max_concurrent_episodes": 16, "compute.weights": "bfloat16"}
+
+
+def test_groups_that_stream_are_all_under_way() -> None:
+    streaming = StreamingSettings(groups_under_way=12, batch_deadline_seconds=None, least_batch_share=0.5)
+    sizes: dict[str, Any] = {
+        "train__problems_per_iteration": 8,
+        "train__group_size": 4,
+        "engine__max_concurrent_episodes": 256,
+    }
+    assert setup("Qwen2.5-0.5B", "h100-80gb", **sizes).at_once == 8 * 4
+    assert setup("Qwen2.5-0.5B", "h100-80gb", **sizes, train__streaming=streaming).at_once == 12 * 4
+
+
+def slots_of_the_engine(*, episodes: int, most: int) -> tuple[int, int]:
+    """And the positions of each, where the longest of so many episodes needs 4,096."""
+    from tasks.engines.transformers.ragged_cache import RaggedCache
+    from tasks.engines.transformers.rows import Rows
+    from tasks.rollouts.engine import TurnRequest
+
+    rows = Rows(RaggedCache(1, 0, 0), max_positions=(most + 1) * 4096, max_context=4096)
+    for number in range(episodes):
+        request = TurnRequest(number, [1] * 96, 4000 if number == 3 else 100, seed=0)
+        rows.open(request).begin_turn(request, frozenset())
+        rows.make_room()
+    return rows.cache.num_slots, rows.cache.capacity
+
+
+def test_slots_of_the_engine_double_up_to_all_that_it_may_have() -> None:
+    def slots(**changed: Any) -> float:
+        wanted = setup("Qwen2.5-0.5B", "h100-80gb", train__problems_per_iteration=12, train__group_size=8, **changed)
+        return parts(wanted)["keys and values"][0] / (4096 * 2 * 24 * 2 * 64 * 4)
+
+    for most, wanted in ((256, 128), (100, 100)):  # of 96 episodes
+        assert slots(engine__max_concurrent_episodes=most) == wanted + 1
+        assert slots_of_the_engine(episodes=96, most=most) == (wanted, 4096)
+
+
 def test_what_no_setting_makes_fit_has_no_nearest() -> None:
     tiny = replace(GPUS["4090-24gb"], memory=1e9)
     assert nearest_that_fits(replace(setup("Qwen2.5-7B", "4090-24gb"), machine=tiny)) is None
@@ -150,6 +253,27 @@ def test_a_run_far_beyond_the_devices_memory_is_refused_with_the_arithmetic(monk
     params["compute"]["frozen"] = "bfloat16"
     params["train"]["micro_batch_tokens"] = 4096
     check_size(params)  # not by so much that it could not be tried
+
+
+def test_a_run_whose_evaluation_does_not_fit_is_refused_once_its_problems_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before they are curated nobody knows how many are played at once."""
+    params: dict[str, Any] = profile_params("my_model")
+    params["model"]["path"] = "models/Qwen2.5-7B-Instruct"
+    params["paths"]["artifacts"] = str(tmp_path)
+    params["engine"]["max_concurrent_episodes"] = 256
+    monkeypatch.setattr("tasks.planning.setup.this_machine", lambda compute: GPUS["a100-80gb"])
+    check_size(params)
+    (tmp_path / "curate").mkdir()
+    for count in (20, 300):
+        for name in ("select", "test"):
+            (tmp_path / "curate" / f"{name}.jsonl").write_text("{}\n" * count, encoding="utf-8")
+        params["assess"] |= {"max_episodes": count, "num_problems": count}
+        if count == 20:
+            check_size(params)
+    with pytest.raises(ValueError, match=r"while evaluating\. It fits with engine\.max_concurrent_episodes: 64"):
+        check_size(params)
 
 
 def test_a_warm_start_that_does_not_fit_is_refused_before_the_base_model_is_assessed(

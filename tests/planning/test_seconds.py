@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tasks.learning.shared.settings import ExplorationSettings, SamplesPoint, StopSettings
+from tasks.planning.plays import Play
 from tasks.planning.seconds import (
     DAY,
     DISK_BYTES,
@@ -202,6 +203,20 @@ def test_without_data_episodes_use_their_whole_budget() -> None:
     assert (lengths.prompt, lengths.sampled, lengths.replies) == (2048, 1024, 1024)
     limited = assumed_lengths(setup("Qwen2.5-1.5B", "h100-80gb", sampling__max_completion_tokens=1000))
     assert (limited.prompt, limited.sampled, limited.replies) == (3096, 500, 500)
+
+
+def test_evaluate_plays_with_its_own_number_of_episodes_at_once() -> None:
+    """Of 1,000 episodes: 256 at once, not the 16 of a batch, which read the weights for as many tokens 16 times."""
+    lengths = Lengths(prompt=20, sampled=500, replies=10, longest=510)
+    wide: dict[str, Any] = {"engine__max_concurrent_episodes": 256, "compute__weights": "bfloat16"}
+    one = setup("Qwen2.5-1.5B", "h100-80gb", **wide, train__problems_per_iteration=4, train__group_size=4)
+    many, few = (replace(one, plays=(Play(8), Play(problems, 2))) for problems in (500, 8))
+    quick, slow = (plan_seconds(item, lengths, evaluated_episodes=1000) for item in (many, few))
+    assert quick.evaluate < 0.5 * slow.evaluate
+    assert quick.rollout == slow.rollout
+    large = setup("Qwen2.5-1.5B", "h100-80gb", **wide, train__problems_per_iteration=64)
+    of_large = plan_seconds(replace(large, plays=many.plays), lengths, evaluated_episodes=1000)
+    assert of_large.evaluate == quick.evaluate
 
 
 def test_a_faster_card_is_faster_in_every_phase() -> None:

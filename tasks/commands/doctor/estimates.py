@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 
 from tasks.commands.doctor.context import DoctorContext
@@ -19,6 +20,7 @@ from tasks.learning.shared.settings import GRPOSettings
 from tasks.models.torch_setup import device_name
 from tasks.planning.hardware import measured, this_machine
 from tasks.planning.memory import checkpoint_bytes, model_bytes, snapshot_bytes
+from tasks.planning.plays import SPLITS, plays_of
 from tasks.planning.seconds import Lengths, Seconds, plan_seconds
 from tasks.planning.setup import PlanSections, Setup
 from tasks.planning.shapes import UnknownShape, config_shape
@@ -47,7 +49,8 @@ def planned_setup(context: DoctorContext) -> Setup:
     except UnknownShape as error:
         found, _, remedy = str(error).partition(". ")
         raise NotCheckable(found, remedy) from None
-    return Setup(shape, sections, this_machine(settings.compute))
+    sizes = {split: len(context.problems[split]) for split in SPLITS}
+    return Setup(shape, sections, this_machine(settings.compute), plays_of(settings.model_dump(), sizes))
 
 
 def seconds_needed(context: DoctorContext) -> Seconds:
@@ -62,10 +65,10 @@ def seconds_needed(context: DoctorContext) -> Seconds:
         raise NotCheckable(
             f"the speed of {machine.name} is not known", "Time the first iterations, or `python -m tasks plan --gpu`."
         )
-    sizes = {split: len(context.problems[split]) for split in ("select", "test")}
+    sizes = {split: len(context.problems[split]) for split in SPLITS}
     settings = context.settings
     episodes = evaluated_episodes(settings.train, settings.evaluate, settings.environment, sizes)
-    timed = Setup(setup.shape, setup.settings, machine)
+    timed = replace(setup, machine=machine)
     has_warm_start = settings.assess.may_warm_start
     return plan_seconds(timed, _lengths(context), evaluated_episodes=episodes, has_warm_start=has_warm_start)
 
@@ -74,7 +77,7 @@ def disk_needed(context: DoctorContext) -> float:
     """Bytes of snapshots, of the current checkpoints, and of the trajectories of assess, evaluate and promote."""
     setup, settings = planned_setup(context), context.settings
     a_trajectory = settings.sampling.max_tokens_per_episode * TRAJECTORY_BYTES
-    sizes = {split: len(context.problems[split]) for split in ("select", "test")}
+    sizes = {split: len(context.problems[split]) for split in SPLITS}
     episodes = evaluated_episodes(settings.train, settings.evaluate, settings.environment, sizes)
     episodes += settings.assess.num_problems * settings.assess.samples_per_problem
     kept = COPIES * (num_snapshots(settings.train) * snapshot_bytes(setup) + episodes * a_trajectory)

@@ -64,7 +64,7 @@ def memory(context: DoctorContext) -> Finding:
         told = f"{describe_load(setup, loaded)}, {amount(there)} are free on {setup.machine.name}"
         return _against(loaded, there, f"{told}; what they take then is not planned", LOADED_REMEDY)
     needed = plan_memory(setup)
-    told = f"training takes about {amount(needed.peak)}, {amount(there)} are free on {setup.machine.name}"
+    told = f"a run takes about {amount(needed.peak)}, {amount(there)} are free on {setup.machine.name}"
     if needed.peak > TIGHT * there:
         told += f": {arithmetic(needed)}"
     warm_start = warm_start_memory(setup).peak if context.settings.assess.may_warm_start else 0.0

@@ -65,7 +65,8 @@ def _longest_line(plan: Plan) -> str:
 def _memory_table(memory: Memory) -> Any:
     table = new_table("Memory", *memory.phases, "on the host")
     for part in memory.parts:
-        table.add_row(part.name, *(_size(value) for value in (part.rollout, part.update, part.save, part.host)))
+        sizes = (part.rollout, part.update, part.save, part.evaluate, part.host)
+        table.add_row(part.name, *map(_size, sizes))
     table.add_row("all", *(_size(value) for value in (*memory.phases.values(), memory.host)), style="bold")
     return table
 

@@ -25,8 +25,9 @@ from tasks.planning.hardware import GPUS, Machine, amount, find_gpu, measured, t
 from tasks.planning.memory import plan_memory, share_fault, warm_start_memory
 from tasks.planning.nearest import TIGHT, describe, fits, longest_episode, nearest_that_fits
 from tasks.planning.parts import Memory
+from tasks.planning.plays import curated_problems, plays_of, problems_at_most
 from tasks.planning.seconds import Lengths, Seconds, assumed_lengths, plan_seconds, rollout_seconds
-from tasks.planning.setup import PlanSections, Setup
+from tasks.planning.setup import PlanSections, Setup, measured_at_once
 from tasks.planning.shapes import KNOWN, Shape, find_shape, shape_of
 from tasks.rollouts.settings import SamplingSettings
 from tasks.stages.assess.settings import AssessSettings
@@ -115,10 +116,10 @@ def make_plan(
     machine = choose_machine(gpu, settings, shape)
     if dollars_per_hour is not None:
         machine = replace(machine, dollars_per_hour=dollars_per_hour)
-    setup = Setup(shape, settings, machine)
     played = None if profiles or model else load_paths(params)
+    sizes = (curated_problems(played, params) if played else None) or problems_at_most(params)
+    setup = Setup(shape, settings, machine, plays_of(params, sizes))
     line, lengths = _choose_lengths(setup, tokens, played)
-    sizes = {"select": sections.curate.max_select_problems, "test": sections.curate.max_test_problems}
     episodes = evaluated_episodes(settings.train, sections.evaluate, sections.environment, sizes)
     is_timed, has_warm_start = fits(setup) and bool(machine.rate), sections.assess.may_warm_start
     seconds = (
@@ -250,6 +251,7 @@ def _head(setup: Setup, model: str, profiles: Sequence[str], lengths: str) -> tu
         *([f"{shape.fault}: its weights are counted by formula"] if shape.fault else []),
         f"settings of {source}: {kind}, engine {setup.settings.engine.name}",
         lengths,
+        f"episodes at once: {setup.at_once:,} of a batch, up to {measured_at_once(setup):,} where a model is measured",
         *([OF_SEVERAL.format(setup.settings.launch.num_trainers)] if setup.settings.launch.num_trainers > 1 else []),
         ESTIMATE[setup.machine.is_gpu],
     )

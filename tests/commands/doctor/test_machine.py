@@ -43,6 +43,8 @@ def test_settings_beyond_the_machine_are_told_with_both_numbers(
     monkeypatch.setattr(hardware, "available_memory", lambda: 8e9)
     crowd = {"engine__max_concurrent_episodes": 10**6, "train__problems_per_iteration": 10**5}
     found(look("memory", artifacts, **crowd), "fail", "8.0 GB are free", "engine.max_concurrent_episodes: ")
+    measured = {"engine__max_concurrent_episodes": 10**6, "evaluate__select_samples_per_problem": 10**5}
+    found(look("memory", artifacts, **measured), "fail", "while evaluating", "engine.max_concurrent_episodes: ")
     endless = {"train__num_iterations": 10**9, "train__snapshot_interval": 1}
     found(look("disk", artifacts, **endless), "fail", "results take about 3,", "1,000,000,000 snapshots of 1.6 MB")
     found(look("duration", artifacts, **endless), "warn", "days", "Lower train.num_iterations")
