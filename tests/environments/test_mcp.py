@@ -163,6 +163,23 @@ def test_without_a_reset_episodes_share_the_world_and_a_lost_server_is_replaced(
         episode.close()
 
 
+def test_without_a_reset_episodes_one_after_another_meet_in_one_server_where_what_is_left_is_found(
+    mcp_world: Make,
+) -> None:
+    """With several servers too: by turns, each play of the check for leaks would find a fresh one."""
+    environment = mcp_world(**counting(reset="none", max_servers=4))
+    found = []
+    for _ in range(3):
+        episode = environment.start(WORLDLESS)
+        found.append(act(episode))
+        episode.close()
+    assert found == ["1", "2", "3"]
+    first, second = environment.start(WORLDLESS), environment.start(WORLDLESS)
+    assert [act(first), act(second), act(first)] == ["4", "1", "5"]  # side by side they spread over the servers
+    for episode in (first, second):
+        episode.close()
+
+
 def test_making_an_episode_starts_no_server_and_an_invalid_call_needs_none(mcp_world: Make) -> None:
     others = len(children())
     environment = mcp_world(**counting())

@@ -201,6 +201,9 @@ class MCPEpisode:
         sessions = self.environment.sessions
         if self._session is not None and (self._session.is_alive or not sessions.may_replace):
             return self._session
+        if self._session is not None:
+            lost, self._session = self._session, None
+            await sessions.give_back(lost)
         session = await sessions.take(self._reset)
         if self._is_closed:
             await sessions.give_back(session)

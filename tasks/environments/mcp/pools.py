@@ -10,6 +10,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from weakref import WeakKeyDictionary
 
 from tasks.core.secrets import Secrets
 from tasks.environments.mcp.connector import Connector
@@ -133,7 +134,10 @@ class LeasedSessions(Sessions):
 
 
 class SharedSessions(Sessions):
-    """Episodes share the sessions in turn; a lost one is replaced, since no episode owned its state."""
+    """Episodes share the sessions: each takes the one with the fewest, the first of several, so that episodes one after
+    another meet in the first, where a check finds what one left. A lost session is replaced: no episode owned its
+    state.
+    """
 
     may_replace = True
 
@@ -141,27 +145,40 @@ class SharedSessions(Sessions):
         super().__init__(connector, secrets, settings)
         self.places: list[Session | None] = [None] * settings.max_servers
         self._locks = [asyncio.Lock() for _ in self.places]
-        self._num_taken = 0
+        self._num_episodes = [0] * settings.max_servers
+        self._place_of: WeakKeyDictionary[Session, int] = WeakKeyDictionary()
 
     async def take(self, prepare: Prepare) -> Session:
-        place = self._num_taken % len(self.places)
-        self._num_taken += 1
-        async with self._locks[place]:
-            session = self.places[place]
-            if session is not None:
-                try:
-                    await session.check_tools()
-                    return session
-                except EnvironmentFault:
-                    if session.is_alive:  # others may be using it
-                        raise
-                await self.end(session)
-            self.places[place] = None
-            self.places[place] = session = await self.open()
-            return session
+        place = self._num_episodes.index(min(self._num_episodes))
+        self._num_episodes[place] += 1
+        try:
+            async with self._locks[place]:
+                return await self._alive_in(place)
+        except BaseException:
+            self._num_episodes[place] -= 1
+            raise
 
     async def give_back(self, session: Session) -> None:
-        """It stays in its place."""
+        """It stays in its place, or was replaced there."""
+        self._num_episodes[self._place_of[session]] -= 1
+
+    async def _alive_in(self, place: int) -> Session:
+        session = self.places[place]
+        if session is not None:
+            try:
+                await session.check_tools()
+                return session
+            except EnvironmentFault:
+                if session.is_alive:  # others may be using it
+                    raise
+            await self.end(session)
+        self.places[place] = None
+        session = await self.open()
+        self._put(session, place)
+        return session
 
     def _keep(self, session: Session) -> None:
-        self.places[0] = session
+        self._put(session, 0)
+
+    def _put(self, session: Session, place: int) -> None:
+        self.places[place], self._place_of[session] = session, place
