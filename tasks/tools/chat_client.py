@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from openai import OpenAIError
 
 
+class EndpointRefusal(ValueError):
+    """Of every request, so that nothing can be played: it ends the run, and no problem is to blame."""
+
+
 @dataclass(frozen=True, slots=True)
 class Role:
     """`tool` is its name in faults; for messages: the setting of the model, what it does, what is lost without it, and
@@ -73,8 +77,8 @@ class ChatClient:
         self.has_answered = False
 
     async def ask(self, request: Mapping[str, Any]) -> ChatAnswer:
-        """What the model says. EnvironmentFault where the endpoint fails or sends no chat completion; ValueError where
-        it would refuse every request.
+        """What the model says. EnvironmentFault where the endpoint fails or sends no chat completion; EndpointRefusal
+        where it would refuse every request.
         """
         from openai import OpenAIError
 
@@ -108,9 +112,9 @@ class ChatClient:
         type: FaultType = "rate_limited" if isinstance(error, RateLimitError) else "unavailable"
         return self.fault(f"the endpoint failed: {self.client.in_words(error)}", type)
 
-    def _refusal(self, error: OpenAIError) -> ValueError:
+    def _refusal(self, error: OpenAIError) -> EndpointRefusal:
         role = self.role
-        return ValueError(
+        return EndpointRefusal(
             f"{role.setting}: {self.settings.url} refuses to {role.does} as {self.settings.model!r} "
             f"({one_line(self.secrets.hide(str(error)))}), so {role.loss}. Correct what it names: a setting of "
             f"this section, the url, the model's name or the key (api_key_variable); or {role.instead}."

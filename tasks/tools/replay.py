@@ -2,7 +2,7 @@
 `score` and scripted baselines.
 
 An environment fault restarts a script in a new episode, as in a rollout. Any other error is returned with the replies
-before it.
+before it; only an endpoint that refuses every request ends all.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from tasks.core.records import Demonstration, Problem, ReferenceTurn, ToolCall
 from tasks.core.tool_calls import call_text
 from tasks.tools.base import Environment, EnvironmentFault, ToolReply, Verdict, await_in_steps, judge_in_steps
+from tasks.tools.chat_client import EndpointRefusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,8 @@ def _attempt(environment: Environment, script: Script, *, stream: str) -> Steps:
                 replies.append((yield from await_in_steps(answer)))
         verdict = yield from judge_in_steps(episode, script.turns[-1][1])
         return Played(replies, verdict)
+    except EndpointRefusal:
+        raise
     except Exception as error:
         return Played(replies, None, error)
     finally:

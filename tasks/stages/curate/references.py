@@ -6,24 +6,22 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from tasks.core.files import json_hash
 from tasks.core.progress import progress_bar, spell
 from tasks.core.records import Problem
 from tasks.core.splits import content_key
 from tasks.core.terminal import tell
-from tasks.core.text import one_line
 from tasks.core.tool_calls import call_text
-from tasks.core.user_code import users_line
+from tasks.stages.curate.failures import MALFORMED, first_refusal, refuse_equal_failures, refuse_failures_outside
 from tasks.stages.curate.splitting import SPLITS, in_turn
-from tasks.tools.base import Environment, EnvironmentFault
+from tasks.tools.base import Environment
 from tasks.tools.replay import Played, Script, play
 
 NUM_SAMPLED, NUM_LONGEST = 500, 50  # references kept for counting their tokens
 SAMPLE = 8  # scripts that are timed, side by side, to estimate the rest
 WORTH_TELLING_SECONDS = 5
-MALFORMED = ("invalid_arguments", "unknown_tool")  # a call that the environment refuses may be part of a solution
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +63,16 @@ class Replays:
         return [self._played[key] for key in keys]
 
     def _play(self, scripts: Sequence[Script], label: str) -> list[Played]:
+        played = self._play_timed(scripts, label)
+        refuse_failures_outside(scripts, played, label)
+        return played
+
+    def _play_timed(self, scripts: Sequence[Script], label: str) -> list[Played]:
         """The first few are not timed: they start what starts only once, such as servers. The next few are."""
         first, timed, rest = scripts[:SAMPLE], scripts[SAMPLE : 2 * SAMPLE], scripts[2 * SAMPLE :]
         played = play(self.environment, first)
         if len(played) == SAMPLE:
-            _refuse_broken_code(played, label)
+            refuse_equal_failures(self.environment, first, played, label)
         started = time.monotonic()
         played += play(self.environment, timed)
         seconds = (time.monotonic() - started) / SAMPLE * len(rest)
@@ -79,34 +82,6 @@ class Replays:
             tell(f"curate: {len(rest):,} more {label} to play, which takes about {spell(seconds)}")
         with progress_bar(label, total=len(scripts), done=len(played)) as bar:
             return played + play(self.environment, rest, after_each=bar.advance)
-
-
-def _refuse_broken_code(played: Sequence[Played], label: str) -> None:
-    """ValueError where the same code crashed in each: all would be retried for long, with the same end."""
-    crashes = [crash for item in played if (crash := _crash_of(item.error)) is not None]
-    places = {(crash.who, type(crash.error), users_line(crash.error)) for crash in crashes}
-    if len(crashes) < len(played) or len(places) > 1:
-        return
-    crash, line = crashes[0], users_line(crashes[0].error)
-    raise ValueError(
-        f"{crash.who} crashed in each of the first {len(played)} {label}{f' at {line}' if line else ''} "
-        f"({type(crash.error).__name__}: {one_line(crash.error)}), so the others were not played. {crash.remedy} "
-        f"No problem was curated."
-    )
-
-
-class _Crash(NamedTuple):
-    who: str
-    remedy: str
-    error: BaseException
-
-
-def _crash_of(error: Exception | None) -> _Crash | None:
-    """Of the user's code; None where nothing crashed."""
-    if isinstance(error, EnvironmentFault):
-        remedy = "Correct the tool; raise ToolError where only the call is wrong."
-        return _Crash(f"the tool {error.tool}", remedy, error.__cause__) if error.__cause__ else None
-    return _Crash("the environment", "Correct its code, or the rows that it cannot take.", error) if error else None
 
 
 def _key(script: Script) -> str:
@@ -126,9 +101,11 @@ def _replay(script: Script, played: Played) -> Replay:
     replies = tuple(reply.text for reply in played.replies)
     if played.verdict is None:
         return Replay(0, invalid_call, f"{type(played.error).__name__}: {played.error}", replies)
+    if played.verdict.success:
+        return Replay(1, invalid_call, "", replies)
     failed = ", ".join(name for name, passed in played.verdict.checks.items() if not passed)
-    is_solved = played.verdict.success
-    return Replay(int(is_solved), invalid_call, "" if is_solved else f"failed checks: {failed}", replies)
+    tool, said = first_refusal(script, played)
+    return Replay(0, invalid_call, f"failed checks: {failed}{f'; {tool} answered {said}' if tool else ''}", replies)
 
 
 def sample_of_references(rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -83,7 +83,8 @@ def curate(settings: CurateSections, paths: Paths, environment: Environment) -> 
         {
             "num_demonstrations": options.num_demonstrations,
             "num_problems": None if source_count is None else source_count.num_problems,
-        }
+        },
+        starts_afresh=environment.starts_afresh(),
     )
     validation = validate(suite, tables, paths.stage("validation"))
     source = "generated problems" if is_generated(settings) else options.source

@@ -1,0 +1,140 @@
+"""Failures that no row is to blame for end curation with their own remedy: a judge, a checker, a server, a tool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.environments.catalog import load_environment
+from tasks.stages.curate.expectations import load_suite
+from tasks.stages.curate.references import Replays, replay_references
+from tasks.tools.authoring import tool
+from tasks.tools.base import EnvironmentFault, Verdict
+from tasks.tools.chat_client import EndpointRefusal
+from tasks.tools.checks import read_verdict
+from tasks.tools.layer import ToolError
+from tests.sums import SumEpisode, Sums, problem, worlds
+from tests.tools.judge.endpoint import Endpoint, judge_row, serve
+from tests.worlds import environment_settings
+
+__all__ = ["worlds"]
+
+NINE = [problem(f"p{number}", target=number + 1) for number in range(9)]
+REMOVE = "remove the row"
+
+
+def refusal(environment: Any, problems: Any = NINE) -> str:
+    with pytest.raises(ValueError) as caught:
+        replay_references(Replays(environment), problems)
+    said = str(caught.value)
+    assert "\n" not in said and REMOVE not in said
+    return said
+
+
+def world(verdict: Callable[..., Any]) -> Sums:
+    class Episode(SumEpisode):
+        def verdict(self, final_message: str | None) -> Verdict:
+            found: Verdict = verdict(self)
+            return found
+
+    class World(Sums):
+        episode_class = Episode
+
+    return World()
+
+
+def fail(tool: str, message: str) -> Verdict:
+    raise EnvironmentFault(message, tool=tool)
+
+
+@pytest.mark.parametrize("status", [500, 401])
+def test_a_judge_that_is_down_or_refuses_the_key_is_no_fault_of_the_problems(tmp_path: Path, status: int) -> None:
+    with serve(Endpoint(failures=[status] * 1000)) as endpoint:
+        row = judge_row(endpoint.url, tmp_path, max_retries=0)
+        with closing(load_environment(environment_settings("sums", judge=row))) as environment:
+            said = refusal(environment)
+        assert len(endpoint.asked) < 100  # the ninth was not asked for
+    if status == 500:
+        assert "the judge failed in each of the first 8 reference solutions (unavailable: the endpoint failed" in said
+        assert "environment.judge" in said
+    else:
+        assert said.startswith("environment.judge: ") and "Check the key" in said and "crashed" not in said
+
+
+def test_a_refusal_ends_what_is_played_at_once() -> None:
+    def refuse(episode: SumEpisode) -> Verdict:
+        raise EndpointRefusal("environment.judge: no")
+
+    assert refusal(world(refuse), NINE[:1]) == "environment.judge: no"
+
+
+def test_a_checker_that_says_0_5_is_to_be_corrected_and_no_row_removed() -> None:
+    said = refusal(world(lambda episode: read_verdict(0.5)))
+    assert "the checker failed in each of the first 8 reference solutions (unavailable: it returned 0.5" in said
+    assert "Correct the checker: it returns True, False" in said
+
+
+def test_a_checker_that_crashes_is_told_by_its_line_without_a_word_of_tools() -> None:
+    def crash(episode: SumEpisode) -> Verdict:
+        try:
+            raise KeyError("x")
+        except KeyError as error:
+            raise EnvironmentFault("it raised", tool="checker") from error
+
+    said = refusal(world(crash))
+    assert "the checker crashed in each of the first 8" in said and "ToolError" not in said
+
+
+def test_a_server_that_is_lost_later_is_told_with_the_first_problem_and_how_often() -> None:
+    """The first eight were played; rows that come after them are as innocent."""
+    said = refusal(
+        world(lambda episode: fail("server", "it ended") if episode.target > 8 else Verdict(True)),
+        [*NINE, problem("p9", target=10)],
+    )
+    assert "the server failed in 2 of 10 reference solutions, first in 'p8' (unavailable: it ended)" in said
+    assert "See that the server runs" in said
+
+
+class StubbornEpisode(SumEpisode):
+    @tool("Add an amount.")
+    def add(self, amount: int) -> str:
+        raise ToolError("conflict", "boom \x1b[31m" + "x" * 500)
+
+
+class Stubborn(Sums):
+    name, episode_class = "stubborn", StubbornEpisode
+
+
+def test_what_a_tool_said_is_in_the_reason_on_one_line_and_cut() -> None:
+    (replay,) = replay_references(Replays(Stubborn()), NINE[:1])
+    start = 'failed checks: total; add answered {"error": {"type": "conflict", "message": "boom \\\\u001b[31mxxx'
+    assert replay.fault.startswith(start.replace("\\\\", "\\"))
+    assert replay.fault.isprintable() and len(replay.fault) < 200
+
+
+def test_a_tool_that_answers_the_first_eight_with_one_error_ends_curation_with_its_words() -> None:
+    said = refusal(Stubborn())
+    assert "the tool add answers with an error in each of the first 8 reference solutions (" in said
+    assert "boom" in said and "Correct the tool, or the calls of the references" in said
+    assert "reset" not in said
+
+
+class Kept(Stubborn):
+    def starts_afresh(self) -> bool:
+        return False
+
+
+def test_where_episodes_do_not_start_afresh_reset_is_named_first() -> None:
+    assert "set environment.settings.reset to process, scratch or tool. Else correct the tool" in refusal(Kept())
+
+    def remedies(**given: Any) -> dict[str, str]:
+        found = load_suite({"num_demonstrations": 1, "num_problems": None}, **given)
+        return {check.name: check.remedy for check in found}
+
+    plain, kept = remedies(), remedies(starts_afresh=False)
+    assert [name for name in plain if plain[name] != kept[name]] == ["each reference solution scores 1"]
+    assert "environment.settings.reset" in kept["each reference solution scores 1"]
