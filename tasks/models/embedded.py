@@ -48,6 +48,8 @@ PIECES = (
     r'"?, "[a-z_]+": "?', r'\{?"[a-z_]+": "?', r'"\}', r'"', r"\d\d?", r" ?[a-z][a-z_]* ?",
     r"[A-Z][A-Za-z]*", r"[^\w\s]", r"\s",
 )  # fmt: skip
+# A longer word of a text is told in characters: encoding takes time by its length times that of what it begins with.
+LONGEST_PIECE = 100
 
 
 def is_embedded(model_path: str) -> bool:
@@ -91,7 +93,8 @@ def build_tokenizer(
         if re.search("[a-z]", word) and " " not in word
     ]
     pattern = "|".join([*words, *PIECES])
-    pieces = {piece for text in [*texts, *vocabulary] for piece in re.findall(pattern, text)}
+    found = {piece for text in [*texts, *vocabulary] for piece in re.findall(pattern, text)}
+    pieces = {piece for piece in found if len(piece) <= LONGEST_PIECE or piece in vocabulary}
     characters = {chr(code) for code in range(32, 127)} | {"\n"} | {str(number) for number in range(100)}
     byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
     vocab = [(token, 0.0) for token in (PAD, UNKNOWN)]

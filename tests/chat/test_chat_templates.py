@@ -273,6 +273,15 @@ def test_the_embedded_model_is_shown_no_tools_since_it_learns_them(tmp_path: Pat
         assert chat.decode(chat.reply_ids(("ok", "no"))) == replies
 
 
+def test_a_word_without_end_is_told_in_characters_since_one_piece_of_it_would_slow_each_reply_that_begins_so() -> None:
+    """As one piece, 20,000 letters took 14 s to encode, each time."""
+    endless, named = "y" * 20_000, "p" * 120
+    words = build_tokenizer([f'{{"x": "{endless}"}}'], [named], tiny.EMBEDDED)
+    assert len(words.encode(endless, add_special_tokens=False)) == len(endless)
+    assert len(words.encode(named, add_special_tokens=False)) == 1  # what an environment names stays whole
+    assert sorted(map(len, words.get_vocab()))[-2] <= 100
+
+
 def test_with_tools_in_the_prompt_its_template_describes_them() -> None:
     words = build_tokenizer(["Cancel B42."], [], tiny.EMBEDDED.model_copy(update={"tools_in_prompt": True}))
     chat = ChatFormat(words, source="test")
