@@ -37,7 +37,7 @@ NO_BUDGETS = {
 
 def member(name: str, settings: dict[str, Any] | None = None, **changed: Any) -> dict[str, Any]:
     """One environment of a mixture, as params give it; `changed` are other keys of it."""
-    parts = {"name": name, "settings": settings, "source": None, "max_level": None, "share": 1.0}
+    parts = {"name": name, "settings": settings, "source": None, "max_level": None, "label": None, "share": 1.0}
     return {**parts, "budgets": NO_BUDGETS, **changed}
 
 

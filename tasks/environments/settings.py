@@ -112,7 +112,7 @@ class EnvironmentSettings(NamedEnvironment):
         """Folders of code that its episodes run and its name does not tell, relative to the root: of a mixture's
         members.
         """
-        return [folder_of(played.name) for played in members_of(self) if played is not self]
+        return list(dict.fromkeys(folder_of(played.name) for played in members_of(self) if played is not self))
 
     def refuse_no_verdict(self) -> None:
         """ValueError where nothing decides on success; also for one that took the place of another."""

@@ -209,7 +209,7 @@ class Environment(Protocol):
         return {}
 
     def member_of(self, problem_id: str) -> str | None:
-        """The environment of a mixture that a problem is from; None: there is only one."""
+        """The environment of a mixture that a problem is from, by its label there; None: there is only one."""
         return None
 
     def generate(self, *, seed: int, num_problems: int, max_level: int) -> Iterator[Problem] | None:

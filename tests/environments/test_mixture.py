@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,12 @@ from tasks.rollouts.episode import EngineEpisodes
 from tasks.stages.train.groups import success_by_environment
 from tasks.stages.train.run import TrainingRun
 from tasks.stages.train.settings import TrainSections
+from tasks.tools.replay import Script, play
 from tasks.tools.retries import RetryingEnvironment
 from tasks.tracking.metrics import row_points
 from tests import tiny
 from tests.contracts.test_environments import load_page_module
+from tests.environments import mcp_server
 from tests.learning.rows import a_group
 from tests.pipeline.training_worker import unwatched
 from tests.profiles import profile_params
@@ -115,10 +118,59 @@ def test_an_expert_demonstrates_or_else_the_reference_and_the_demonstration_name
     assert [len(replies) for replies in shown.replies] == [1, 1, 0]
 
 
+def two_shops(*labels: str | None) -> EnvironmentSettings:
+    shelves = [{**SHOP, "shelf_size": size} for size in (1, 9)]
+    members = [member("custom", shelf, label=label) for shelf, label in zip(shelves, labels, strict=True)]
+    return environment_settings("mixture", settings={"members": [*members, member("travel_desk", max_level=1)]})
+
+
+def test_two_classes_of_ones_own_are_told_by_their_labels():
+    world = load_environment(two_shops("corner", "mall.2"))
+    assert isinstance(world, Mixture)
+    found = problems(world, 9)
+    assert Counter(member_of(problem.id) for problem in found) == {"corner": 3, "mall.2": 3, "travel_desk": 3}
+    assert {problem.category.partition("/")[0] for problem in found} == {"corner", "mall.2", "travel_desk"}
+    sizes = [world.members[name].describe()["settings"]["shelf_size"] for name in ("corner", "mall.2")]
+    assert sizes == [1, 9]
+    corner = next(problem for problem in found if member_of(problem.id) == "corner")
+    assert world.member_of(corner.id) == "corner" and "count" in [tool.name for tool in world.tools_for(corner)]
+    description = world.describe()
+    assert [*description["members"]] == [*description["budgets"]] == ["corner", "mall.2", "travel_desk"]
+    section = two_shops("corner", "mall.2")
+    assert section.further_code() == ["tasks/environments/custom", "tasks/environments/travel_desk"]
+
+
+def test_a_label_that_is_the_name_changes_nothing():
+    """So a mixture without labels keeps the ids and the fingerprint that it had."""
+    plain, told = mixture(), mixture(label="custom")
+    assert (problems(plain), plain.fingerprint()) == (problems(told), told.fingerprint())
+    assert mixture(label="shop").fingerprint() != plain.fingerprint()
+
+
+@pytest.mark.slow
+def test_two_mcp_servers_are_two_members_each_with_its_own_sessions():
+    hotel = mcp_server.environment_settings().settings
+    assert hotel is not None
+    row = hotel.model_dump(mode="json")
+    pair = [member("mcp", row, label="hotel"), member("mcp", {**row, "allowed_tools": ["price", "book"]}, label="inn")]
+    world = load_environment(environment_settings("mixture", settings={"members": pair}))
+    assert isinstance(world, Mixture)
+    with closing(world):
+        (own,) = mcp_server.problems(1)
+        shown = [len(world.tools_for(in_mixture(own, name))) for name in ("hotel", "inn")]
+        played = play(world, [Script.reference(in_mixture(own, name)) for name in ("hotel", "inn")])
+    assert shown == [3, 2]
+    assert [item.verdict is not None and item.verdict.success for item in played] == [True, True]
+
+
 @pytest.mark.parametrize(
     ("members", "says"),
     [
         ([member("travel_desk"), member("travel_desk")], "travel_desk is there twice"),
+        ([member("travel_desk"), member("travel_desk")], "Give each a label of its own, such as label: travel_desk-2"),
+        ([member("travel_desk", label="x"), member("custom", SHOP, label="x")], "x is there twice"),
+        ([member("travel_desk"), member("custom", SHOP, label="travel_desk")], "travel_desk is there twice"),
+        ([member("travel_desk", label="a/b")], "label"),
         ([member("nowhere")], "there is no folder 'nowhere'"),
         ([member("travel_desk", share=0.0)], "greater than 0"),
         ([member("travel_desk", source="rows.jsonl")], "is not in tasks/custom/"),

@@ -1,9 +1,9 @@
 """mixture: plays each problem in the environment it is from, so that one run trains on several.
 
-A problem's id, category and split group begin with the name of its environment and a slash (`bfcl/multi_turn_base_7`);
-its environment sees them without. So results by category are results by environment, and no two environments share a
-problem or a split group. The model is shown the tools of the problem's environment alone. Each member is within
-wrappers of its own (retries, cache, faults), as the `environment` section has them.
+A problem's id, category and split group begin with the label of its environment, or else its name, and a slash
+(`bfcl/multi_turn_base_7`); its environment sees them without. So results by category are results by environment, and no
+two environments share a problem or a split group. The model is shown the tools of the problem's environment alone. Each
+member is within wrappers of its own (retries, cache, faults), as the `environment` section has them.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ SEPARATOR = "/"
 
 
 class Mixture(Environment):
-    """The members by name."""
+    """The members by their label, or else their name."""
 
     name = "mixture"
 
     def __init__(self, members: Mapping[str, Environment], settings: MixtureSettings, limits: ToolSettings):
         self.members, self.limits = members, limits
-        self.settings = {member.name: member for member in settings.members}
+        self.settings = {member.title: member for member in settings.members}
         self._tools = _join_tools(members.values())
 
     @classmethod
     def compose(cls, section: EnvironmentSettings, load: Callable[[EnvironmentSettings], Environment]) -> Mixture:
         """Load each member with the rest of the section, its tools, cache and faults."""
         assert isinstance(section.settings, MixtureSettings)
-        members = {member.name: load(member.within(section)) for member in section.settings.members}
+        members = {member.title: load(member.within(section)) for member in section.settings.members}
         return cls(members, section.settings, section.tools)
 
     @property

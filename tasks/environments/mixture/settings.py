@@ -11,9 +11,16 @@ from tasks.environments.settings import OtherEnvironmentSettings
 
 
 class MemberSettings(OtherEnvironmentSettings):
-    """One environment of a mixture. `share` is its part of `curate.num_generated`, relative to the other shares."""
+    """One environment of a mixture. `label` begins the ids and categories of its problems (null: its name).
+    `share` is its part of `curate.num_generated`, relative to the other shares.
+    """
 
+    label: str | None = Field(pattern=r"^\w[\w.-]*$")
     share: float = Field(gt=0)
+
+    @property
+    def title(self) -> str:
+        return self.label or self.name
 
 
 class MixtureSettings(Settings):
@@ -25,12 +32,12 @@ class MixtureSettings(Settings):
     @field_validator("members")
     @classmethod
     def _differ(cls, members: list[MemberSettings]) -> list[MemberSettings]:
-        names = [member.name for member in members]
-        twice = sorted({name for name in names if names.count(name) > 1})
+        names, titles = [member.name for member in members], [member.title for member in members]
+        twice = sorted({title for title in titles if titles.count(title) > 1})
         if twice:
             raise ValueError(
-                f"{', '.join(twice)} is there twice, and a problem is told by the name of its environment. Name each "
-                f"environment once; the settings of some take several categories"
+                f"{', '.join(twice)} is there twice, and a problem is told by the label of its environment, or its "
+                f"name. Give each a label of its own, such as label: {twice[0]}-2"
             )
         if "agent" in names:
             raise ValueError(
