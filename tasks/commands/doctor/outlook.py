@@ -11,12 +11,12 @@ from typing import Any
 
 from tasks.commands.doctor.context import DoctorContext, DoctorSections
 from tasks.commands.doctor.findings import of_error
+from tasks.commands.doctor.size_of_test import more_test_problems
 from tasks.core.files import read_json
 from tasks.core.settings import Paths, load, load_paths, read_params
 from tasks.core.splits import read_split
 from tasks.core.terminal import warn
 from tasks.stages.evaluate.sharded import choose_problems
-from tasks.stages.promote.settings import MORE_PROBLEMS
 
 COARSE = 0.25  # hardly any run gains that much success
 
@@ -31,10 +31,10 @@ def warnings(params: dict[str, Any], paths: Paths) -> list[str]:
     settings = load(DoctorSections, params)
     sizes = read_json(paths.stage("curate") / "card.json")["num_problems"]
     with closing(DoctorContext(settings, paths, is_fresh=True)) as context:
-        return [*_small_splits(settings, sizes), *_parts(context, paths), *_budgets(context, paths)]
+        return [*_small_splits(settings, paths, sizes), *_parts(context, paths), *_budgets(context, paths)]
 
 
-def _small_splits(settings: DoctorSections, sizes: dict[str, int]) -> Iterator[str]:
+def _small_splits(settings: DoctorSections, paths: Paths, sizes: dict[str, int]) -> Iterator[str]:
     evaluate = settings.evaluate
     for split, samples in (
         ("select", evaluate.select_samples_per_problem),
@@ -51,7 +51,7 @@ def _small_splits(settings: DoctorSections, sizes: dict[str, int]) -> Iterator[s
     if sizes["test"] < (asked := settings.promote.min_unseen_problems):
         yield (
             f"test has {sizes['test']:,} problems and promote.min_unseen_problems asks for {asked:,}, so no snapshot "
-            f"could be promoted. {MORE_PROBLEMS}"
+            f"could be promoted. {more_test_problems(settings, paths)}"
         )
     wanted = settings.train.problems_per_iteration
     if sizes["train"] < wanted:

@@ -10,11 +10,11 @@ from collections import Counter
 from tasks.commands.doctor.agents import is_judged_by_agent
 from tasks.commands.doctor.context import DoctorContext, batches_for, choose
 from tasks.commands.doctor.findings import Finding, failed, list_some, passed, warned
+from tasks.commands.doctor.size_of_test import more_test_problems
 from tasks.core.records import Problem, Score, Trajectory
 from tasks.rewards.dominance import reward_bounds
 from tasks.rewards.limits import Bounds
 from tasks.rewards.parts import check_score, reward
-from tasks.stages.promote.settings import MORE_PROBLEMS
 from tasks.stages.train.settings import episode_limits
 
 JUDGED_BY_AGENT = passed("not asked here: without a world only what the agent itself played is judged")
@@ -98,7 +98,8 @@ def test_problems(context: DoctorContext) -> Finding:
     """As many as promotion asks for: else it refuses to decide, after the training."""
     asked, found = context.settings.promote.min_unseen_problems, len(context.problems["test"])
     if found < asked:
-        return failed(f"{found:,}, and promote.min_unseen_problems asks for {asked:,}", MORE_PROBLEMS)
+        remedy = more_test_problems(context.settings, context.paths)
+        return failed(f"{found:,}, and promote.min_unseen_problems asks for {asked:,}", remedy)
     return passed(f"{found:,}, at least {asked:,} are asked for")
 
 

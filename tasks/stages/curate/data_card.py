@@ -27,6 +27,9 @@ MEASURES = {
     "num_tools": "tools shown with the first request",
     "prompt_characters": "characters of the prompt",
 }
+EARLIER_TEST_SETS = "in a test set before curate.test_rotation"
+LATER_TEST_SETS = "kept for a test set after curate.test_rotation"
+OF_OTHER_TEST_SETS = (EARLIER_TEST_SETS, LATER_TEST_SETS)
 Splits = Mapping[str, Sequence[HasProblem]]
 
 
@@ -68,8 +71,8 @@ def list_left_out(
         "more than curate.max_select_problems or curate.max_test_problems": [
             row.problem.id for row in unique if row.position not in used
         ],
-        "in a test set before curate.test_rotation": [row.problem.id for row in before],
-        "kept for a test set after curate.test_rotation": [row.problem.id for row in after],
+        EARLIER_TEST_SETS: [row.problem.id for row in before],
+        LATER_TEST_SETS: [row.problem.id for row in after],
     }
 
 

@@ -15,8 +15,8 @@ OnHoldoutReuse = Literal["warn", "refuse", "rotate"]
 
 
 MORE_PROBLEMS = (
-    "Bring problems of more split groups, raise curate.max_test_problems where it binds, or lower "
-    "promote.min_unseen_problems; fewer problems show larger differences alone."
+    "Bring problems of more split groups, raise curate.max_test_problems or lower curate.num_test_sets where they "
+    "bind, or lower promote.min_unseen_problems; fewer problems show larger differences alone."
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import pytest
@@ -12,8 +13,11 @@ from tasks.commands.doctor.context import DoctorSections
 from tasks.commands.doctor.outlook import smallest_difference, warnings
 from tasks.core.files import write_json, write_jsonl
 from tasks.core.settings import Paths, load
+from tasks.core.splits import read_split
 from tasks.environments.travel_desk.environment import TravelDesk
-from tasks.stages.curate.references import Replays, Row, replay_references, sample_of_references
+from tasks.stages.curate.data_card import LATER_TEST_SETS
+from tasks.stages.curate.references import Replay, Replays, Row, replay_references, sample_of_references
+from tasks.stages.curate.splitting import split_and_cap
 from tasks.stages.evaluate import sharded
 from tests import tiny
 from tests.commands.doctor.project import params
@@ -35,10 +39,16 @@ def curated(tmp_path_factory: pytest.TempPathFactory) -> Paths:
     return paths
 
 
-def told(paths: Paths, *, train: int = 500, select: int = 300, test: int = 300, **changed: Any) -> list[str]:
-    """The warnings where curation left splits of these sizes."""
+def told(
+    paths: Paths, *, train: int = 500, select: int = 300, test: int = 300, other_tests: int = 0, **changed: Any
+) -> list[str]:
+    """The warnings where curation left splits of these sizes, and `other_tests` for another test set."""
+    left_out = [{"reason": LATER_TEST_SETS, "num_problems": other_tests, "ids": []}]
     sizes = {"train": train, "select": select, "test": test}
-    write_json(paths.stage("curate") / "card.json", {"num_problems": sizes, "hashes": {}, "split": "groups"})
+    write_json(
+        paths.stage("curate") / "card.json",
+        {"num_problems": sizes, "hashes": {}, "split": "groups", "left_out": left_out},
+    )
     return warnings(params(sampling__max_tokens_per_turn=90, sampling__max_tokens_per_episode=400, **changed), paths)
 
 
@@ -60,6 +70,21 @@ def test_a_test_set_on_which_nothing_could_be_promoted_is_told_before_anything_i
     (warning,) = told(curated, promote__min_unseen_problems=301)
     assert warning.startswith("test has 300 problems and promote.min_unseen_problems asks for 301")
     assert "or lower promote.min_unseen_problems" in warning
+
+
+def test_the_settings_that_make_test_small_are_named_with_what_others_would_give(curated: Paths) -> None:
+    """7 problems, and 7 more in the other of two test sets: the setting that halves them is told first."""
+    options = {"promote__min_unseen_problems": 8, "curate__num_test_sets": 2, "curate__max_test_problems": 50}
+    lines = told(curated, test=7, other_tests=7, **options)
+    (line,) = [line for line in lines if "promote.min_unseen_problems asks for 8" in line]
+    assert "Set curate.num_test_sets to 1 (then 14 problems), or curate.train_share to 0." in line
+    share, size = re.findall(r"curate\.train_share to (0\.\d+) \(then (\d+)\), before the first champion", line)[0]
+    asked = load(DoctorSections, params(**options)).curate.model_copy(update={"train_share": float(share)})
+    train = read_split(curated, "train")  # of the 20 there, those that this share moves to this test set
+    moved = split_and_cap([Row(0, "", item, Replay(1, "", "")) for item in train], asked)["test"]
+    assert int(size) == 7 + len(moved) >= 8
+    capped = told(curated, test=5, **{**options, "curate__num_test_sets": 1, "curate__max_test_problems": 5})
+    assert any("Set curate.max_test_problems to at least 8. Else: Bring problems" in line for line in capped)
 
 
 def test_budgets_that_cut_references_are_warned_of_with_the_values_to_set(curated: Paths) -> None:
