@@ -15,11 +15,11 @@ from tasks.chat.format import ChatFormat
 from tasks.core.files import read_jsonl
 from tasks.core.records import Problem
 from tasks.core.settings import Paths
-from tasks.core.splits import read_split
 from tasks.core.text import first_few
 from tasks.rollouts.settings import SamplingSettings
 from tasks.tools.base import Environment
 
+KEPT = ("train", "select")  # the splits of whose references `curate` keeps replies
 MOST_NAMED, LONGEST_NAME = 3, 60  # categories, characters
 WHAT = {
     "max_turns": "turns",
@@ -97,9 +97,13 @@ def shown(name: str) -> str:
     return repr(name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…")
 
 
-def sampled_sizes(chat: ChatFormat, environment: Environment, paths: Paths) -> list[Size]:
-    """The sizes of the references whose replies `curate` kept; empty where none solves its problem."""
-    problems = {problem.id: problem for problem in (*read_split(paths, "train"), *read_split(paths, "select"))}
+def sampled_sizes(
+    chat: ChatFormat, environment: Environment, paths: Paths, splits: Mapping[str, Sequence[Problem]]
+) -> list[Size]:
+    """The sizes of the references whose replies `curate` kept, of train and select; empty where none solves its
+    problem.
+    """
+    problems = {problem.id: problem for split in KEPT for problem in splits[split]}
     kept = [(row["problem_id"], row["replies"]) for _, row in read_jsonl(paths.stage("curate") / "references.jsonl")]
     return [reference_size(chat, environment, problems[name], replies) for name, replies in kept if name in problems]
 

@@ -10,8 +10,9 @@ from tasks.chat.format import ChatFormat, load_chat
 from tasks.core.files import write_json, write_jsonl
 from tasks.core.records import ReferenceTurn, ToolCall
 from tasks.core.settings import Paths, load, read_params
+from tasks.core.splits import read_split
 from tasks.environments.travel_desk.environment import TravelDesk
-from tasks.rollouts.budgets import Size, fit, reference_size, sampled_sizes
+from tasks.rollouts.budgets import KEPT, Size, fit, reference_size, sampled_sizes
 from tasks.stages.assess.base_model import check_budgets
 from tasks.stages.assess.settings import AssessSections
 from tasks.stages.curate.references import Replays, Row, replay_references, sample_of_references
@@ -109,9 +110,10 @@ def check(paths: Paths, **budgets: Any) -> None:
 def test_assess_refuses_budgets_that_most_references_do_not_fit(curated: Paths) -> None:
     with pytest.raises(ValueError) as error:
         check(curated, max_tokens_per_turn=4)
+    splits = {split: read_split(curated, split) for split in KEPT}
     longest = max(
         size.needs["max_tokens_per_turn"]
-        for size in sampled_sizes(load_chat(curated.artifacts / "model"), TravelDesk(), curated)
+        for size in sampled_sizes(load_chat(curated.artifacts / "model"), TravelDesk(), curated, splits)
     )
     assert "33 of 33 references do not fit" in str(error.value)
     assert str(error.value).endswith(f"Set sampling.max_tokens_per_turn to at least {longest}.")

@@ -1,4 +1,4 @@
-"""Checks of the conversation as tokens: the chat template, the loss mask, and control tokens in texts.
+"""Checks of the conversation as tokens: the chat template, the loss mask, control tokens in texts, token budgets.
 
 A fault here is silent: a tokenizer that returns other text, or a mask that is off by one, trains something else.
 """
@@ -17,6 +17,7 @@ from tasks.core.records import TokenSequence, Turn
 from tasks.core.text import one_line
 from tasks.models.embedded import is_embedded
 from tasks.planning.family import check_config
+from tasks.rollouts.budgets import fit, sampled_sizes
 from tasks.stages.evaluate.sharded import choose_problems
 from tasks.tools.user.environment import check_user
 
@@ -153,6 +154,18 @@ def tool_replies(context: DoctorContext) -> Finding:
             "Have the tool answer in pages, or raise environment.tools.max_reply_characters (and the token budgets).",
         )
     return passed(f"up to {max(map(len, replies), default=0):,} of {limit:,} characters, no control token")
+
+
+def budgets(context: DoctorContext) -> Finding:
+    """The references whose replies `curate` kept, against the budgets of `sampling`: assess refuses what fails here."""
+    sizes = sampled_sizes(context.chat, context.environment, context.paths, context.problems)
+    fitted = fit(sizes, context.settings.sampling)
+    if not fitted.num_measured:
+        return passed("no known solution to measure")
+    if not fitted.cut:
+        return passed(f"{fitted.num_measured:,} references fit: {fitted.used}")
+    told = failed if fitted.is_hopeless else warned
+    return told(fitted.sentence, fitted.remedy(context.model.config))
 
 
 def with_control_tokens(context: DoctorContext, texts: Iterable[str]) -> list[str]:

@@ -3,7 +3,7 @@
 Most faults of reinforcement learning are in the template, the mask, the tools or the data, and cost days when they show
 only as an odd curve. The doctor finds them in seconds, without loading weights. The flow runs it before the warm start,
 whose hours a fault would waste, and beside nothing, since it measures what memory is free. It repeats no other gate
-(`curate`, DVC, the pin, the budgets). A check that crashes has failed; checks that need what failed are skipped.
+(`curate`, DVC, the pin) but the budgets. A check that crashes has failed; checks that need what failed are skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.commands.doctor.agents import agent_plays
 from tasks.commands.doctor.context import DoctorContext, DoctorSections
-from tasks.commands.doctor.conversation import chat_template, loss_mask, model_family, requests, tool_replies
+from tasks.commands.doctor.conversation import budgets, chat_template, loss_mask, model_family, requests, tool_replies
 from tasks.commands.doctor.environment import (
     environment_starts,
     lost_episodes,
@@ -55,6 +55,7 @@ CHECKS: dict[str, Check] = {
     "loss mask": loss_mask,
     "requests": requests,
     "tool replies": tool_replies,
+    "budgets": budgets,
     "same seed": same_seed,
     "separate episodes": separate_episodes,
     "references score 1": references_score,
@@ -77,6 +78,7 @@ NEEDS = dict.fromkeys(
         "lost episodes",
         "loss mask",
         "tool replies",
+        "budgets",
         "same seed",
         "references score 1",
         "doing nothing",

@@ -92,7 +92,8 @@ def _budgets(context: DoctorContext, paths: Paths) -> Iterator[str]:
     from tasks.rollouts.budgets import fit, sampled_sizes
 
     try:
-        found = fit(sampled_sizes(context.chat, context.environment, paths), context.settings.sampling)
+        sizes = sampled_sizes(context.chat, context.environment, paths, context.problems)
+        found = fit(sizes, context.settings.sampling)
         if found.cut:
             yield f"{found.sentence}. {found.remedy(context.model.config)}"
     except Exception as error:  # curation must not fail because a model is missing

@@ -57,7 +57,8 @@ def check_budgets(model: Path, settings: AssessSections, paths: Paths, environme
     from tasks.models.folders import model_config
     from tasks.rollouts.budgets import fit, sampled_sizes
 
-    found = fit(sampled_sizes(load_chat(model), environment, paths), settings.sampling)
+    splits = {"train": read_split(paths, "train"), "select": read_split(paths, "select")}
+    found = fit(sampled_sizes(load_chat(model), environment, paths, splits), settings.sampling)
     if not found.cut:
         return
     message = f"{found.sentence}. {found.remedy(model_config(model))}"

@@ -94,13 +94,32 @@ def size(reference: PlayedReference) -> Size:
 
 
 def test_a_reference_is_measured_as_the_episode_it_becomes(artifacts: Path) -> None:
-    """assess counts tokens of stored replies, the doctor those of episodes that it plays: the same numbers."""
+    """curate, assess and the doctor count tokens of stored replies; an episode that is played has the same numbers."""
     context = DoctorContext(load(DoctorSections, params()), Paths(artifacts))
     with closing(context):
-        measured = sampled_sizes(context.chat, context.environment, context.paths)
+        measured = sampled_sizes(context.chat, context.environment, context.paths, context.problems)
         played = {reference.problem.id: size(reference) for reference in context.references}
     assert len(measured) == 56  # all of train and select
     assert [played[size.problem_id] for size in measured] == measured
+
+
+def test_budgets_that_references_do_not_fit_are_found_with_the_value_to_set(artifacts: Path) -> None:
+    assert look("budgets", artifacts).finding.startswith("56 references fit: ")
+    found(look("budgets", artifacts, sampling__max_tokens_per_turn=2), "fail", "56 of 56 references do not fit", "Set ")
+    context = DoctorContext(load(DoctorSections, params()), Paths(artifacts))
+    with closing(context):
+        longest = max(
+            size.needs["max_turns"]
+            for size in sampled_sizes(context.chat, context.environment, context.paths, context.problems)
+        )
+    few = look("budgets", artifacts, sampling__max_turns=longest - 1)
+    found(few, "warn", "of 56 references do not fit", f"Set sampling.max_turns to at least {longest}.")
+
+
+def test_a_reference_that_nobody_knows_is_none_to_measure(artifacts: Path) -> None:
+    """As of a server whose tasks nobody has solved."""
+    (artifacts / "curate" / "references.jsonl").write_text("")
+    found(look("budgets", artifacts), "pass", "no known solution to measure", "")
 
 
 def test_requests_with_special_tokens_warn(artifacts: Path) -> None:
