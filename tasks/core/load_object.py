@@ -38,6 +38,14 @@ def check_object_path(path: str) -> str:
 ObjectPath = Annotated[str, AfterValidator(check_object_path)]
 
 
+def load_object_of(setting: str, path: str) -> Any:
+    """ValueError in one line that names the setting, where params were checked without importing anything."""
+    try:
+        return load_object(path)
+    except ValueError as error:
+        raise ValueError(f"{setting}: {error}") from None
+
+
 def load_object(path: str) -> Any:
     """ValueError in one line if it cannot be loaded."""
     check_object_path(path)

@@ -20,7 +20,7 @@ from typing import Any
 
 from tasks.core import background
 from tasks.core.files import json_hash
-from tasks.core.load_object import load_object
+from tasks.core.load_object import load_object_of
 from tasks.core.records import Problem, Turn
 from tasks.core.secrets import read_secret
 from tasks.core.settings import Settings
@@ -165,7 +165,7 @@ def choose_class(settings: Settings | None) -> type[Any]:
 def _launcher(settings: AgentSettings) -> Launch:
     """ValueError where the program or function is missing."""
     if settings.object is not None:
-        function = load_object(settings.object)
+        function = load_object_of("environment.settings.object", settings.object)
         if not inspect.iscoroutinefunction(function):
             raise ValueError(
                 f"environment.settings.object: {settings.object} is no async function, so it cannot run beside others. "

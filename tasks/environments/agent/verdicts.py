@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from tasks.core import background, json_text
-from tasks.core.load_object import load_object
+from tasks.core.load_object import load_object_of
 from tasks.core.records import Problem
 from tasks.core.text import one_line
 from tasks.environments.agent.programs import Result, checked_result
@@ -27,7 +27,11 @@ class VerdictGiver:
     def __init__(self, settings: VerdictSettings):
         self.settings = settings
         self.workers = background.Workers(NUM_WORKERS)
-        self.checker = None if settings.checker is None else load_object(settings.checker)
+        self.checker = (
+            None
+            if settings.checker is None
+            else load_object_of("environment.settings.verdict.checker", settings.checker)
+        )
 
     async def judge(self, problem: Problem, result: Result, final_message: str | None) -> Verdict:
         """EnvironmentFault where nobody says."""
