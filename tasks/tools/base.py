@@ -272,6 +272,10 @@ class Environment(Protocol):
         """Whether an episode sees nothing of earlier ones."""
         return True
 
+    def cheaper_starts(self) -> str:
+        """How its episodes could start faster, where most of their time so far was their starts; empty: no way."""
+        return ""
+
     def is_driven_by_agent(self) -> bool:
         """Whether an agent drives its episodes and asks an endpoint for turns (`driven.py`)."""
         return False

@@ -13,10 +13,11 @@ from typing import Any
 import psutil
 import pytest
 
-from tasks.core.records import Problem, ReferenceTurn
+from tasks.core.records import Problem, ReferenceTurn, ToolCall
 from tasks.environments.catalog import load_environment
 from tasks.environments.mcp.environment import MCPEnvironment, MCPEpisode
 from tasks.environments.mcp.settings import MCPSettings
+from tasks.stages.curate.references import Replays, replay_references
 from tasks.tools.base import EnvironmentFault, ToolReply, Verdict, block_until
 from tests.environments import mcp_server
 from tests.worlds import as_custom
@@ -147,6 +148,27 @@ def test_a_process_of_its_own_gives_every_episode_a_fresh_world(mcp_world: Make)
     assert answer.result().text == "1"
     for episode in (second, third):
         episode.close()
+
+
+def test_where_starts_are_most_of_the_time_curation_names_the_cheaper_resets(
+    mcp_world: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tasks.stages.curate.references.WORTH_TELLING_SECONDS", 0.0)
+    reference = [ReferenceTurn(calls=[ToolCall(name="act", arguments={})], answer="")]
+    problems = [
+        WORLDLESS.model_copy(update={"id": f"p{n}", "requests": [f"{n}"], "reference": reference}) for n in range(17)
+    ]
+    for reset in ("process", "none"):
+        environment = mcp_world(**counting(reset=reset, max_servers=2))
+        environment.checker = lambda problem, calls, final_message, call_tool: True
+        replay_references(Replays(environment), problems)
+        told = capsys.readouterr().out
+        assert "1 more reference solutions to play" in told
+        assert ("environment.settings.reset: process" in told) == (reset == "process")
+        assert ("reset: tool" in told and "reset_tool" in told and "reset: scratch" in told) == (reset == "process")
+    slow = mcp_world(**counting(max_servers=2))
+    slow.sessions._seconds.extend([(0.1, 5.0)] * 3)
+    assert slow.cheaper_starts() == ""  # the calls take the time
 
 
 def test_without_a_reset_episodes_share_the_world_and_a_lost_server_is_replaced(mcp_world: Make) -> None:

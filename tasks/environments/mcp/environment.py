@@ -102,6 +102,16 @@ class MCPEnvironment(Environment):
     def starts_afresh(self) -> bool:
         return self.settings.reset != "none"
 
+    def cheaper_starts(self) -> str:
+        seconds = self.sessions.start_seconds()
+        if self.settings.reset != "process" or seconds is None:
+            return ""
+        return (
+            f"Most of that is starting a server for each, {seconds:.1f} s (environment.settings.reset: process): "
+            f"cheaper is reset: tool, where the server has a tool for it (reset_tool), or reset: scratch, where it "
+            f"keeps all its state in files"
+        )
+
     def is_live(self) -> bool:
         return True
 

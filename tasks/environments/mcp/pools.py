@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from statistics import median
 from weakref import WeakKeyDictionary
 
 from tasks.core.secrets import Secrets
@@ -34,6 +37,7 @@ class Sessions:
         self.open_sessions: set[Session] = set()
         self._starting = asyncio.Semaphore(os.cpu_count() or 1)
         self._is_closed = False
+        self._seconds: deque[tuple[float, float]] = deque(maxlen=64)  # of the last that ended: to start, and in all
 
     async def first(self) -> Listing:
         """Open the first session, for a later episode, and return its listing."""
@@ -69,8 +73,17 @@ class Sessions:
             return session
 
     async def end(self, session: Session) -> None:
+        if session.start_seconds is not None:
+            self._seconds.append((session.start_seconds, time.monotonic() - session.began))
         await session.close()
         self.open_sessions.discard(session)
+
+    def start_seconds(self) -> float | None:
+        """What a start takes where it is most of a session's time; else None. Medians of the last that ended."""
+        if not self._seconds:
+            return None
+        start, whole = map(median, zip(*list(self._seconds), strict=True))
+        return start if start > whole / 2 else None
 
     async def close(self) -> None:
         self._is_closed = True

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,8 @@ class Session:
     ):
         self.connector, self.secrets, self.check = connector, secrets, check
         self.start_timeout_seconds = start_timeout_seconds
+        self.began = time.monotonic()
+        self.start_seconds: float | None = None
         self._num_unanswered = 0
         self._listing: Listing | None = None
         self._tools_may_have_changed = False
@@ -89,6 +92,7 @@ class Session:
             opened.cancel()
         if not self._opened.is_set():
             raise self._fault("server", self._account())
+        self.start_seconds = time.monotonic() - self.began
         self.check(self.listing)
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, timeout_seconds: float) -> str:

@@ -142,6 +142,9 @@ class Mixture(Environment):
     def starts_afresh(self) -> bool:
         return all(member.starts_afresh() for member in self.members.values())
 
+    def cheaper_starts(self) -> str:
+        return next(filter(None, (member.cheaper_starts() for member in self.members.values())), "")
+
     def is_live(self) -> bool:
         return any(member.is_live() for member in self.members.values())
 

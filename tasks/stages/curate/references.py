@@ -79,7 +79,9 @@ class Replays:
         if seconds < WORTH_TELLING_SECONDS:
             return played + play(self.environment, rest)
         if not any(item.error for item in played[SAMPLE:]):  # a fault is retried with pauses, and tells of no other
-            tell(f"curate: {len(rest):,} more {label} to play, which takes about {spell(seconds)}")
+            why = self.environment.cheaper_starts()
+            told = f"curate: {len(rest):,} more {label} to play, which takes about {spell(seconds)}"
+            tell(f"{told}. {why}." if why else told)
         with progress_bar(label, total=len(scripts), done=len(played)) as bar:
             return played + play(self.environment, rest, after_each=bar.advance)
 
