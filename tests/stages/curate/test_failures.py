@@ -62,7 +62,7 @@ def test_a_judge_that_is_down_or_refuses_the_key_is_no_fault_of_the_problems(tmp
         assert "the judge failed in each of the first 8 reference solutions (unavailable: the endpoint failed" in said
         assert "environment.judge" in said
     else:
-        assert said.startswith("environment.judge: ") and "Check the key" in said and "crashed" not in said
+        assert said.startswith("environment.judge: ") and "Correct what it names" in said and "crashed" not in said
 
 
 def test_a_refusal_ends_what_is_played_at_once() -> None:
