@@ -21,8 +21,8 @@ from tasks.tools.base import (
     Verdict,
     await_in_steps,
     error_text,
-    judge_in_steps,
 )
+from tasks.tools.checks import judge_in_steps
 
 if TYPE_CHECKING:
     from tasks.rollouts.fault_log import FaultLog

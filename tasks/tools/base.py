@@ -71,11 +71,26 @@ class ToolReply:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The environment's judgement of an episode: success, its checks, and details as JSON, such as differing state."""
+    """The environment's judgement of an episode: success, its checks, and details as JSON, such as differing state.
+    ValueError where success or a check is not True or False.
+    """
 
     success: bool
     checks: dict[str, bool] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if type(self.success) is not bool:
+            raise ValueError(
+                f"Verdict(success={self.success!r:.60}) is neither True nor False, so a share of the problem would "
+                f"count as all of it. Compare it, as in share == 1.0; partial credit belongs in reward.parts of "
+                f"params.yaml: progress, or a function of your own"
+            )
+        if not isinstance(self.checks, dict) or any(type(value) is not bool for value in self.checks.values()):
+            raise ValueError(
+                f"Verdict(checks={self.checks!r:.60}) is no dict whose values are True or False, so nobody could count "
+                f"which checks passed. Write each check as a comparison"
+            )
 
 
 def error_text(type: ErrorType, message: str) -> str:
@@ -291,18 +306,6 @@ def await_in_steps(answer: Waited | Future[Waited]) -> Generator[Future[Any], No
         yield answer
         return answer.result()
     return answer
-
-
-def judge_in_steps(episode: Episode, final_message: str | None) -> Generator[Future[Any], None, Verdict]:
-    """The episode's verdict, by `yield from`. TypeError where its author returned something else."""
-    author = type(episode).__name__
-    try:
-        verdict = yield from await_in_steps(episode.verdict(final_message))
-    except SystemExit as end:
-        raise RuntimeError(f"{author}.verdict would end the program (SystemExit: {end})") from end
-    if not isinstance(verdict, Verdict):
-        raise TypeError(f"{author}.verdict returned {type(verdict).__name__}, not a Verdict(success, checks)")
-    return verdict
 
 
 def block_until(answer: Waited | Future[Waited]) -> Waited:

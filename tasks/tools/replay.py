@@ -15,8 +15,9 @@ from typing import Any
 
 from tasks.core.records import Demonstration, Problem, ReferenceTurn, ToolCall
 from tasks.core.tool_calls import call_text
-from tasks.tools.base import Environment, EnvironmentFault, ToolReply, Verdict, await_in_steps, judge_in_steps
+from tasks.tools.base import Environment, EnvironmentFault, ToolReply, Verdict, await_in_steps
 from tasks.tools.chat_client import EndpointRefusal
+from tasks.tools.checks import judge_in_steps
 
 
 @dataclass(frozen=True, slots=True)

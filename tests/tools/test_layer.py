@@ -7,7 +7,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -17,9 +17,10 @@ from tasks.core import background
 from tasks.core.records import Problem, ReferenceTurn
 from tasks.tools import watch
 from tasks.tools.authoring import ToolEnvironment, ToolEpisode, tool
-from tasks.tools.base import EnvironmentFault, Tool, ToolReply, Verdict, block_until
+from tasks.tools.base import Environment, EnvironmentFault, Tool, ToolReply, Verdict, block_until
 from tasks.tools.layer import BoundTool, ToolError, ToolLayer
 from tasks.tools.replay import Script, play
+from tasks.tools.retries import RetryingEnvironment
 from tests.worlds import QUICK
 
 PROBLEM = Problem(
@@ -202,15 +203,35 @@ def test_a_tool_without_a_clock_that_does_not_come_back_is_told_of_once(
 
 
 @pytest.mark.parametrize(
-    ("verdict", "says"),
+    ("given", "says"),
     [
-        (lambda _, __: 1, "BenchEpisode.verdict returned int, not a Verdict"),
-        (lambda _, __: sys.exit("done"), r"BenchEpisode.verdict would end the program \(SystemExit: done\)"),
+        ([0.5], r"success=0\.5.*reward\.parts"),
+        (["yes"], "success='yes'"),
+        ([1], "success=1"),
+        ([None], "success=None"),
+        ([True, {"paid": "yes"}], r"checks=.*'yes'"),
+        ([True, {"paid": 0.5}], r"checks=.*0\.5"),
+        ([True, ["paid"]], r"checks=\['paid'\]"),
     ],
 )
-def test_a_verdict_that_is_none_names_its_author(verdict: Any, says: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_verdict_of_a_share_or_a_text_is_refused_where_it_is_made(given: list[Any], says: str):
+    with pytest.raises(ValueError, match=says):
+        Verdict(*given)
+
+
+@pytest.mark.parametrize("wrap", [lambda world: world, lambda world: RetryingEnvironment(world, QUICK)])
+@pytest.mark.parametrize(
+    ("verdict", "says"),
+    [
+        (lambda _, __: 1, "^BenchEpisode.verdict returned int, not a Verdict"),
+        (lambda _, __: sys.exit("done"), r"^BenchEpisode.verdict would end the program \(SystemExit: done\)"),
+    ],
+)
+def test_a_verdict_that_is_none_names_its_author(
+    verdict: Any, says: str, wrap: Callable[[Any], Environment], monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(BenchEpisode, "verdict", verdict)
-    (played,) = play(Bench(QUICK), [Script.reference(PROBLEM)])
+    (played,) = play(wrap(Bench(QUICK)), [Script.reference(PROBLEM)])
     with pytest.raises((TypeError, RuntimeError), match=says):
         raise played.error or ValueError
 

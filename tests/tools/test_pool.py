@@ -154,8 +154,8 @@ def test_an_answer_of_another_shape_or_to_another_question_is_no_message(step: s
 
 
 def test_what_a_worker_would_send_with_other_types_is_refused_there():
-    with pytest.raises(BadFrame, match=r"verdict is of another shape: .* boolean"):
-        answer_row(Verdict("no"))  # type: ignore[arg-type]
+    with pytest.raises(BadFrame, match=r"verdict is of another shape: .* dictionary"):
+        answer_row(Verdict(True, details=["no"]))  # type: ignore[arg-type]
 
 
 def test_what_is_too_long_or_no_json_is_no_message():
