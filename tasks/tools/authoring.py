@@ -9,8 +9,8 @@
     class Shop(ToolEnvironment):
         name, episode_class = "shop", ShopEpisode
 
-A method's signature gives the JSON Schema, with annotations as pydantic reads them. A method returns text or JSON,
-raises ToolError for a wrong call, and may be `async def` or `blocking=True`.
+A method's signature gives the JSON Schema, with annotations as pydantic reads them, and its arguments are what is
+annotated. A method returns text or JSON, raises ToolError for a wrong call, and may be `async def` or `blocking=True`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import Any, ClassVar, Literal, Self, TypeVar, get_type_hints
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import ConfigDict, Field, create_model
+from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from tasks.core.files import json_hash
@@ -29,8 +29,10 @@ from tasks.core.settings import Settings
 from tasks.tools.base import Answer, Environment, ErrorType, Tool, ToolReply, Verdict
 from tasks.tools.layer import BoundTool, Kind, ToolLayer, envelope
 from tasks.tools.settings import IN_MEMORY, ToolSettings
+from tasks.tools.signatures import read_signature
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+MARK = "tool_of_turnwise"  # the attribute of a method that is a tool
 
 
 def tool(
@@ -43,11 +45,15 @@ def tool(
     version: str = "1",
 ) -> Callable[[Method], Method]:
     """Make a method of an episode class a tool; `base.Tool` explains the flags."""
+    if not isinstance(description, str):
+        raise TypeError(
+            '@tool stands alone, so the model would not learn what the tool does. Write @tool("what it does")'
+        )
 
     def mark(method: Method) -> Method:
         kind: Kind = "async" if inspect.iscoroutinefunction(method) else "blocking" if blocking else "memory"
         flags = {"read_only": read_only, "idempotent": idempotent, "stateless": stateless, "version": version}
-        method.tool_of_turnwise = (description, kind, flags)  # type: ignore[attr-defined]
+        setattr(method, MARK, (description, kind, flags))
         return method
 
     return mark
@@ -154,7 +160,10 @@ def describe_tool(tool: Tool) -> dict[str, Any]:
 @cache
 def _layer(episode_class: type[ToolEpisode], settings: ToolSettings) -> ToolLayer:
     methods = {name: item for cls in reversed(episode_class.__mro__) for name, item in vars(cls).items()}
-    marked = [item for item in methods.values() if hasattr(item, "tool_of_turnwise")]
+    # A staticmethod does not have the marks of its function; it is refused with the other signatures.
+    marked = [
+        item for item in methods.values() if any(hasattr(it, MARK) for it in (item, getattr(item, "__func__", 0)))
+    ]
     return ToolLayer(
         [_bind(method) for method in marked],
         settings,
@@ -164,23 +173,6 @@ def _layer(episode_class: type[ToolEpisode], settings: ToolSettings) -> ToolLaye
 
 
 def _bind(method: Callable[..., Any]) -> BoundTool:
-    description, kind, flags = method.tool_of_turnwise  # type: ignore[attr-defined]
-    return BoundTool(
-        Tool(method.__name__, description, parameters_of(method), **flags),
-        lambda episode, arguments: method(episode, **arguments),
-        kind,
-    )
-
-
-def parameters_of(method: Callable[..., Any]) -> dict[str, Any]:
-    """The JSON Schema of a method's arguments, without `self`; no others are accepted."""
-    hints = get_type_hints(method, include_extras=True)
-    parameters = list(inspect.signature(method).parameters.values())[1:]
-    fields: dict[str, Any] = {
-        item.name: (hints[item.name], ... if item.default is item.empty else item.default) for item in parameters
-    }
-    model = create_model("Arguments", __config__=ConfigDict(extra="forbid"), **fields)
-    schema = model.model_json_schema()
-    for item in schema.get("properties", {}).values():
-        item.pop("title", None)  # pydantic repeats the name
-    return {key: value for key, value in schema.items() if key != "title"}
+    parameters, handler = read_signature(method)
+    description, kind, flags = getattr(method, MARK)
+    return BoundTool(Tool(method.__name__, description, parameters, **flags), handler, kind)

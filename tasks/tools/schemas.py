@@ -9,7 +9,7 @@ Left out: output schemas, which the model never reads.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -79,9 +79,8 @@ class ArgumentSchema:
             return "they hold what JSON cannot"
         if matching.limit:
             return f"they have texts with patterns of more than {matching.limit:,} characters, too many to check"
-        phrases = [_reason(error) for error in errors[:MAX_REASONS]]
-        more = [f"and {len(errors) - MAX_REASONS} more"] if len(errors) > MAX_REASONS else []
-        return "; ".join([*phrases, *more])
+        faults = [(error.instance_path, error.message.replace(KEYWORD, "pattern")) for error in errors[:MAX_REASONS]]
+        return spell_faults(faults, num_faults=len(errors))
 
 
 class SchemaSize:
@@ -219,7 +218,14 @@ def _about(number: int) -> str:
     return f"{number:,}" if number < 10**9 else "more than a billion"
 
 
-def _reason(error: Any) -> str:
-    place = ".".join(str(part) for part in error.instance_path)
-    message = one_line(error.message.replace(KEYWORD, "pattern"), MAX_REASON_CHARACTERS)
+def spell_faults(faults: Iterable[tuple[Iterable[Any], str]], *, num_faults: int) -> str:
+    """What is wrong with arguments, of which `faults` (place, message) are the first few."""
+    phrases = [
+        _phrase(".".join(map(str, place)), one_line(message, MAX_REASON_CHARACTERS)) for place, message in faults
+    ]
+    more = [f"and {num_faults - len(phrases)} more"] if num_faults > len(phrases) else []
+    return "; ".join([*phrases, *more])
+
+
+def _phrase(place: str, message: str) -> str:
     return f"{place}: {message}" if place else message
