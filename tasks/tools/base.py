@@ -71,9 +71,7 @@ class ToolReply:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The environment's judgement of an episode: success, its checks, and details as JSON, such as differing state.
-    ValueError where success or a check is not True or False.
-    """
+    """The environment's judgement of an episode: success, its checks, and details as JSON, such as differing state."""
 
     success: bool
     checks: dict[str, bool] = field(default_factory=dict)
@@ -82,14 +80,12 @@ class Verdict:
     def __post_init__(self) -> None:
         if type(self.success) is not bool:
             raise ValueError(
-                f"Verdict(success={self.success!r:.60}) is neither True nor False, so a share of the problem would "
-                f"count as all of it. Compare it, as in share == 1.0; partial credit belongs in reward.parts of "
-                f"params.yaml: progress, or a function of your own"
+                f"Verdict(success={self.success!r:.60}) is not True or False, so a share of the problem would count "
+                f"as all of it. Compare it, as in share == 1.0; partial credit belongs in reward.parts of params.yaml"
             )
         if not isinstance(self.checks, dict) or any(type(value) is not bool for value in self.checks.values()):
             raise ValueError(
-                f"Verdict(checks={self.checks!r:.60}) is no dict whose values are True or False, so nobody could count "
-                f"which checks passed. Write each check as a comparison"
+                f"Verdict(checks={self.checks!r:.60}) is no dict of True and False: make each a comparison"
             )
 
 
@@ -104,6 +100,7 @@ class EnvironmentFault(Exception):
         super().__init__(message)
         self.message, self.tool, self.type = message, tool, type
         self.num_retries = 0
+        self.may_pass = True  # False: the same call would fail again
 
     def __str__(self) -> str:
         return f"{self.tool}: {self.type}: {self.message}"

@@ -8,18 +8,22 @@ EnvironmentFault.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel
 
 from tasks.core import background
-from tasks.core.json_text import check_writable, json_line
+from tasks.core.json_text import check_writable
 from tasks.core.text import one_line
 from tasks.tools.base import Answer, EnvironmentFault, ErrorType, FaultType, Tool, ToolReply, error_text
 from tasks.tools.schemas import MAX_REASON_CHARACTERS, ArgumentSchema
 from tasks.tools.settings import ToolSettings
 from tasks.tools.watch import watched
 
+TYPES: tuple[ErrorType, ...] = get_args(ErrorType)
 OURS: tuple[FaultType, ...] = ("rate_limited", "timeout", "unavailable")
 Kind = Literal["memory", "async", "blocking"]
 Wording = Callable[[ErrorType, str, str], str]  # (type, tool or "", message) → text of the reply
@@ -29,10 +33,15 @@ class ToolError(Exception):
     """Raised by a handler to answer with the error envelope.
 
     `invalid_arguments`, `unknown_tool`, `not_found` and `conflict` blame the call and reach the model. The other types
-    are environment faults, unless `scripted`: then they reach the model too.
+    are environment faults, unless `scripted`: then they reach the model too. ValueError for a type that there is not.
     """
 
     def __init__(self, type: ErrorType, message: str, *, scripted: bool = False):
+        if type not in TYPES:
+            raise ValueError(
+                f"ToolError has no type {type!r:.60}, so nobody could say whether the call or the tool was at fault. "
+                f"Choose one of {', '.join(TYPES)}"
+            )
         super().__init__(message)
         self.type, self.message, self.scripted = type, message, scripted
 
@@ -126,7 +135,9 @@ class ToolLayer:
             raise error
         if not isinstance(error, ToolError):
             message = f"it crashed with {type(error).__name__}: {one_line(error, MAX_REASON_CHARACTERS)}"
-            raise EnvironmentFault(message, tool=bound.tool.name) from error
+            fault = EnvironmentFault(message, tool=bound.tool.name)
+            fault.may_pass = _may_pass(error, bound.kind)
+            raise fault from error
         if error.scripted or error.type not in OURS:
             return self._error(error.type, bound.tool.name, error.message)
         raise EnvironmentFault(error.message, tool=bound.tool.name, type=error.type) from None
@@ -138,10 +149,15 @@ class ToolLayer:
         if isinstance(value, ToolReply):
             return value
         try:
-            text = value if isinstance(value, str) else json_line(value)
-        except (TypeError, ValueError) as error:
-            message = f"it returned what is neither text nor JSON ({one_line(error, MAX_REASON_CHARACTERS)})"
-            raise EnvironmentFault(message, tool=bound.tool.name) from error
+            text = value if isinstance(value, str) else _REPLY.encode(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            message = (
+                f"it returned a {type(value).__name__}, which is neither text nor JSON "
+                f"({one_line(error, MAX_REASON_CHARACTERS)}): return text, or a dict of texts, numbers and lists"
+            )
+            fault = EnvironmentFault(message, tool=bound.tool.name)
+            fault.may_pass = False
+            raise fault from TypeError(message)
         return ToolReply(self._bound_text(text), is_valid)
 
     def _bound_text(self, text: str) -> str:
@@ -152,3 +168,24 @@ class ToolLayer:
         if len(text) <= limit:
             return text
         return f"{text[:limit]}\n[cut here: {len(text) - limit:,} more characters]"
+
+
+def _may_pass(error: BaseException, kind: Kind) -> bool:
+    """Whether the same call may succeed a little later, as after a lost connection. A tool in memory has none; in one
+    that waits, an exception of another library's may mean that (those of httpx are no OSError).
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return any(_may_pass(item, kind) for item in error.exceptions)
+    return isinstance(error, OSError | EOFError) or (kind != "memory" and type(error).__module__ != "builtins")
+
+
+def _as_json(value: Any) -> Any:
+    """What a tool returned, or has in what it returned, and JSON has no form of. TypeError where nobody can say one."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    raise TypeError(f"JSON has no {type(value).__name__}")
+
+
+_REPLY = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_as_json)

@@ -1,6 +1,6 @@
 """Repeats calls after an environment fault, only for `read_only` and `idempotent` tools: a booking that timed out may
 have booked. The pause doubles each time and runs on the event loop, so other episodes continue. For other tools the
-fault reaches the runner, which starts the episode again.
+fault reaches the runner, which starts the episode again; so does a crash of code, which would crash again.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RetryingEpisode(EpisodeWrapper):
     async def _call_again(
         self, name: str, arguments: Mapping[str, Any], fault: EnvironmentFault, *, num_retries: int
     ) -> ToolReply:
-        while num_retries <= self.settings.max_retries:
+        while fault.may_pass and num_retries <= self.settings.max_retries:
             await asyncio.sleep(self.settings.backoff_seconds * 2 ** (num_retries - 1))
             try:
                 answer = self.inner.call(name, arguments)

@@ -91,7 +91,7 @@ class SchemaSize:
 
     def __init__(self, schema: Mapping[str, Any]):
         json_text.check_depth(dict(schema))
-        num_bytes = len(json.dumps(dict(schema)))
+        num_bytes = len(json.dumps(dict(schema), allow_nan=False))  # the prompt has it, and nobody could read NaN
         if num_bytes > MAX_SCHEMA_BYTES:
             raise ValueError(f"it has {num_bytes:,} bytes, more than the limit of {MAX_SCHEMA_BYTES:,}")
         self.is_recursive = False

@@ -8,17 +8,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import date
 from typing import Annotated, Any, Literal
 
+import httpx2
 import pytest
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from tasks.core import background
 from tasks.core.records import Problem, ReferenceTurn
 from tasks.tools import watch
 from tasks.tools.authoring import ToolEnvironment, ToolEpisode, tool
 from tasks.tools.base import Environment, EnvironmentFault, Tool, ToolReply, Verdict, block_until
-from tasks.tools.layer import BoundTool, ToolError, ToolLayer
+from tasks.tools.layer import BoundTool, Kind, ToolError, ToolLayer
 from tasks.tools.replay import Script, play
 from tasks.tools.retries import RetryingEnvironment
 from tests.worlds import QUICK
@@ -108,6 +111,13 @@ def ask(episode: ToolEpisode, name: str, **arguments: Any) -> ToolReply:
     return block_until(episode.call(name, arguments))
 
 
+def nested_list(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
 def test_a_schema_comes_from_the_signature_and_takes_nothing_else():
     tools = {item.name: item for item in Bench().tools}
     assert tools["double"].parameters == {
@@ -183,8 +193,83 @@ def test_a_bug_in_a_tool_is_ours(episode: BenchEpisode):
 def test_a_tool_that_would_end_the_program_or_returns_no_text_is_ours_and_is_named(episode: BenchEpisode):
     with pytest.raises(EnvironmentFault, match="fail: unavailable: it crashed with SystemExit: 3"):
         ask(episode, "fail", type="exit")
-    with pytest.raises(EnvironmentFault, match=r"junk: .*neither text nor JSON \(Object of type bytes is not JSON"):
+    with pytest.raises(EnvironmentFault, match=r"junk: .*a dict, which is neither text nor JSON .*no bytes.*return"):
         ask(episode, "junk")
+
+
+@dataclass
+class Found:
+    isbn: str
+    parts: list[Part]
+
+
+class Part(BaseModel):
+    day: date
+
+
+def replies_with(value: Any) -> ToolReply:
+    layer = ToolLayer([BoundTool(Tool("find", "", {"type": "object"}), lambda *_: value, "memory")], QUICK)
+    return block_until(layer.call(None, "find", {}))
+
+
+def test_classes_of_pydantic_and_dataclasses_are_replies_wherever_they_are():
+    part, day = Part(day=date(2026, 11, 28)), '{"day": "2026-11-28"}'
+    assert replies_with(part).text == day
+    assert replies_with({"all": [part]}).text == f'{{"all": [{day}]}}'
+    assert replies_with(Found("b0", [part])).text == f'{{"isbn": "b0", "parts": [{day}]}}'
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (float("nan"), r"a float, .* JSON \(Out of range"),
+        ({"price": [float("inf")]}, r"a dict, .* JSON \(Out of range"),
+        ({"isbn": {"b0"}}, r"a dict, .* JSON \(JSON has no set\): return text, or a dict"),
+        (Found, r"a type, .* JSON \(JSON has no type\)"),
+        (b"b0", r"a bytes, .* JSON \(JSON has no bytes\)"),
+        (nested_list(100_000), "a list, .* JSON .*recursion"),
+    ],
+)
+def test_what_json_cannot_hold_is_no_reply_and_its_kind_is_told(value: Any, says: str):
+    with pytest.raises(EnvironmentFault, match=f"find: unavailable: it returned {says}") as told:
+        replies_with(value)
+    assert not told.value.may_pass
+
+
+def test_an_error_of_a_type_that_there_is_not_is_refused_where_it_is_raised():
+    with pytest.raises(ValueError, match=r"no type 'missing'.*not_found, conflict, rate_limited"):
+        ToolError("missing", "no such book")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "may_pass"),
+    [
+        (ValueError("boom"), "memory", False),
+        (ValueError("boom"), "async", False),
+        (ConnectionResetError(), "memory", True),
+        (TimeoutError(), "memory", True),
+        (EOFError(), "async", True),
+        (httpx2.ConnectError("refused"), "async", True),
+        (httpx2.ConnectError("refused"), "blocking", True),
+        (httpx2.InvalidURL("x"), "memory", False),
+        (ExceptionGroup("two", [KeyError("x"), ConnectionResetError()]), "async", True),
+        (ExceptionGroup("one", [KeyError("x")]), "async", False),
+        (ToolError("unavailable", "down"), "memory", True),
+        (ToolError("rate_limited", "slowly"), "async", True),
+    ],
+)
+def test_a_lost_connection_may_pass_and_a_bug_does_not(error: Exception, kind: Kind, may_pass: bool):
+    def fail(*_: Any) -> str:
+        raise error
+
+    async def fail_later(*_: Any) -> str:
+        raise error
+
+    handler = fail_later if kind == "async" else fail
+    layer = ToolLayer([BoundTool(Tool("t", "", {"type": "object"}), handler, kind)], QUICK)
+    with pytest.raises(EnvironmentFault) as told:
+        block_until(layer.call(None, "t", {}))
+    assert told.value.may_pass is may_pass
 
 
 def test_a_tool_without_a_clock_that_does_not_come_back_is_told_of_once(

@@ -30,8 +30,8 @@ class Flaky:
 
     tools = TOOLS
 
-    def __init__(self, num_faults: int, *, later: bool):
-        self.num_faults, self.later = num_faults, later
+    def __init__(self, num_faults: int, *, later: bool, may_pass: bool = True):
+        self.num_faults, self.later, self.may_pass = num_faults, later, may_pass
         self.num_calls = 0
 
     def start(self, problem: Problem, *, stream: str = "") -> Flaky:
@@ -44,7 +44,9 @@ class Flaky:
 
     def _answer(self, name: str, number: int) -> ToolReply:
         if number <= self.num_faults:
-            raise EnvironmentFault(f"fault {number}", tool=name)
+            fault = EnvironmentFault(f"fault {number}", tool=name)
+            fault.may_pass = self.may_pass
+            raise fault
         return ToolReply(f"answer {number}")
 
     async def _answer_later(self, name: str, number: int) -> ToolReply:
@@ -96,6 +98,14 @@ def test_a_call_that_may_have_happened_is_never_made_again(later: bool, pauses: 
     flaky = Flaky(1, later=later)
     with pytest.raises(EnvironmentFault, match="fault 1") as raised:
         call(flaky, "book")
+    assert (flaky.num_calls, raised.value.num_retries, pauses) == (1, 0, [])
+
+
+@both
+def test_a_fault_that_would_come_again_is_not_waited_for(later: bool, pauses: list[float]):
+    flaky = Flaky(99, later=later, may_pass=False)
+    with pytest.raises(EnvironmentFault, match="fault 1") as raised:
+        call(flaky, "look")
     assert (flaky.num_calls, raised.value.num_retries, pauses) == (1, 0, [])
 
 

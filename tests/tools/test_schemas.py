@@ -221,3 +221,7 @@ def test_the_doctor_makes_up_no_endless_arguments(argument: Schema) -> None:
     twice = {"type": "array", "items": argument, "minItems": 10**9}
     with soon():
         assert len(str(make_up_arguments({"properties": {"a": twice}, "required": ["a"]}))) < 20_000_000
+
+
+def test_a_schema_with_nan_is_refused_since_no_prompt_could_be_read_with_it():
+    assert "Out of range float" in refused({"properties": {"a": {"type": "number", "default": float("nan")}}})
