@@ -1,9 +1,9 @@
 """Weights between the turns of models that play in one engine, which lives in the caller's memory.
 
 A model's files are copied tensor by tensor into the engine's own model, so a snapshot of the same architecture costs a
-copy: no model is built, nothing is traced. Files of a model that is expected to play again stay mapped, which takes no
-memory. Only what no file has is kept in host memory, where twice its size is left free: a model with an adapter merged
-in, and one whose files name their tensors otherwise.
+copy: no model is built, nothing is traced. The system's cache of files is what keeps them between two turns. Only what
+no file has is kept in host memory, where twice its size is left free: a model with an adapter merged in, and one whose
+files name their tensors otherwise.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class KeptWeights:
     def load(self, folder: Path, *, compute: ComputeSettings) -> PreTrainedModel:
         """A model that the caller may fill with others' weights."""
         model = load_model(folder, compute=compute, load_base=self._load_base)
-        if (key := folder_hash(folder)) in self._expected:
-            found = resolve_model(folder)
-            self._weights[key] = self._copies(model) if is_adapter(found) else self._weights_of(found, model)
+        found, key = resolve_model(folder), folder_hash(folder)
+        if key in self._expected and (is_adapter(found) or not _is_as_in_files(model, found)):
+            self._weights[key] = self._copies(model)
         return model
 
     def fill(self, model: PreTrainedModel, folder: Path) -> bool:
@@ -70,21 +70,15 @@ class KeptWeights:
             return False
         for update in updates:
             merge_into(model, update, dtype=stored_dtype(base))
-        if updates:
-            self._bases[base_key] = weights
-        if key in self._expected:
-            self._weights[key] = self._copies(model) if updates else weights
+        if updates and key in self._expected:
+            self._weights[key] = self._copies(model)
         return True
 
     def _load_base(self, folder: Path, *, compute: ComputeSettings, dtype: None) -> PreTrainedModel:
         model = load_model(folder, compute=compute, dtype=dtype)
-        self._bases[folder_hash(folder)] = self._weights_of(folder, model)
+        if not _is_as_in_files(model, folder):
+            self._bases[folder_hash(folder)] = self._copies(model)
         return model
-
-    def _weights_of(self, folder: Path, model: PreTrainedModel) -> Weights:
-        """Of a whole model that is as in its folder."""
-        mapped = map_tensors(folder)
-        return mapped if _shapes(mapped) == _shapes(_places(model)) else self._copies(model)
 
     def _copies(self, model: PreTrainedModel) -> Weights:
         """None of them where twice their size is not left free."""
@@ -109,6 +103,11 @@ def _copy(weights: Weights, model: PreTrainedModel) -> bool:
     for name, place in places.items():
         place.copy_(weights[name])
     return True
+
+
+def _is_as_in_files(model: PreTrainedModel, folder: Path) -> bool:
+    """Whether a whole model's tensors have the names and shapes that they have in its folder."""
+    return _shapes(map_tensors(folder)) == _shapes(_places(model))
 
 
 def _shapes(weights: Weights) -> dict[str, Size]:

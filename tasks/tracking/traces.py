@@ -99,7 +99,7 @@ def _write(shown: Shown, rescorer: Rescorer | None, place: Place) -> None:
         _add_turn(trace, root, number, turn, said, tokens)
         said = _answers(turn)
     is_fault = episode.outcome == "environment_error"
-    answer = _cut(episode.turns[-1].text) if episode.turns else None
+    answer = _cut(episode.turns[-1].message) if episode.turns else None
     trace.close(
         root,
         f"{shown.policy}: {_cut(episode.problem_id, 250)}",

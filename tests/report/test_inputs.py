@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -109,3 +110,21 @@ def test_a_warm_start_or_baseline_since_the_evaluation_is_left_out_alike(run: Pa
     assert [sentence.split(" is not ")[0] for sentence in results.left_out] == [
         str(run.stage("assess")), str(run.stage("warm_start")),
     ]  # fmt: skip
+
+
+def test_a_training_that_is_gone_or_being_made_again_is_said_to_be(run: Paths):
+    shutil.rmtree(run.stage("train"))
+    results = read_results(run)
+    assert results.training == []
+    assert results.left_out == [
+        f"{run.stage('train')} is gone or being made again, so the curves of training are left out."
+    ]
+
+
+def test_large_results_that_a_checkout_wrote_after_their_record_are_not_hashed(
+    run: Paths, monkeypatch: pytest.MonkeyPatch
+):
+    date_later(run, "assess", "warm_start", "train")
+    monkeypatch.setattr(inputs, "MAX_HASHED", 1)
+    monkeypatch.setattr(inputs, "content_hash", lambda folder: pytest.fail(f"{folder} was hashed"))
+    assert read_results(run).left_out == []

@@ -18,7 +18,6 @@ from tasks.learning.shared.lora import Adapter
 from tasks.learning.shared.settings import LoRASettings
 from tasks.models.folders import load_model, load_tokenizer, save_adapter, write_pointer
 from tasks.models.settings import on_cpu
-from tasks.rollouts import kept_weights
 from tests import tiny
 from tests.opened import counting_reads
 from tests.stages.evaluate.stage_folder import PROBLEMS, evaluated, files_of
@@ -32,11 +31,12 @@ RACING = {"error_rate": 0.05, "num_rounds": 3, "min_problems": 2, "max_finalists
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often the weights of each folder were loaded. Files count as settled at once, as those of hours ago are."""
+    """How often the weights of each folder were loaded, for a model or as an adapter's. Files count as settled at once,
+    as those of hours ago are.
+    """
     monkeypatch.setattr(files, "SETTLED_NANOSECONDS", 0)
     found: Counter[str] = Counter()
     load_whole, load_file = transformers.AutoModelForCausalLM.from_pretrained, safetensors.torch.load_file
-    map_tensors = kept_weights.map_tensors
 
     def note_whole(folder: Path, **options: Any) -> Any:
         found[str(folder / "model.safetensors")] += 1
@@ -46,11 +46,6 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         found[str(file)] += 1
         return load_file(file, **options)
 
-    def note_map(folder: Path) -> Any:
-        found[str(folder / "model.safetensors")] += 1
-        return map_tensors(folder)
-
-    monkeypatch.setattr(kept_weights, "map_tensors", note_map)
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", note_whole)
     monkeypatch.setattr(safetensors.torch, "load_file", note_file)
     return found
@@ -65,7 +60,7 @@ def read(paths: Paths, loads: Counter[str]) -> Counter[str]:
     return hashed + loads
 
 
-def test_each_file_of_weights_is_hashed_once_and_mapped_once_with_room_or_without(
+def test_each_file_of_weights_is_hashed_once_and_one_model_is_built_with_room_or_without(
     paths: Paths, loads: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first that plays is loaded too, as the engine's own model."""
@@ -77,8 +72,8 @@ def test_each_file_of_weights_is_hashed_once_and_mapped_once_with_room_or_withou
     ]
     reads = read(paths, loads)
     warm_start = paths.stage("warm_start") / "model"
-    twice = {str(folder / "model.safetensors"): 2 for folder in (base, warm_start, *snapshots)}
-    assert reads == {**twice, str(snapshots[0] / "model.safetensors"): 3}
+    once = {str(folder / "model.safetensors"): 1 for folder in (base, warm_start, *snapshots)}
+    assert reads == {**once, str(snapshots[0] / "model.safetensors"): 2}
     rounds = read_json(paths.stage("evaluate") / "evaluation.json")["racing"]["rounds"]
     assert [(row["num_problems"], len(row["snapshots"])) for row in rounds] == [(2, 3), (4, 3), (8, 2)]
 
@@ -88,7 +83,7 @@ def test_each_file_of_weights_is_hashed_once_and_mapped_once_with_room_or_withou
     assert files_of(paths) == roomy
 
 
-def test_the_adapters_of_lora_snapshots_are_read_again_only_without_room_and_their_base_is_mapped_once(
+def test_the_adapters_of_lora_snapshots_are_read_again_only_without_room_and_their_base_is_built_once(
     paths: Paths, loads: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.rmtree(paths.stage("train") / "snapshots")
@@ -105,11 +100,11 @@ def test_the_adapters_of_lora_snapshots_are_read_again_only_without_room_and_the
         save_adapter(folder, adapter.save, load_tokenizer(base), base=base)
     adapters = [paths.stage("train") / "snapshots" / name / "adapter_model.safetensors" for name in SNAPSHOTS]
     whole = str(base / "model.safetensors")
-    assert read(paths, loads) == {**{str(file): 2 for file in adapters}, whole: 3}
+    assert read(paths, loads) == {**{str(file): 2 for file in adapters}, whole: 2}
 
     roomy = files_of(paths)
     monkeypatch.setattr(machine, "available_memory", lambda: 0.0)
     again = read(paths, loads)
-    assert again[whole] == 3
+    assert again[whole] == 2
     assert max(again[str(file)] for file in adapters) > 2
     assert files_of(paths) == roomy
