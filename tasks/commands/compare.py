@@ -75,6 +75,7 @@ def refuse_another_folder(folder: Path, sources: Sequence[Source] = ()) -> None:
         kind="a comparison",
         is_own=_is_comparison,
         remedy="Name a new folder with --out.",
+        is_folder=True,
         reads=[source.trajectories for source in sources],
     )
 

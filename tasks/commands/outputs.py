@@ -15,10 +15,16 @@ MAX_READ = 1 << 26  # bytes of a file that say what it is
 
 
 def refuse_to_replace(
-    out: Path, *, kind: str, is_own: Callable[[Path], bool], remedy: str, reads: Iterable[Path] = ()
+    out: Path,
+    *,
+    kind: str,
+    is_own: Callable[[Path], bool],
+    remedy: str,
+    is_folder: bool = False,
+    reads: Iterable[Path] = (),
 ) -> None:
     """ValueError where `out` is there and `is_own` does not know it as `kind`, or where it is or contains a file that
-    the command reads. An empty file may be replaced.
+    the command reads. An empty file may be replaced, by a file and not by a folder.
     """
     if not out.exists():
         return
@@ -27,7 +33,7 @@ def refuse_to_replace(
     if read is not None:
         raise ValueError(f"{out}: to write there would remove {read}, which the command reads. {remedy}")
     is_empty = out.is_file() and not out.stat().st_size
-    if not is_empty and not is_own(out):
+    if not (is_empty and not is_folder) and not is_own(out):
         raise ValueError(f"{out}: exists and is not {kind}, so it is not replaced. {remedy}")
 
 

@@ -64,7 +64,7 @@ def _refuse_place(folder: Path) -> None:
 
 
 def _is_graph(file: Path) -> bool:
-    return "python -m tasks" in file.read_text(encoding="utf-8", errors="replace")
+    return file.is_file() and "python -m tasks" in file.read_text(encoding="utf-8", errors="replace")
 
 
 def _params_text(profiles: Sequence[str], model: str | None) -> str:

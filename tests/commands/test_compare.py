@@ -181,8 +181,9 @@ def test_labels_are_told_apart_and_another_folder_is_not_replaced(tmp_path: Path
     ]
     assert tell_apart(["base"] * 2, ["f", "f"]) == ["base (A)", "base (B)"]
     (tmp_path / "thesis.txt").touch()
-    with pytest.raises(ValueError, match="is not replaced"):
-        refuse_another_folder(tmp_path)
+    for place in (tmp_path, tmp_path / "thesis.txt"):  # the file is empty, and no folder takes its place
+        with pytest.raises(ValueError, match="is not replaced"):
+            refuse_another_folder(place)
     report = tmp_path / "report"  # a browser and more: replaced by a comparison, its overview would be lost
     report.mkdir()
     for name in ("index.html", "trajectories.html"):

@@ -108,6 +108,10 @@ def test_an_older_export_is_replaced_and_any_other_folder_left_alone(paths: Path
     with pytest.raises(ValueError, match="mine: exists and is not an export"):
         atif_of(out="mine")
     assert [item.name for item in Path("mine").iterdir()] == ["thesis.txt"]
+    Path("notes").touch()
+    with pytest.raises(ValueError, match="notes: exists and is not an export"):
+        atif_of(out="notes")
+    assert Path("notes").is_file() and not list(Path.cwd().glob(".notes*"))
 
 
 @pytest.mark.parametrize("out", ["rows.jsonl", "rows.json", "notes.jsonl", "notes.json", "atif_of_others.jsonl"])

@@ -11,8 +11,10 @@ import pytest
 from tasks.commands.outputs import first_json, json_in_tar, only_writer, refuse_to_replace
 
 
-def refuse(out: Path, *, is_own: bool, reads: tuple[Path, ...] = ()) -> None:
-    refuse_to_replace(out, kind="a list", is_own=lambda found: is_own, remedy="Name a new file.", reads=reads)
+def refuse(out: Path, *, is_own: bool, is_folder: bool = False, reads: tuple[Path, ...] = ()) -> None:
+    refuse_to_replace(
+        out, kind="a list", is_own=lambda found: is_own, remedy="Name a new file.", is_folder=is_folder, reads=reads
+    )
 
 
 def test_what_a_command_reads_is_never_replaced_even_if_it_looks_like_an_output(tmp_path: Path):
@@ -30,6 +32,8 @@ def test_what_is_not_there_or_empty_is_free_and_another_file_is_not(tmp_path: Pa
     refuse(mine, is_own=False)
     mine.touch()
     refuse(mine, is_own=False)
+    with pytest.raises(ValueError, match="mine: exists and is not a list, so it is not replaced"):
+        refuse(mine, is_own=False, is_folder=True)
     mine.write_text("thesis")
     with pytest.raises(ValueError, match="mine: exists and is not a list, so it is not replaced"):
         refuse(mine, is_own=False)

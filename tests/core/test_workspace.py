@@ -70,6 +70,9 @@ def test_a_folder_with_another_pipeline_is_refused_and_its_graph_stays(tmp_path:
         list(new(Path("other"), ["test"], None))
     assert [item.name for item in (tmp_path / "other").iterdir()] == ["dvc.yaml"]
     assert "fit.py" in (tmp_path / "other" / "dvc.yaml").read_text(encoding="utf-8")
+    (tmp_path / "folders" / "dvc.yaml").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"dvc\.yaml: exists and is not"):
+        list(new(Path("folders"), ["test"], None))
 
 
 def test_a_profile_that_is_none_makes_nothing(tmp_path: Path):

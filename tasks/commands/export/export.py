@@ -44,6 +44,7 @@ def export(reference: str | None, out: Path | None, *, file_format: str, with_to
         kind="an export of turnwise",
         is_own=_is_document if is_file else _is_folder_of_documents,
         remedy=f"Name a new {'file' if is_file else 'folder'} with --out.",
+        is_folder=not is_file,
         reads=[source.trajectories for source in sources],
     )
     documents = Documents(Rescorer(paths, settings.reward), with_tokens=with_tokens)
