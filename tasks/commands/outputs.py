@@ -39,20 +39,16 @@ def refuse_to_replace(
 
 @contextmanager
 def only_writer(file: Path) -> Iterator[None]:
-    """Wait for whoever rewrites `file`, then be the only one. The lock is a file beside it, since a file that is
-    replaced keeps no lock; its owner removes it, and the kernel frees it where the owner is killed.
+    """Wait for whoever rewrites `file`, or another file of its folder, then be the only one. The folder itself is
+    locked: a file that is replaced keeps no lock, and one beside it would be a change where DVC and git look.
     """
-    lock = file.with_name(f".{file.name}.lock")
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        with lock.open("a") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX)
-            if lock.exists() and os.path.samestat(lock.stat(), os.fstat(stream.fileno())):
-                try:
-                    yield
-                finally:
-                    lock.unlink()
-                return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def first_json(file: Path) -> Any:

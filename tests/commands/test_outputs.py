@@ -57,7 +57,7 @@ def test_a_file_says_what_it_is_by_its_first_line_or_as_a_whole(tmp_path: Path):
     assert first_json(tmp_path) is None and json_in_tar(tmp_path, "x") is None and json_in_tar(file, "x") is None
 
 
-def test_a_second_writer_waits_for_the_first_and_no_lock_is_left(tmp_path: Path):
+def test_a_second_writer_waits_for_the_first_and_a_lock_is_no_file(tmp_path: Path):
     file, entered = tmp_path / "new" / "rows.jsonl", threading.Event()
 
     def wait() -> None:
@@ -69,7 +69,7 @@ def test_a_second_writer_waits_for_the_first_and_no_lock_is_left(tmp_path: Path)
         for thread in waiting:
             thread.start()
         time.sleep(0.2)
-        assert not entered.is_set()
+        assert not entered.is_set() and list(file.parent.iterdir()) == []
     for thread in waiting:
         thread.join(timeout=10)
     assert entered.is_set() and list(file.parent.iterdir()) == []
