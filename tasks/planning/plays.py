@@ -15,12 +15,16 @@ from typing import Any
 from tasks.core.settings import Paths
 
 SPLITS = ("select", "test")
+CHECK = "warm_start.stop"  # the play that judges an attempt of a warm start
 
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """`samples` episodes of each problem, of up to `max_tokens` (None: `sampling.max_tokens_per_episode`)."""
+    """`samples` episodes of each problem, of up to `max_tokens` (None: `sampling.max_tokens_per_episode`). Its name is
+    that of the settings that ask for it.
+    """
 
+    name: str
     problems: int
     samples: int = 1
     max_tokens: int | None = None
@@ -35,23 +39,26 @@ def _before_training(params: Mapping[str, Any], select: int) -> Iterator[Play]:
     """Each further look of assess at most doubles what was played, and plays what is new."""
     assess, stop = params["assess"], params["warm_start"]["stop"]
     samples = assess["samples_per_problem"]
-    yield Play(min(assess["num_problems"], select), samples)
+    yield Play("assess", min(assess["num_problems"], select), samples)
     if assess["warm_start_below"] > 0 or assess["skip_rl_above"] is not None:
-        yield Play(math.ceil(assess["max_episodes"] // 2 / samples), samples)
+        yield Play("assess", math.ceil(assess["max_episodes"] // 2 / samples), samples)
     if assess["warm_start_below"] > 0 and stop is not None:
-        yield Play(min(stop["num_problems"], select))
+        yield Play(CHECK, min(stop["num_problems"], select))
 
 
 def _evaluation(params: Mapping[str, Any], *, select: int, test: int) -> Iterator[Play]:
     evaluate, longest = params["evaluate"], params["sampling"]["max_tokens_per_episode"]
-    yield Play(select, evaluate["select_samples_per_problem"])
-    yield Play(test, evaluate["test_samples_per_problem"])
+    yield Play("evaluate", select, evaluate["select_samples_per_problem"])
+    yield Play("evaluate", test, evaluate["test_samples_per_problem"])
     if (told := evaluate["sharded"]) is not None:
-        yield Play(min(told["num_problems"] or test, test), told["samples_per_problem"])
+        yield Play("evaluate.sharded", min(told["num_problems"] or test, test), told["samples_per_problem"])
     if (notes := evaluate["reflexion"]) is not None:
-        yield Play(test, max_tokens=longest + notes["max_memory_tokens"] + notes["max_note_tokens"])
+        yield Play(
+            "evaluate.reflexion", test, max_tokens=longest + notes["max_memory_tokens"] + notes["max_note_tokens"]
+        )
     for other in evaluate["also"]:
-        yield Play(other["num_problems"], other["samples_per_problem"], other["budgets"]["max_tokens_per_episode"])
+        name, longest = f"evaluate.also ({other['name']})", other["budgets"]["max_tokens_per_episode"]
+        yield Play(name, other["num_problems"], other["samples_per_problem"], longest)
 
 
 def problems_at_most(params: Mapping[str, Any]) -> dict[str, int]:

@@ -23,7 +23,7 @@ from tasks.planning.memory import (
     trained_parameters,
 )
 from tasks.planning.plays import Play
-from tasks.planning.setup import Setup, evaluation_setup, measured_at_once, warm_start_setup
+from tasks.planning.setup import Setup, evaluation_setup, measured_at_once, warm_start_check, warm_start_setup
 
 DAY = 86_400
 START_SECONDS = 5  # a stage's imports and loading
@@ -147,7 +147,7 @@ def _evaluation(setup: Setup, episodes: float) -> Setup:
     """
     at_once, problems = measured_at_once(setup) or episodes, sum(play.problems for play in setup.plays)
     samples = round(sum(play.problems * play.samples for play in setup.plays) / problems) if problems else 1
-    return evaluation_setup(setup, Play(math.ceil(at_once / samples), samples))
+    return evaluation_setup(setup, Play("evaluate", math.ceil(at_once / samples), samples))
 
 
 def _forwards_per_step(train: GRPOSettings) -> float:
@@ -166,10 +166,10 @@ def _warm_start_seconds(setup: Setup, lengths: Lengths) -> tuple[float, float]:
     if stop is None:
         seconds = START_SECONDS + _attempt_seconds(setup, lengths, num_steps=own.num_steps)
         return seconds, seconds
-    soonest = (1 + stop.patience) * stop.check_interval if stop.held_out_share else own.num_steps
-    least = _attempt_seconds(setup, lengths, num_steps=min(soonest, own.num_steps))
-    most = _attempt_seconds(setup, lengths, num_steps=own.num_steps)
-    check = rollout_seconds(evaluation_setup(setup, Play(stop.num_problems)), lengths, stop.num_problems)
+    soonest = min(own.num_steps, (1 + stop.patience) * stop.check_interval) if stop.held_out_share else own.num_steps
+    least, most = (_attempt_seconds(setup, lengths, num_steps=number) for number in (soonest, own.num_steps))
+    play = warm_start_check(setup, stop.num_problems)
+    check = rollout_seconds(evaluation_setup(setup, play), lengths, play.problems)
     return START_SECONDS + least + check, START_SECONDS + stop.max_attempts * (most + check)
 
 

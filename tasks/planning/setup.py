@@ -9,7 +9,7 @@ from tasks.core.settings import Settings, SettingsT, load, load_paths
 from tasks.learning.shared.settings import GRPOSettings, SupervisedSettings
 from tasks.models.settings import ComputeSettings, LaunchSettings, ModelSettings
 from tasks.planning.hardware import Machine, this_machine
-from tasks.planning.plays import Play, curated_problems, plays_of
+from tasks.planning.plays import CHECK, Play, curated_problems, plays_of
 from tasks.planning.shapes import Shape, UnknownShape, shape_of
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 
@@ -132,6 +132,11 @@ def evaluation_setup(setup: Setup, play: Play) -> Setup:
 
 def evaluation_setups(setup: Setup) -> list[Setup]:
     return [evaluation_setup(setup, play) for play in setup.plays]
+
+
+def warm_start_check(setup: Setup, num_problems: int) -> Play:
+    """What judges an attempt: of as many problems as select has, or of `num_problems` where plays are not known."""
+    return next((play for play in setup.plays if play.name == CHECK), Play(CHECK, num_problems))
 
 
 def measured_at_once(setup: Setup) -> int:

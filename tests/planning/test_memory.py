@@ -149,39 +149,45 @@ def test_evaluate_plays_as_many_as_the_engine_takes_at_once_whatever_a_batch_has
         "engine__max_concurrent_episodes": 256,
     }
     wanted = setup("Qwen2.5-7B", "a100-40gb", compute__frozen="bfloat16", **batch)
-    few, many = (evaluated(wanted, Play(30), Play(problems, 2)) for problems in (10, 200))
+    few, many = (evaluated(wanted, Play("evaluate", 30), Play("evaluate", problems, 2)) for problems in (10, 200))
     a_token = 2 * 28 * 4 * 128 * 4
     assert many["keys and values"] == (256 + 1) * 4096 * a_token
     assert few["keys and values"] == (32 + 1) * 4096 * a_token  # 30 episodes, in slots that double
     # An adapter is merged into a model in compute.weights, and nothing of a trainer is there.
     assert many["weights"] == 4 * 7_615_616_512
     assert set(many) == {"process", "weights", "activations", "logits", "keys and values"}
-    assert fits(wanted) and not fits(replace(wanted, plays=(Play(200, 2),)))
-    assert arithmetic(plan_memory(replace(wanted, plays=(Play(200, 2),)))).endswith("while evaluating")
+    assert fits(wanted) and not fits(replace(wanted, plays=(Play("evaluate", 200, 2),)))
+    assert arithmetic(plan_memory(replace(wanted, plays=(Play("evaluate", 200, 2),)))).endswith("while evaluating")
 
 
 def test_of_several_plays_the_one_counts_that_takes_the_most() -> None:
     wanted = setup("Qwen2.5-0.5B", "h100-80gb")
     a_token = 2 * 24 * 2 * 64 * 4
-    assert evaluated(wanted, Play(32), Play(8, 1, 20_000))["keys and values"] == 9 * 20_000 * a_token
-    assert evaluated(wanted, Play(32), Play(8, 1, 10_000))["keys and values"] == 33 * 4096 * a_token
+    assert (
+        evaluated(wanted, Play("evaluate", 32), Play("evaluate", 8, 1, 20_000))["keys and values"]
+        == 9 * 20_000 * a_token
+    )
+    assert (
+        evaluated(wanted, Play("evaluate", 32), Play("evaluate", 8, 1, 10_000))["keys and values"]
+        == 33 * 4096 * a_token
+    )
 
 
 def test_the_pool_of_vllm_is_the_same_in_evaluation_and_the_model_beside_it_has_16_bits() -> None:
     wanted = setup("Qwen2.5-7B", "a100-80gb", profile="qwen2.5_7b_lora_80gb", compute__weights="float32")
-    found, playing = evaluated(wanted, Play(500, 2)), parts(wanted)
+    found, playing = evaluated(wanted, Play("evaluate", 500, 2)), parts(wanted)
     for name in ("engine's weights", "engine's workspace", "keys and values"):
         assert found[name] == playing[name][0]
     assert found["weights"] == 2 * 7_615_616_512
     in_float32 = replace(wanted, shape=replace(wanted.shape, stored="float32"))
-    assert evaluated(in_float32, Play(500, 2))["weights"] == 4 * 7_615_616_512
+    assert evaluated(in_float32, Play("evaluate", 500, 2))["weights"] == 4 * 7_615_616_512
 
 
 def test_one_process_evaluates_the_whole_model_however_many_trained_it() -> None:
     one = setup("Qwen2.5-0.5B", "h100-80gb", train__lora=None)
     launch = one.settings.launch.model_copy(update={"launcher": "external", "num_trainers": 4})
     four = replace(one, settings=one.settings.model_copy(update={"launch": launch}))
-    assert evaluated(four, Play(40)) == evaluated(one, Play(40))
+    assert evaluated(four, Play("evaluate", 40)) == evaluated(one, Play("evaluate", 40))
 
 
 def test_episodes_that_are_evaluated_at_once_are_the_first_to_be_fewer() -> None:
@@ -191,13 +197,13 @@ def test_episodes_that_are_evaluated_at_once_are_the_first_to_be_fewer() -> None
         "engine__max_concurrent_episodes": 256,
     }
     wanted = setup("Qwen2.5-7B", "a100-80gb", compute__frozen="bfloat16", **batch)
-    changes = nearest_that_fits(replace(wanted, plays=(Play(200, 2),)))
+    changes = nearest_that_fits(replace(wanted, plays=(Play("evaluate", 200, 2),)))
     assert changes == [("engine.max_concurrent_episodes", 64)]
 
 
 def test_of_a_setting_with_several_steps_the_least_that_is_needed_is_told() -> None:
     """On 25 GB 16 episodes at once fit beside 16-bit weights, and none beside 30 GB."""
-    wanted = replace(setup("Qwen2.5-7B", "4090-24gb", compute__frozen="bfloat16"), plays=(Play(100),))
+    wanted = replace(setup("Qwen2.5-7B", "4090-24gb", compute__frozen="bfloat16"), plays=(Play("evaluate", 100),))
     changes = dict(nearest_that_fits(wanted) or [])
     assert changes == {"engine.max_concurrent_episodes": 16, "compute.weights": "bfloat16"}
 

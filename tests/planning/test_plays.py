@@ -27,19 +27,24 @@ def params(**changed: Any) -> dict[str, Any]:
 
 
 def test_assess_plays_its_first_look_and_evaluate_each_split_at_once() -> None:
-    assert plays_of(params(), SIZES) == (Play(30, 4), Play(100, 1), Play(40, 2))
+    assert plays_of(params(), SIZES) == (Play("assess", 30, 4), Play("evaluate", 100, 1), Play("evaluate", 40, 2))
 
 
 def test_a_gate_that_may_be_unclear_looks_again_at_no_more_than_it_has_seen() -> None:
     """Of at most 2,000 episodes no look plays more than 1,000 new ones: 250 of 4 samples."""
-    assert plays_of(params(assess__skip_rl_above=0.9), SIZES)[:2] == (Play(30, 4), Play(250, 4))
+    assert plays_of(params(assess__skip_rl_above=0.9), SIZES)[:2] == (Play("assess", 30, 4), Play("assess", 250, 4))
 
 
 def test_a_warm_start_is_judged_on_as_many_problems_as_select_has() -> None:
     few = {"select": 60, "test": 40}  # warm_start.stop.num_problems is 200
-    first, again, on_select, on_test = Play(30, 4), Play(250, 4), Play(60), Play(40, 2)
+    first, again, on_select, on_test = (
+        Play("assess", 30, 4),
+        Play("assess", 250, 4),
+        Play("evaluate", 60),
+        Play("evaluate", 40, 2),
+    )
     judged = plays_of(params(assess__warm_start_below=0.2), few)
-    assert judged == (first, again, Play(60), on_select, on_test)
+    assert judged == (first, again, Play("warm_start.stop", 60), on_select, on_test)
     unseen = plays_of(params(assess__warm_start_below=0.2, warm_start__stop=None), few)
     assert unseen == (first, again, on_select, on_test)
 
@@ -47,9 +52,13 @@ def test_a_warm_start_is_judged_on_as_many_problems_as_select_has() -> None:
 def test_parts_other_environments_and_notes_are_plays_of_their_own_lengths() -> None:
     sharded = {"num_problems": None, "samples_per_problem": 3}
     notes = {"max_memory_tokens": 50, "max_note_tokens": 7}
-    also = [{"num_problems": 9, "samples_per_problem": 2, "budgets": BUDGETS}]
+    also = [{"name": "shop", "num_problems": 9, "samples_per_problem": 2, "budgets": BUDGETS}]
     found = plays_of(params(evaluate__sharded=sharded, evaluate__reflexion=notes, evaluate__also=also), SIZES)
-    assert found[3:] == (Play(40, 3), Play(40, 1, 420 + 50 + 7), Play(9, 2, 900))
+    assert found[3:] == (
+        Play("evaluate.sharded", 40, 3),
+        Play("evaluate.reflexion", 40, 1, 420 + 50 + 7),
+        Play("evaluate.also (shop)", 9, 2, 900),
+    )
 
 
 def test_problems_are_counted_as_curated_and_before_that_are_unknown_but_for_their_most(tmp_path: Path) -> None:

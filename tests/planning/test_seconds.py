@@ -23,10 +23,12 @@ from tasks.planning.seconds import (
     decode_costs,
     fed_token_seconds,
     plan_seconds,
+    rollout_seconds,
     saving_seconds,
 )
-from tasks.planning.setup import Setup
+from tasks.planning.setup import Setup, evaluation_setup
 from tests.planning.setups import setup
+from tests.profiles import profile_params
 
 LENGTHS = Lengths(prompt=2000, sampled=500, replies=500, longest=1500)
 
@@ -121,6 +123,24 @@ def test_training_waits_for_the_copy_of_a_checkpoint_and_for_what_of_its_write_o
     assert saving_seconds(often) == pytest.approx((size / PCIE_BYTES, size / DISK_BYTES), rel=1e-3)
 
 
+def test_a_warm_start_is_judged_on_no_more_problems_than_select_has() -> None:
+    """Two of the 200 that `stop` asks for: what they take is known, and the steps are the same."""
+    stop = StopSettings.model_validate(profile_params("tau2_smoke")["warm_start"]["stop"])
+    assert stop.num_problems == 200 and stop.max_attempts == 4
+    wanted = setup("Qwen2.5-1.5B", "h100-80gb", warm_start__stop=stop)
+    two, all_of_them = (
+        plan_seconds(replace(wanted, plays=plays), LENGTHS, evaluated_episodes=0, has_warm_start=True)
+        for plays in ((Play("assess", 30, 4), Play("warm_start.stop", 2)), ())
+    )
+    checks = [
+        rollout_seconds(evaluation_setup(wanted, Play("warm_start.stop", number)), LENGTHS, number)
+        for number in (2, 200)
+    ]
+    less = checks[1] - checks[0]
+    assert less > 0 and all_of_them.warm_start - two.warm_start == pytest.approx(less)
+    assert all_of_them.warm_start_most - two.warm_start_most == pytest.approx(4 * less)
+
+
 def test_a_warm_start_takes_one_attempt_at_least_and_all_of_them_at_most() -> None:
     stop = {"num_problems": 200, "minimum_success": 0.3, "max_attempts": 3, "rate_factor": 0.5}
     early = {"check_interval": 20, "patience": 2}  # (1 + 2) checks of 20 steps
@@ -210,7 +230,7 @@ def test_evaluate_plays_with_its_own_number_of_episodes_at_once() -> None:
     lengths = Lengths(prompt=20, sampled=500, replies=10, longest=510)
     wide: dict[str, Any] = {"engine__max_concurrent_episodes": 256, "compute__weights": "bfloat16"}
     one = setup("Qwen2.5-1.5B", "h100-80gb", **wide, train__problems_per_iteration=4, train__group_size=4)
-    many, few = (replace(one, plays=(Play(8), Play(problems, 2))) for problems in (500, 8))
+    many, few = (replace(one, plays=(Play("evaluate", 8), Play("evaluate", problems, 2))) for problems in (500, 8))
     quick, slow = (plan_seconds(item, lengths, evaluated_episodes=1000) for item in (many, few))
     assert quick.evaluate < 0.5 * slow.evaluate
     assert quick.rollout == slow.rollout
