@@ -222,20 +222,32 @@ def _num_slots(setup: Setup) -> int:
 
 
 def share_fault(setup: Setup) -> str | None:
-    """Why vLLM would not start, where its share of a GPU's memory is too small; None where it is not."""
+    """Why vLLM would not start, where its share of a GPU's memory is too small; None where it is not. It starts anew
+    for a play beside training whose episodes have another length.
+    """
     if not (setup.is_vllm and setup.shares_the_device and setup.machine.is_gpu):
         return None
-    if _least_share(setup) <= _engine_share(setup):
+    least, name = _largest_share(setup)
+    if least <= _engine_share(setup):
         return None
+    episode = f"one episode of {name}" if name else "one episode"
     return (
-        f"{SHARE} is {_engine_share(setup):g}; vLLM's weights, workspace and one episode take {enough_share(setup):g} "
+        f"{SHARE} is {_engine_share(setup):g}; vLLM's weights, workspace and {episode} take {enough_share(setup):g} "
         f"of {setup.machine.name}, so it would not start"
     )
 
 
 def enough_share(setup: Setup) -> float:
     """Of a GPU's memory for vLLM to start, in hundredths."""
-    return math.ceil(100 * _least_share(setup)) / 100
+    least, _ = _largest_share(setup)
+    return math.ceil(100 * least) / 100
+
+
+def _largest_share(setup: Setup) -> tuple[float, str]:
+    """Of those that training and each play beside it need, with the play's name; without one where it is training's."""
+    beside = zip(evaluation_setups(setup), setup.plays, strict=True)
+    shares = [(_least_share(setup), ""), *((_least_share(one), play.name) for one, play in beside)]
+    return max(shares, key=lambda item: item[0])
 
 
 def _least_share(setup: Setup) -> float:

@@ -451,6 +451,20 @@ def test_a_share_that_vllms_weights_and_one_episode_exceed_does_not_fit_and_the_
     assert nearest_that_fits(replace(wanted, machine=GPUS["4090-24gb"])) is None
 
 
+def test_a_share_that_a_longer_play_beside_training_exceeds_does_not_fit_and_the_play_is_named() -> None:
+    """An episode of 32,768 tokens takes 1.9 GB beside 17.3 GB: 0.227 of 84.8 GB, where training needs 0.213."""
+    wanted = setup("Qwen2.5-7B", "a100-80gb", profile="qwen2.5_7b_lora_80gb")
+    short = replace(wanted, settings=wanted.settings.changed(memory.SHARE, 0.22), plays=(Play("evaluate", 64),))
+    assert memory.share_fault(short) is None and fits(short)
+    also = Play("evaluate.also (long)", 16, 4, 32_768)
+    long = replace(short, plays=(*short.plays, also))
+    told = memory.share_fault(long)
+    assert told is not None and "one episode of evaluate.also (long) take 0.23 of" in told
+    assert not fits(long) and nearest_that_fits(long) == [(memory.SHARE, 0.23)]
+    both = replace(long, settings=wanted.settings.changed(memory.SHARE, 0.15), plays=short.plays)
+    assert "one episode take 0.22" in str(memory.share_fault(both))
+
+
 def test_a_run_is_refused_where_its_vllm_would_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     params: dict[str, Any] = profile_params("qwen2.5_7b_lora_80gb")
     monkeypatch.setattr("tasks.planning.setup.this_machine", lambda compute: GPUS["a100-80gb"])
