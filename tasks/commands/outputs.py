@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import tarfile
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+LOCKS = Path(".cache/locks")  # of the workspace
 MAX_READ = 1 << 26  # bytes of a file that say what it is
 
 
@@ -39,16 +41,15 @@ def refuse_to_replace(
 
 @contextmanager
 def only_writer(file: Path) -> Iterator[None]:
-    """Wait for whoever rewrites `file`, or another file of its folder, then be the only one. The folder itself is
-    locked: a file that is replaced keeps no lock, and one beside it would be a change where DVC and git look.
+    """Wait for whoever rewrites `file` from this folder, then be the only one. The lock is a file of its own that
+    stays: a file that is replaced keeps no lock, one beside it would change what DVC and git see, and NFS locks no
+    folder.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
-    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+    name = hashlib.sha256(os.fsencode(file.resolve())).hexdigest()[:16]
+    LOCKS.mkdir(parents=True, exist_ok=True)
+    with (LOCKS / name).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(folder)
 
 
 def first_json(file: Path) -> Any:

@@ -57,7 +57,10 @@ def test_a_file_says_what_it_is_by_its_first_line_or_as_a_whole(tmp_path: Path):
     assert first_json(tmp_path) is None and json_in_tar(tmp_path, "x") is None and json_in_tar(file, "x") is None
 
 
-def test_a_second_writer_waits_for_the_first_and_a_lock_is_no_file(tmp_path: Path):
+def test_a_second_writer_waits_for_the_first_and_no_lock_lies_beside_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
     file, entered = tmp_path / "new" / "rows.jsonl", threading.Event()
 
     def wait() -> None:
@@ -69,7 +72,9 @@ def test_a_second_writer_waits_for_the_first_and_a_lock_is_no_file(tmp_path: Pat
         for thread in waiting:
             thread.start()
         time.sleep(0.2)
-        assert not entered.is_set() and list(file.parent.iterdir()) == []
+        assert not entered.is_set()
+        with only_writer(tmp_path / "another.jsonl"):
+            assert [item.name for item in tmp_path.iterdir()] == [".cache"]
     for thread in waiting:
         thread.join(timeout=10)
-    assert entered.is_set() and list(file.parent.iterdir()) == []
+    assert entered.is_set()
