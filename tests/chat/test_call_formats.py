@@ -111,9 +111,19 @@ A_NOTE = ToolCall(name="note", arguments={"text": "5", "count": 5, "all": [5]})
         (QWEN_XML, f"{BARE_NOTE}\n</tool_call>\n<tool_call>\n{BARE_NOTE}\n</tool_call>", [A_NOTE, A_NOTE]),
         (QWEN_XML, f"{BARE_NOTE}\n<tool_call>\n{BARE_NOTE}\n</tool_call>", [A_NOTE, A_NOTE]),
         (QWEN_XML, f"<tool_call>\n{BARE_NOTE}\n</tool_call>\n{BARE_NOTE}\n</tool_call>", [A_NOTE, A_NOTE]),
-        (QWEN_XML, f"{BARE_NOTE}\n</tool_call>\n</tool_call>", [A_NOTE, None]),
+        (QWEN_XML, f"{BARE_NOTE}\n</tool_call>\n</tool_call>", [A_NOTE]),
+        (QWEN_XML, f"<tool_call>\n{BARE_NOTE}\n</tool_call>\n</tool_call>", [A_NOTE]),
+        (QWEN_XML, f"{BARE_NOTE}\n{BARE_NOTE}", [A_NOTE, A_NOTE]),
+        (QWEN_XML, f"{BARE_NOTE}\n{BARE_NOTE}\n</tool_call>", [A_NOTE, A_NOTE]),
+        (QWEN_XML, f"<tool_call>\n{BARE_NOTE}\n{BARE_NOTE}\n</tool_call>", [A_NOTE, A_NOTE]),
+        (QWEN_XML, f"{BARE_NOTE}\nDone.", [A_NOTE]),
+        (QWEN_XML, f"I use <function=add> now.\n<tool_call>\n{BARE_NOTE}\n</tool_call>", [A_NOTE]),
+        (QWEN_XML, f"<tool_call>\n<function=add>\n</tool_call>\n{BARE_NOTE}", [None, A_NOTE]),
+        (QWEN_XML, f"<function=add>\n<parameter=amount>\n3\n</parameter>\n{BARE_NOTE}", [None, A_NOTE]),
+        (QWEN_XML, f"<tool_call>\n<tool_call>\n{BARE_NOTE}\n</tool_call>", [None, A_NOTE]),
+        (QWEN_XML, f"<tool_call></tool_call>\n{BARE_NOTE}", [None, A_NOTE]),
         (QWEN_XML, "<function=note>\n<parameter=text>\n5", [None]),
-        (QWEN_XML, "A call ends with </tool_call>.", [None]),
+        (QWEN_XML, "A call ends with </tool_call>.", []),
         (QWEN_XML, "A call begins with <function=.", [None]),
         (
             GLM_XML,
@@ -425,8 +435,8 @@ OPENINGS = {
     "harmony": ("<|channel|>commentary to=functions.add<|message|>",),
 }  # fmt: skip
 FILLERS = (
-    " ", "<tool_call>", "</tool_call>", "<function=add>", "<tool>", "{", ";", "{}", "[", "1,", "a=1,", '"', "\\'",
-    "<parameter=a>", "</parameter>", "<arg_key>a</arg_key>", "</arg_value>", "[TOOL_CALLS]",
+    " ", "<tool_call>", "</tool_call>", "<function=", "<function=add>", "<function=add></function>", "</function>",
+    "<function=add><parameter=a>", "<tool>", "{", ";", "{}", "[", "1,", "a=1,", '"', "\\'", "<parameter=a>", "</parameter>", "<arg_key>a</arg_key>", "</arg_value>", "[TOOL_CALLS]",
     '[TOOL_CALLS]a[ARGS]{"a":"', "<|start|>", "<|message|>",
 )  # fmt: skip
 

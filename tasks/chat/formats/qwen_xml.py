@@ -26,43 +26,48 @@ from tasks.core.records import ToolCall
 from tasks.core.tool_calls import CLOSE, OPEN
 
 FUNCTION, END_FUNCTION, END_PARAMETER = "<function=", "</function>", "</parameter>"
+HEAD, END = re.compile(r"<function=([^<>]+)>"), re.compile(r"\s*</function>")
 PARAMETER = re.compile(r"\s*<parameter=([^>]*)>")
 
 
 def _read(text: str) -> Calls:
-    """A function is a call without its outer tags too: Qwen3-Coder leaves the opening one out, and vLLM reads that."""
-    *ended, rest = [_bodies(part) for part in text.split(CLOSE)]
-    calls = [_read_call(body.strip()) for bodies in (*ended, rest) for body in bodies]
-    is_whole = all(ended) and text.count(OPEN) <= len(calls)
-    return calls if is_whole else [*calls, None]
+    """Every function is a call, whatever its outer tags: Qwen3-Coder leaves the opening one out or writes two functions
+    in one pair, and vLLM reads those. A lone closing tag is text; an opening one without a function is malformed.
+    """
+    return [call for part in text.split(CLOSE) for call in _read_functions(part)]
 
 
-def _bodies(part: str) -> list[str]:
-    """Of the calls up to a closing tag: one that lacks the opening tag, and one after it."""
-    before, opened, body = part.partition(OPEN)
-    bare = [before[before.find(FUNCTION) :]] if FUNCTION in before else []
-    return [*bare, body] if opened else bare
+def _read_functions(text: str) -> Calls:
+    """Those up to a closing tag. One that is only named, before another, is text."""
+    calls, start, outside = list[ToolCall | None](), text.find(FUNCTION), 0
+    while start >= 0:
+        call, end = _read_function(text, start)
+        following = text.find(FUNCTION, end)
+        if call is None:
+            closing = text.find(END_FUNCTION, end, following if following >= 0 else len(text))
+            if closing < 0 <= following and end == start + len(FUNCTION):
+                start = following
+                continue
+            end = closing + len(END_FUNCTION) if closing >= 0 else end
+        unused = [None] if text.count(OPEN, outside, start) > 1 else []
+        calls += [*unused, call]
+        start, outside = following, end
+    return [*calls, None] if OPEN in text[outside:] else calls
 
 
-def _read_call(body: str) -> ToolCall | None:
-    if not body.startswith(FUNCTION) or not body.endswith(END_FUNCTION):
-        return None
-    name, closed, parameters = body[len(FUNCTION) : -len(END_FUNCTION)].partition(">")
-    arguments = _read_parameters(parameters)
-    if not closed or not name or arguments is None:
-        return None
-    return ToolCall.model_construct(name=name, arguments=arguments)
-
-
-def _read_parameters(text: str) -> dict[str, str] | None:
-    arguments, position = dict[str, str](), 0
-    while found := PARAMETER.match(text, position):
+def _read_function(text: str, start: int) -> tuple[ToolCall | None, int]:
+    """The call, and where it ends; None, and where reading on can begin."""
+    head = HEAD.match(text, start)
+    arguments, position = dict[str, str](), head.end() if head else start
+    while head and (found := PARAMETER.match(text, position)):
         end = text.find(END_PARAMETER, found.end())
         if end < 0:
-            return None
+            return None, len(text)
         arguments[found[1]] = text[found.end() : end].removeprefix("\n").removesuffix("\n")
         position = end + len(END_PARAMETER)
-    return arguments if not text[position:].strip() else None
+    if head and (ended := END.match(text, position)):
+        return ToolCall.model_construct(name=head[1], arguments=arguments), ended.end()
+    return None, position if arguments else start + len(FUNCTION)
 
 
 def _write(calls: Sequence[ToolCall], *, write_word: Callable[[Any], str]) -> str:
