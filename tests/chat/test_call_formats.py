@@ -436,7 +436,8 @@ OPENINGS = {
 }  # fmt: skip
 FILLERS = (
     " ", "<tool_call>", "</tool_call>", "<function=", "<function=add>", "<function=add></function>", "</function>",
-    "<function=add><parameter=a>", "<tool>", "{", ";", "{}", "[", "1,", "a=1,", '"', "\\'", "<parameter=a>", "</parameter>", "<arg_key>a</arg_key>", "</arg_value>", "[TOOL_CALLS]",
+    "<function=add><parameter=a>", "<tool>", "{", ";", "{}", "[", "1,", "a=1,", '"', "\\'", "<parameter=a>",
+    "</parameter>", "<arg_key>a</arg_key>", "</arg_value>", "[TOOL_CALLS]",
     '[TOOL_CALLS]a[ARGS]{"a":"', "<|start|>", "<|message|>",
 )  # fmt: skip
 
