@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from tasks.core.tool_calls import CLOSE, OPEN
+
 
 @dataclass(frozen=True, slots=True)
 class ThoughtMarks:
@@ -72,12 +74,29 @@ MARKS = (HARMONY, in_tags("<think>", "</think>"), in_tags("[THINK]", "[/THINK]")
 
 
 def without_thoughts(text: str) -> str:
-    """What a message says, of a model whose family nobody told: from the last thought that was closed to one that
-    begins after it. So no part of a thought is left, wherever it is and if its opening is missing.
+    """What a simulated user says, of a model whose family nobody told: from the last thought that was closed to one
+    that begins after it. So no part of a thought is left, wherever it is and if its opening is missing.
     """
     for marks in MARKS:
         text = text.rpartition(marks.closing)[2].partition(marks.opening)[0]
     return text
+
+
+def after_thought(text: str) -> str:
+    """What a policy says, of a family that nobody told, after the thought that it begins with. Marks elsewhere are its
+    own words: in an answer that names them, or within a call.
+    """
+    for marks in MARKS:
+        if text.lstrip().startswith(marks.opening) or _closes_a_thought(text, marks):
+            text = marks.split(text, is_open=True)[1]
+    return text.lstrip("\n")
+
+
+def _closes_a_thought(text: str, marks: ThoughtMarks) -> bool:
+    """Whether it ends a thought that the prompt opened: it has no opening, is within no call, and a message follows."""
+    thought, _, message = text.partition(marks.closing)
+    is_lone = marks.ends_thoughts_only and marks.opening not in thought and thought.count(OPEN) <= thought.count(CLOSE)
+    return is_lone and bool(message.strip())
 
 
 def find_marks(template: str) -> ThoughtMarks | None:

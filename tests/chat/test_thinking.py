@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks.chat.format import ChatFormat, load_chat
-from tasks.chat.thinking import HARMONY, MARKS
+from tasks.chat.thinking import HARMONY, MARKS, after_thought
 from tasks.models.settings import PLAIN_TEMPLATE, TemplateSettings
 from tasks.models.template import state_template
 from tests import tiny
@@ -194,3 +194,24 @@ def test_the_embedded_model_can_think() -> None:
     assert len(chat.encode("<think></think>")) == 2
     plain = ChatFormat(tiny.tokenizer(), source="test")
     assert plain.thinking is None and not plain.thoughts_are_learnt
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("<think>\nWhich one?\n</think>\n\nB12.", "B12."),
+        ("Which one?\n</think>\n\nB12.", "B12."),
+        ("\n[THINK]Which one?[/THINK]B12.", "B12."),
+        ("Which one?[/THINK]B12.", "B12."),
+        ("<|channel|>analysis<|message|>Which one?<|end|><|start|>assistant<|channel|>final<|message|>B12.",
+         "<|channel|>final<|message|>B12."),
+        ("<think>Which", ""),
+        ("B12.<|end|>", "B12.<|end|>"),
+        ("B12.\n</think>\n", "B12.\n</think>\n"),
+        ("B12. <think>Was that all?</think>", "B12. <think>Was that all?</think>"),
+        ("It writes <think> and </think> itself.", "It writes <think> and </think> itself."),
+        ("<tool_call>strip </think> first</tool_call>", "<tool_call>strip </think> first</tool_call>"),
+    ],
+)  # fmt: skip
+def test_only_the_thought_that_a_text_begins_with_is_no_message(text: str, message: str) -> None:
+    assert after_thought(text) == message

@@ -3,8 +3,8 @@
 The whole conversation is sent each turn. The endpoint may tokenise it differently each time, so these episodes are
 never trained on. Calls come structured, or are parsed from text and answered in a user message. Tool output is sent
 unchanged: the endpoint keeps messages apart, and breaking up control tokens (`chat/format.py`) needs its tokenizer.
-Reasoning returned beside an answer is dropped. A thought within the text, of a server that does not tell it apart, goes
-back to the endpoint with the text, and to nobody else: no call and no answer is read from it.
+Reasoning returned beside an answer is dropped. A thought that the text begins with, of a server that does not tell it
+apart, goes back to the endpoint with the text, and to nobody else: no call and no answer is read from it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
-from tasks.chat.thinking import without_thoughts
+from tasks.chat.thinking import after_thought
 from tasks.core import json_text
 from tasks.core.records import Problem, ToolCall, Trajectory, Turn
 from tasks.core.tool_calls import CLOSE, OPEN, as_call, call_text, parse_calls
@@ -140,7 +140,7 @@ class MessageEpisode(Conversation):
 
     def _take_turn(self, reply: ChatReply) -> Waits:
         reply = replace(reply, calls=reply.calls[: self.max_calls + 1])  # each call sent back needs a reply
-        message = without_thoughts(reply.text).lstrip("\n")
+        message = after_thought(reply.text)
         calls = [call.read() for call in reply.calls] or parse_calls(message)
         if reply.was_cut:
             calls = calls or [None]

@@ -187,6 +187,21 @@ def test_no_call_and_no_answer_is_read_from_a_thought(served: tuple[ChatEndpoint
     assert played(url)[0].details["messages"] == ["Shall I note it?"]
 
 
+@pytest.mark.parametrize("structured", [False, True])
+@pytest.mark.parametrize("answer", ["Noted.<|end|>", "Noted.\n</think>", "Noted: <think> opens, </think> closes."])
+def test_a_mark_of_a_thought_within_an_answer_or_a_call_is_its_text(
+    served: tuple[ChatEndpoint, str], structured: bool, answer: str
+) -> None:
+    endpoint, url = served
+    endpoint.structured = structured
+    for named in ("<think> and </think>", "</think>", "<|end|>"):
+        endpoint.scripts = {"Only.": [NOTE.replace('"a"', f'"strip {named} first"'), answer]}
+        (trajectory,) = played(url)
+        assert trajectory.outcome == "success"
+        assert [call["arguments"] for call in trajectory.turns[0].calls] == [{"text": f"strip {named} first"}]
+        assert trajectory.details["messages"] == [answer]
+
+
 def test_an_answer_that_a_filter_of_the_endpoint_withholds_is_no_failure_of_the_model(
     served: tuple[ChatEndpoint, str],
 ) -> None:
