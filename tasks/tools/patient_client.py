@@ -22,11 +22,22 @@ LONGEST_PAUSE_SECONDS = 600.0
 TRANSIENT = (408, 409, 429)
 OF_THE_ACCOUNT = (401, 402)
 NO_QUOTA = "insufficient_quota"  # has the status of a pause, 429, and none helps
-# The last is vLLM's when the prompt leaves no room: turnwise never asks for fewer than 1.
+# How a refusal names its text, in lower case: a setting is not what it names.
 FULL_CONTEXT = (
-    "context_length_exceeded", "maximum context length", "context window", "max_tokens must be at least 1",
+    "context_length_exceeded", "maximum context length", "context window",  # OpenAI's, vLLM's and others'
+    "max_tokens must be at least 1",  # vLLM's when the prompt leaves no room: turnwise never asks for fewer than 1
+    "exceeds the available context size",  # llama.cpp's
+    "prompt is too long",  # Anthropic's
+    "input token count",  # Gemini's
+    "`inputs` tokens + `max_new_tokens` must be <=", "`inputs` must have less than",  # TGI's
+    "range of input length",  # DashScope's
 )  # fmt: skip
-FILTERED = ("content_filter", "content management policy")  # Azure's
+FILTERED = (
+    "content_filter", "content management policy",  # Azure's
+    "prompt was flagged",  # OpenAI's
+    "input was flagged", "flagged by moderation",  # OpenRouter's
+    "inappropriate content",  # DashScope's
+)  # fmt: skip
 
 
 class EndpointSettings(Protocol):

@@ -5,6 +5,7 @@ often than its setting says.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator
 from email.utils import formatdate
@@ -16,7 +17,7 @@ import pytest
 from tasks.core import background
 from tasks.tools.base import EnvironmentFault
 from tasks.tools.judge.judge import Judge
-from tasks.tools.patient_client import PatientClient
+from tasks.tools.patient_client import PatientClient, refuses_every_request
 from tests.tools.judge.endpoint import Endpoint, judge_settings, serve
 from tests.tools.judge.test_judge import NO_QUOTA, ask
 
@@ -136,3 +137,30 @@ def test_closing_ends_a_pause(endpoint: Endpoint, tmp_path: Path, capsys: pytest
     background.run(close_early()).result(60)
     assert len(endpoint.asked) == 1
     assert f"{endpoint.url} asks for a pause of 600 s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (400, "This model's maximum context length is 8192 tokens."),
+        (400, "the request exceeds the available context size, try increasing it"),
+        (400, "prompt is too long: 210000 tokens > 200000 maximum"),
+        (400, "The input token count (1100000) exceeds the maximum number of tokens allowed (1048576)."),
+        (422, "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000"),
+        (400, "Range of input length should be [1, 30720]"),
+        (400, "Invalid prompt: your prompt was flagged as potentially violating our usage policy."),
+        (400, "The prompt triggered Azure OpenAI's content management policy."),
+        (403, "Your chosen model requires moderation and your input was flagged."),
+        (400, "Input data may contain inappropriate content."),
+    ],
+)
+def test_a_first_text_that_is_refused_is_known_in_the_words_of_each_server(
+    endpoint: Endpoint, tmp_path: Path, status: int, message: str
+) -> None:
+    """Else a run would end, and end again at each start, for one text."""
+    from openai import APIStatusError
+
+    endpoint.failures, endpoint.body_of_failure = [status], json.dumps({"error": {"message": message}}).encode()
+    with pytest.raises(APIStatusError) as refused:
+        complete(endpoint, tmp_path, max_retries=0)
+    assert not refuses_every_request(refused.value, has_answered=False)

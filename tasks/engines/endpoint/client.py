@@ -145,7 +145,7 @@ class Endpoint:
             return self._refused(error)
         if status == 429:
             return self._fault(self.client.in_words(error), "rate_limited")
-        if status in (400, 413) and says(error, *FULL_CONTEXT):
+        if status in (400, 413, 422) and says(error, *FULL_CONTEXT):
             return self._refused(error) if is_opening else ContextFull()
         if status in REFUSALS:
             return self._refused(error)
