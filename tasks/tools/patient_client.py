@@ -8,6 +8,7 @@ instead; then the pause is made here, if it is no longer than LONGEST_PAUSE_SECO
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
@@ -72,7 +73,7 @@ class PatientClient:
             max_retries=settings.max_retries,
             http_client=BoundedClient(total_seconds=settings.timeout_seconds),
         )
-        self._pauses = set[asyncio.Task[None]]()
+        self._pauses, self._has_told_of_a_pause = set[asyncio.Task[None]](), False
 
     async def complete(self, request: Mapping[str, Any]) -> bytes:
         """The answer of the endpoint's chat completions, unread; OpenAIError after the last repeat."""
@@ -109,8 +110,11 @@ class PatientClient:
         await self.client.close()
 
     async def _pause(self, seconds: float) -> None:
-        if not self._pauses:
-            warn(f"{self.url} asks for a pause of {seconds:,.0f} s (Retry-After), so its requests wait.")
+        if not self._has_told_of_a_pause:
+            self._has_told_of_a_pause = True
+            warn(
+                f"{self.url} asks for a pause of {seconds:,.0f} s (Retry-After), so a request waits. This is said once."
+            )
         pause = asyncio.ensure_future(self.sleep(seconds))
         self._pauses.add(pause)
         try:
@@ -129,7 +133,7 @@ def seconds_of_pause(error: APIStatusError, now: float) -> float | None:
             seconds = float(headers.get(name, "")) / per_second
         except ValueError:
             continue
-        return seconds if seconds > 0 else None
+        return seconds if 0 < seconds < math.inf else None
     try:
         seconds = parsedate_to_datetime(headers.get("retry-after", "")).timestamp() - now
     except (TypeError, ValueError, OverflowError):

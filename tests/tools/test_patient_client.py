@@ -90,7 +90,17 @@ def test_a_request_is_repeated_as_often_as_the_setting_says_whoever_waits(
     assert (pauses, len(endpoint.asked)) == ([121], 4)
 
 
-@pytest.mark.parametrize("retry_after", ["nan", "-121", "soon", formatdate(0, usegmt=True)])
+def test_the_first_pause_alone_is_told_and_as_what_one_request_does(
+    endpoint: Endpoint, pauses: list[float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoint.failures = [(429, "121"), (429, "300")]
+    complete(endpoint, tmp_path, max_retries=2)
+    told = capsys.readouterr().err
+    assert pauses == [121, 300]
+    assert told.count("asks for a pause") == told.count("of 121 s (Retry-After), so a request waits.") == 1
+
+
+@pytest.mark.parametrize("retry_after", ["nan", "inf", "-121", "soon", formatdate(0, usegmt=True)])
 def test_what_asks_for_no_pause_is_left_to_the_client(
     endpoint: Endpoint, pauses: list[float], tmp_path: Path, retry_after: str
 ) -> None:
@@ -120,6 +130,13 @@ def test_a_pause_beyond_the_longest_is_a_fault_that_names_it(
     with pytest.raises(EnvironmentFault, match=told):
         ask(Judge(judge_settings(endpoint, tmp_path, max_retries=5)))
     assert (pauses, len(endpoint.asked)) == ([], 1)
+
+
+def test_an_endless_pause_is_no_number(endpoint: Endpoint, tmp_path: Path) -> None:
+    endpoint.failures = [(429, "inf")]
+    with pytest.raises(EnvironmentFault) as fault:
+        ask(Judge(judge_settings(endpoint, tmp_path, max_retries=0)))
+    assert "Retry-After" not in str(fault.value)
 
 
 def test_closing_ends_a_pause(endpoint: Endpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
