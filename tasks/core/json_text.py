@@ -44,7 +44,12 @@ def json_row(value: Any) -> bytes:
     """
     import pydantic_core  # here, since `--help` needs none; `from` would cost more than a short row
 
-    row = pydantic_core.to_json(value)
+    try:
+        row = pydantic_core.to_json(value)
+    except ValueError as error:
+        if "surrogates not allowed" not in str(error):
+            raise
+        raise ValueError("it contains half a surrogate pair, which no file can") from None
     if b"NaN" in row or b"Infinity" in row:
         _STRICT.encode(value)  # which tells the number from the word
     return row

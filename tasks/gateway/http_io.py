@@ -39,7 +39,7 @@ def as_object(body: bytes) -> dict[str, Any]:
     """ProtocolError 400 unless the body is one JSON object that a file can contain."""
     try:
         value = json_text.parse(body)
-        json_text.check_writable(value)  # half a surrogate pair, as an escape or as bytes, is no text
+        json_text.check_writable(value)
     except ValueError as error:
         raise ProtocolError(400, f"The body is not JSON: {error}.", code="invalid_json") from None
     if not isinstance(value, dict):

@@ -99,5 +99,13 @@ def test_a_row_with_what_no_file_can_contain_is_refused(value: Any):
             write(value)
 
 
+def test_half_a_surrogate_pair_is_called_that():
+    for value in ("\ud800", {"\udfff": 1}):
+        with pytest.raises(ValueError, match="half a surrogate pair"):
+            check_writable(value)
+    with pytest.raises(ValueError, match="unknown type"):
+        check_writable(object())
+
+
 def test_words_that_look_like_numbers_are_written():
     assert json_row({"said": "NaN or Infinity", "n": 10**30}) == b'{"said":"NaN or Infinity","n":%d}' % 10**30
