@@ -154,7 +154,8 @@ def refuses_every_request(error: APIStatusError, *, has_answered: bool) -> bool:
 
 
 def says(error: APIStatusError, *words: str) -> bool:
-    said = f"{error.code or ''} {error.message}".lower()
+    told = error.body if isinstance(error.body, str) else ""  # TGI's, which `openai` puts in no message
+    said = f"{error.code or ''} {error.message} {told}".lower()
     return any(word in said for word in words)
 
 

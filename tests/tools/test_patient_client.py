@@ -177,7 +177,8 @@ def test_a_first_text_that_is_refused_is_known_in_the_words_of_each_server(
     """Else a run would end, and end again at each start, for one text."""
     from openai import APIStatusError
 
-    endpoint.failures, endpoint.body_of_failure = [status], json.dumps({"error": {"message": message}}).encode()
+    error = message if status == 422 else {"message": message}  # TGI's
+    endpoint.failures, endpoint.body_of_failure = [status], json.dumps({"error": error}).encode()
     with pytest.raises(APIStatusError) as refused:
         complete(endpoint, tmp_path, max_retries=0)
     assert not refuses_every_request(refused.value, has_answered=False)

@@ -20,7 +20,7 @@ from tasks.core.text import one_line
 from tasks.engines.endpoint.episode import ChatCall, ChatReply, ContextFull, EndpointFault, Message
 from tasks.engines.endpoint.settings import FrontierSettings
 from tasks.tools.base import FaultType
-from tasks.tools.patient_client import FULL_CONTEXT, PatientClient, refuses_every_request, says
+from tasks.tools.patient_client import FILTERED, FULL_CONTEXT, PatientClient, refuses_every_request, says
 
 if TYPE_CHECKING:
     from openai import APIStatusError, OpenAIError
@@ -147,7 +147,7 @@ class Endpoint:
             return self._fault(self.client.in_words(error), "rate_limited")
         if status in (400, 413, 422) and says(error, *FULL_CONTEXT):
             return self._refused(error) if is_opening else ContextFull()
-        if status in REFUSALS:
+        if status in REFUSALS and not says(error, *FILTERED):
             return self._refused(error)
         return self._fault(self.client.in_words(error), "unavailable")
 

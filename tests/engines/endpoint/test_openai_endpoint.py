@@ -336,6 +336,18 @@ def test_a_key_that_is_refused_later_ends_the_run_too(served: tuple[ChatEndpoint
             played(url, *problems(20), concurrency=1)
 
 
+def test_a_full_context_and_a_filter_are_of_one_text_whatever_their_status(served: tuple[ChatEndpoint, str]) -> None:
+    """As TGI and OpenRouter send them."""
+    endpoint, url = served
+    full = (422, {"error": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 8. Given: 9"})
+    endpoint.misbehave = lambda number: full if number == 1 else None
+    assert played(url)[0].outcome == "overlong"
+    endpoint.asked.clear()
+    flagged = (403, {"error": {"message": "Your chosen model requires moderation and your input was flagged."}})
+    endpoint.misbehave = lambda number: flagged if number == 1 else None
+    assert played(url)[0].outcome == "success"  # asked again
+
+
 @pytest.mark.parametrize("rules", ["", "Be brief."])
 def test_a_prompt_beyond_the_context_is_a_matter_of_settings_and_not_of_the_model(
     served: tuple[ChatEndpoint, str], monkeypatch: pytest.MonkeyPatch, rules: str
