@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 LOCKS = Path(".cache/locks")  # of the workspace
 MAX_READ = 1 << 26  # bytes of a file that say what it is
@@ -34,8 +34,8 @@ def refuse_to_replace(
     read = next((file for file in reads if file.resolve().is_relative_to(place)), None)
     if read is not None:
         raise ValueError(f"{out}: to write there would remove {read}, which the command reads. {remedy}")
-    is_empty = out.is_file() and not out.stat().st_size
-    if not (is_empty and not is_folder) and not is_own(out):
+    is_free = not is_folder and out.is_file() and not out.stat().st_size
+    if not is_free and not is_own(out):
         raise ValueError(f"{out}: exists and is not {kind}, so it is not replaced. {remedy}")
 
 
@@ -57,8 +57,7 @@ def first_json(file: Path) -> Any:
     if not file.is_file():
         return None
     with file.open("rb") as stream:
-        text = stream.read(MAX_READ).decode("utf-8", errors="ignore")
-    return _read_value(text)
+        return _read_value(stream)
 
 
 def json_in_tar(file: Path, name: str) -> Any:
@@ -68,12 +67,13 @@ def json_in_tar(file: Path, name: str) -> Any:
     try:
         with tarfile.open(file, "r:") as archive:
             stream = archive.extractfile(name)
-            return _read_value(stream.read(MAX_READ).decode("utf-8", errors="ignore")) if stream else None
+            return _read_value(stream) if stream else None
     except (KeyError, tarfile.TarError):
         return None
 
 
-def _read_value(text: str) -> Any:
+def _read_value(stream: IO[bytes]) -> Any:
+    text = stream.read(MAX_READ).decode("utf-8", errors="ignore")
     try:
         return json.JSONDecoder().raw_decode(text.lstrip())[0]
     except (ValueError, RecursionError):

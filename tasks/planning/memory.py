@@ -232,7 +232,7 @@ def share_fault(setup: Setup) -> str | None:
         return None
     episode = f"one episode of {name}" if name else "one episode"
     return (
-        f"{SHARE} is {_engine_share(setup):g}; vLLM's weights, workspace and {episode} take {enough_share(setup):g} "
+        f"{SHARE} is {_engine_share(setup):g}; vLLM's weights, workspace and {episode} take {_in_hundredths(least):g} "
         f"of {setup.machine.name}, so it would not start"
     )
 
@@ -240,7 +240,11 @@ def share_fault(setup: Setup) -> str | None:
 def enough_share(setup: Setup) -> float:
     """Of a GPU's memory for vLLM to start, in hundredths."""
     least, _ = _largest_share(setup)
-    return math.ceil(100 * least) / 100
+    return _in_hundredths(least)
+
+
+def _in_hundredths(share: float) -> float:
+    return math.ceil(100 * share) / 100
 
 
 def _largest_share(setup: Setup) -> tuple[float, str]:

@@ -49,8 +49,13 @@ def planned_setup(context: DoctorContext) -> Setup:
     except UnknownShape as error:
         found, _, remedy = str(error).partition(". ")
         raise NotCheckable(found, remedy) from None
-    sizes = {split: len(context.problems[split]) for split in SPLITS}
-    return Setup(shape, sections, this_machine(settings.compute), plays_of(settings.model_dump(), sizes))
+    plays = plays_of(settings.model_dump(), _sizes(context))
+    return Setup(shape, sections, this_machine(settings.compute), plays)
+
+
+def _sizes(context: DoctorContext) -> dict[str, int]:
+    """Problems of the splits that are played beside training."""
+    return {split: len(context.problems[split]) for split in SPLITS}
 
 
 def seconds_needed(context: DoctorContext) -> Seconds:
@@ -65,9 +70,8 @@ def seconds_needed(context: DoctorContext) -> Seconds:
         raise NotCheckable(
             f"the speed of {machine.name} is not known", "Time the first iterations, or `python -m tasks plan --gpu`."
         )
-    sizes = {split: len(context.problems[split]) for split in SPLITS}
     settings = context.settings
-    episodes = evaluated_episodes(settings.train, settings.evaluate, settings.environment, sizes)
+    episodes = evaluated_episodes(settings.train, settings.evaluate, settings.environment, _sizes(context))
     timed = replace(setup, machine=machine)
     has_warm_start = settings.assess.may_warm_start
     return plan_seconds(timed, _lengths(context), evaluated_episodes=episodes, has_warm_start=has_warm_start)
@@ -77,8 +81,7 @@ def disk_needed(context: DoctorContext) -> float:
     """Bytes of snapshots, of the current checkpoints, and of the trajectories of assess, evaluate and promote."""
     setup, settings = planned_setup(context), context.settings
     a_trajectory = settings.sampling.max_tokens_per_episode * TRAJECTORY_BYTES
-    sizes = {split: len(context.problems[split]) for split in SPLITS}
-    episodes = evaluated_episodes(settings.train, settings.evaluate, settings.environment, sizes)
+    episodes = evaluated_episodes(settings.train, settings.evaluate, settings.environment, _sizes(context))
     episodes += settings.assess.num_problems * settings.assess.samples_per_problem
     kept = COPIES * (num_snapshots(settings.train) * snapshot_bytes(setup) + episodes * a_trajectory)
     return kept + KEPT_CHECKPOINTS * checkpoint_bytes(setup) + model_bytes(setup)  # the last is the registry's
