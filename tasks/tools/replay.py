@@ -127,14 +127,19 @@ def demonstrate_reference(environment: Environment, problem: Problem) -> Demonst
 
 
 def demonstration_of(script: Script, played: Played) -> Demonstration | None:
-    """What a script and its replies show; None where a call failed or the problem has several requests."""
-    problem, ((calls, answer), *_) = script.problem, script.turns
-    takes_one_request = len(problem.requests) == len(problem.reference) == 1
-    if not takes_one_request or played.error is not None or not all(reply.valid for reply in played.replies):
+    """What a script and its replies show; None where a call failed or a request has no turn of its own."""
+    problem, replies = script.problem, iter(played.replies)
+    has_turn_each = len(problem.requests) == len(script.turns)
+    if not has_turn_each or played.error is not None or not all(reply.valid for reply in played.replies):
         return None
+    texts, replied = list[str](), list[list[str]]()
+    for calls, answer in script.turns:
+        texts += [*(call_text(call) for call in calls if call is not None), answer or ""]
+        replied += [*([next(replies).text] for _ in calls), []]
     return Demonstration(
         problem_id=problem.id,
         request=problem.requests[0],
-        assistant_texts=[*(call_text(call) for call in calls if call is not None), answer or ""],
-        replies=[*([reply.text] for reply in played.replies), []],
+        assistant_texts=texts,
+        replies=replied,
+        follow_ups=problem.requests[1:],
     )

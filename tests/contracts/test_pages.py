@@ -45,7 +45,8 @@ PATH = re.compile(
 EXAMPLES = (
     *("infra/profiles/mine.yaml", "tasks/custom/", "tasks/environments/stockroom"),  # what a reader would write
     "infra/secrets",  # git ignores it
-    *("infra/examples/memory/problems.jsonl", "rfcs/0001-trajectory-format.md"),  # git ignores it; another project's
+    *("infra/examples/memory/problems.jsonl", "infra/examples/shop/problems.jsonl"),  # git ignores these
+    "rfcs/0001-trajectory-format.md",  # another project's
 )
 APPS = {"tasks": typer.main.get_command(tasks_app), "flows": typer.main.get_command(flows_app)}
 

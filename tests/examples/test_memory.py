@@ -145,12 +145,7 @@ def test_the_pins_of_the_server_name_no_address_and_can_be_checked() -> None:
 @pytest.mark.node
 @pytest.mark.timeout(3600)
 def test_the_pages_commands_lead_from_an_empty_folder_to_a_champion(tmp_path: Path) -> None:
-    """The clone and the set-up of .venv aside: those are the project's own, and this test's interpreter has them."""
     project = make_project(tmp_path / "project", profile=None)
-    (block,) = re.findall(r"^```sh\n(.*?)^```$", (EXAMPLE / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-    commands = [line for line in block.splitlines() if not line.startswith(("git ", "make ", "source "))]
-    assert commands[-1] == "python -m flows run"
-    for command in commands:
-        subprocess.run(command, shell=True, cwd=project.folder, env=project.environment(), check=True)
+    project.follow(EXAMPLE / "README.md")
     assert project.decision()["decision"] == "promote"
     assert project.versions() == [1]

@@ -8,6 +8,7 @@ what was written outside. Left out: made-up stages that take a blink (`toy_proje
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -111,6 +112,14 @@ class Project:
     def flow(self, *options: str) -> str:
         """The flow, which must succeed; gives what it wrote."""
         return self._succeed("flows", "run", *options)
+
+    def follow(self, page: Path) -> None:
+        """Run what the first commands of a page say, but for its clone and set-up: those this interpreter has."""
+        (block, *_) = re.findall(r"^```sh\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+        commands = [line for line in block.splitlines() if not line.startswith(("git ", "make ", "source "))]
+        assert commands[-1] == "python -m flows run"
+        for command in commands:
+            subprocess.run(command, shell=True, cwd=self.folder, env=self.environment(), check=True)
 
     def repro(self, *arguments: str) -> str:
         """`dvc repro`, which must succeed; gives what it wrote."""

@@ -12,8 +12,12 @@ from tasks.core.tool_calls import call_text
 from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
+from tasks.stages.curate.demonstrations import replay_demonstrations
+from tasks.stages.curate.references import Replays
+from tasks.stages.warm_start.rows import demonstration_row
 from tasks.tools.authoring import ToolEnvironment, ToolEpisode, tool
 from tasks.tools.base import Verdict
+from tasks.tools.replay import demonstrate_reference
 from tests import tiny
 from tests.worlds import QUICK
 
@@ -131,6 +135,51 @@ def test_errors_of_calls_are_on_the_record(chat: ChatFormat) -> None:
     ]  # fmt: skip
     assert (played.num_calls, played.num_invalid_calls) == (4, 3)
     assert Trajectory.from_row(played.to_row()) == played
+
+
+def noting(*texts: str) -> Problem:
+    """A problem with a request for each text, whose reference notes it and says so."""
+    turns = [
+        ReferenceTurn(calls=[ToolCall(name="note", arguments={"text": text})], answer=f"{text} is noted.")
+        for text in texts
+    ]
+    requests = [f"Note {text}." for text in texts]
+    return PROBLEM.model_copy(update={"requests": requests, "reference": turns})
+
+
+def test_a_reference_of_several_requests_is_demonstrated_as_a_model_would_play_it(chat: ChatFormat) -> None:
+    """To the token, and in what is learnt of it."""
+    world, problem = Notebook(QUICK), noting("a", "b", "c")
+    shown = demonstrate_reference(world, problem)
+    assert shown is not None
+    assert [shown.request, *shown.follow_ups] == problem.requests
+    assert shown.replies == [["1 1"], [], ["2 1"], [], ["3 1"], []]
+    assert replay_demonstrations(Replays(world), [(problem, shown)]) == [""]
+    row = demonstration_row(shown, chat, [item.schema() for item in world.tools])
+    (played,) = play(chat, shown.assistant_texts, problem).sequences
+    assert (row.token_ids, row.sampled_mask) == (played.token_ids, played.sampled_mask)
+
+
+def test_no_demonstration_shows_a_failed_call_or_requests_that_no_turn_answers(chat: ChatFormat) -> None:
+    world, problem = Notebook(QUICK), noting("a", "b")
+    wrong = ReferenceTurn(calls=[ToolCall(name="note", arguments={"text": 3})], answer="No.")
+    for turns in ([problem.reference[0], wrong], problem.reference[:1]):
+        assert demonstrate_reference(world, problem.model_copy(update={"reference": turns})) is None
+
+
+def test_a_demonstration_that_another_world_answers_otherwise_is_found_whichever_request_it_is(
+    chat: ChatFormat,
+) -> None:
+    world, problem = Notebook(QUICK), noting("a", "b")
+    shown = demonstrate_reference(world, problem)
+    assert shown is not None
+    for replies in ([["0 0"], [], ["2 1"], []], [["1 1"], [], ["0 0"], []]):
+        (fault,) = replay_demonstrations(Replays(world), [(problem, shown.model_copy(update={"replies": replies}))])
+        assert fault.endswith("replies differ from the recorded ones")
+    texts = [shown.assistant_texts[0], "Wait.", *shown.assistant_texts[1:]]
+    idle = shown.model_copy(update={"assistant_texts": texts, "replies": [["1 1"], *shown.replies]})
+    (fault,) = replay_demonstrations(Replays(world), [(problem, idle)])
+    assert fault
 
 
 @pytest.mark.slow

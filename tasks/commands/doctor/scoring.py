@@ -63,8 +63,8 @@ def references_score(context: DoctorContext) -> Finding:
 
 
 def doing_nothing(context: DoctorContext) -> Finding:
-    """An empty message at once: no success, and a reward within the bounds of a failure. The categories of each split
-    in turn, as many problems as the time allows.
+    """An empty message to each request: no success, and a reward within the bounds of a failure. The categories of each
+    split in turn, as many problems as the time allows.
     """
     assert context.references  # else nothing can be played, which is raised
     if is_judged_by_agent(context):
@@ -73,7 +73,8 @@ def doing_nothing(context: DoctorContext) -> Finding:
     problems = [problem for _, problem in choose(context.problems, tools=[])]
     idle = list[tuple[Problem, Trajectory]]()
     for batch in batches_for(IDLE_SECONDS, problems, MOST_IDLE):
-        idle += zip(batch, context.play([(problem, [NOTHING]) for problem in batch]), strict=True)
+        silent = [(problem, [NOTHING] * len(problem.requests)) for problem in batch]
+        idle += zip(batch, context.play(silent), strict=True)
     pairs = [(problem, played) for problem, played in idle if played.fault is None]
     for problem, played in pairs:
         score = _score(context, problem, played)

@@ -57,7 +57,7 @@ def _find_expert(replays: Replays, problems: Sequence[Problem]) -> Expert:
 
 
 def _reference_expert(replays: Replays, problems: Sequence[Problem]) -> Expert:
-    """Shows the reference, unless it is no solution, one of its calls fails or the problem has several requests."""
+    """Shows the reference, unless it is no solution, one of its calls fails or a request has no turn of its own."""
 
     def demonstrate(problem: Problem, rng: random.Random) -> Demonstration | None:
         if not replays.environment.knows_solution(problem):
@@ -101,20 +101,37 @@ def _wait_for(parts: Sequence[str], demonstration: Demonstration, question: str)
             "request": parts[0],
             "assistant_texts": [question] * waits + demonstration.assistant_texts,
             "replies": [[]] * waits + demonstration.replies,
-            "follow_ups": list(parts[1:]),
+            "follow_ups": [*parts[1:], *demonstration.follow_ups],
         }
     )
 
 
 def _script(problem: Problem, demonstration: Demonstration) -> Script:
-    *acting, closing = demonstration.assistant_texts[len(demonstration.follow_ups) :]
-    waits = [((), text) for text in demonstration.assistant_texts[: len(demonstration.follow_ups)]]
-    return Script(problem, [*waits, ([call for text in acting for call in parse_calls(text)], closing)])
+    *before, closing = demonstration.assistant_texts
+    turns, calls = list[tuple[list[Any], str]](), list[Any]()
+    for text, is_closing in zip(before, _closings(demonstration), strict=True):
+        if is_closing:
+            turns.append((calls, text))
+            calls = []
+        else:
+            calls += parse_calls(text)
+    return Script(problem, [*turns, (calls, closing)])
+
+
+def _closings(demonstration: Demonstration) -> list[bool]:
+    """Of each text but the last, whether the user answers it: the first ones without a call, one per follow-up."""
+    are_closing, left = [], len(demonstration.follow_ups)
+    for text in demonstration.assistant_texts[:-1]:
+        are_closing.append(left > 0 and not parse_calls(text))
+        left -= are_closing[-1]
+    return are_closing
 
 
 def _demonstration_fault(demonstration: Demonstration, played: Played) -> str:
-    replies, first = iter(played.replies), len(demonstration.follow_ups)
-    for text, recorded in zip(demonstration.assistant_texts[first:-1], demonstration.replies[first:], strict=False):
+    replies, texts = iter(played.replies), demonstration.assistant_texts[:-1]
+    for text, is_closing, recorded in zip(texts, _closings(demonstration), demonstration.replies, strict=False):
+        if is_closing:
+            continue
         answers = list(islice(replies, len(parse_calls(text))))
         if [reply.text for reply in answers] != recorded:
             return f"{text}: replies differ from the recorded ones"

@@ -193,8 +193,8 @@ def warn_of_undemonstrated(experts: Sequence[Problem], demonstrated: Sequence[Pr
     told = first_few([f"{category} ({sizes[category]:,} problems of train)" for category in missing])
     warn(
         f"warning: no demonstration of {told}, so the warm start never sees it: a reference is shown only where "
-        f"none of its calls meets an error and it has one request. Write an expert() of the environment that shows it, "
-        f"or raise curate.num_demonstrations where it is below the number of categories."
+        f"none of its calls meets an error and each request has its turn. Write an expert() of the environment that "
+        f"shows it, or raise curate.num_demonstrations where it is below the number of categories."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from tasks.commands.doctor import scoring
 from tasks.core.records import Score
 from tasks.environments.travel_desk.environment import TravelDeskEpisode
 from tasks.tools.base import Verdict
-from tests.commands.doctor.project import found, in_world, look, look_at
+from tests.commands.doctor.project import edit, found, in_world, look, look_at
 from tests.tools.judge.endpoint import Endpoint, judge_row, opinion, serve
 
 
@@ -50,6 +51,17 @@ def test_fewer_test_problems_than_promotion_asks_for_fail(artifacts: Path) -> No
 def test_a_failure_that_earns_as_much_as_a_success_fails(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoring, "reward", lambda *_: Score(1.0, {}))
     found(look("doing nothing", artifacts), "fail", "a failure earns 1", "a success 1 or more")
+
+
+def test_silence_meets_every_request_of_a_problem(artifacts: Path) -> None:
+    """And not the first alone, after which the next one found nobody to write."""
+
+    def ask_again(rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            row["requests"], row["reference"] = row["requests"] * 2, row["reference"] * 2
+
+    edit(artifacts, "train", ask_again)
+    found(look("doing nothing", artifacts), "pass", "an empty message fails on", "")
 
 
 @pytest.mark.slow
