@@ -71,6 +71,14 @@ def test_a_plan_for_several_trainers_says_that_it_is_of_one(monkeypatch: pytest.
 
 
 @pytest.mark.slow
+def test_a_plan_with_servers_of_its_own_says_how_many_gpus_a_run_takes() -> None:
+    """One whose engine is on the trainer's GPU takes one."""
+    plan = make_plan(profiles=["bfcl_qwen2.5_7b"], gpu="h100-80gb")
+    assert "a run takes 4 GPUs, 1 of them for vLLM's servers" in printed(plan)
+    assert "a run takes" not in printed(make_plan(profiles=["qwen2.5_7b_lora_80gb"], gpu="h100-80gb"))
+
+
+@pytest.mark.slow
 def test_a_model_path_where_no_folder_is_is_planned_by_its_name_and_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     params = profile_params("my_model")
     params["model"]["path"] = "models/Qwen2.5-0.5B-Instruct"

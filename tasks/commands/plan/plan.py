@@ -40,6 +40,7 @@ ESTIMATE = {
     False: "An estimate: the matrix rate is this processor's, every share and overhead is the demo's.",
 }
 OF_SEVERAL = "memory is that of rank 0 of {}, times are of one trainer; `plan --gpus` simulates those of several"
+OF_SERVERS = "a run takes {} GPUs, {} of them for vLLM's servers; times and dollars are of one GPU"
 WORST_CASE = "the budget of sampling, the worst case; give --tokens PROMPT SAMPLED REPLIES"
 
 
@@ -252,9 +253,20 @@ def _head(setup: Setup, model: str, profiles: Sequence[str], lengths: str) -> tu
         f"settings of {source}: {kind}, engine {setup.settings.engine.name}",
         lengths,
         f"episodes at once: {setup.at_once:,} of a batch, up to {measured_at_once(setup):,} where a model is measured",
-        *([OF_SEVERAL.format(setup.settings.launch.num_trainers)] if setup.settings.launch.num_trainers > 1 else []),
+        *_of_several(setup),
         ESTIMATE[setup.machine.is_gpu],
     )
+
+
+def _of_several(setup: Setup) -> list[str]:
+    """What the tables leave out where a run takes more than one trainer, or more than one GPU."""
+    settings = setup.settings
+    num_trainers, num_servers = settings.launch.num_trainers, settings.engine.own.num_own_servers
+    told = [OF_SEVERAL.format(num_trainers)] if num_trainers > 1 else []
+    if setup.machine.is_gpu and num_servers:
+        served = num_servers * settings.gpus_per_engine
+        told.append(OF_SERVERS.format(num_trainers + served, served))
+    return told
 
 
 def _weights(shape: Shape) -> str:
