@@ -162,8 +162,8 @@ def _iterate(run: training.TrainingRun, watches: Watches) -> Iteration:
     assert alarm is None, alarm
     groups = run.trainer.last_groups
     rollout, environment, reward = (watch.seconds - then for watch, then in zip(parts, before, strict=True))
-    rows, _ = divide(groups, run.trainer.settings)
-    return Iteration(seconds, rollout, environment, reward, groups, rows)
+    with_loss, _ = divide(groups, run.trainer.settings)
+    return Iteration(seconds, rollout, environment, reward, groups, [group.rows for group in with_loss])
 
 
 def shares(played: Played) -> dict[str, Any]:

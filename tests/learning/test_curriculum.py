@@ -46,6 +46,16 @@ def test_an_iteration_draws_no_problem_twice_not_even_as_a_replacement(kind: str
         assert len(set(drawn)) == 48
 
 
+def test_a_solved_category_is_drawn_at_once_where_no_other_has_problems_left() -> None:
+    """With next to no floor its turn would come after a hundred million draws that find nothing new."""
+    problems = tiny.problems(60)
+    sampler = ProblemSampler(problems, grpo(adaptive_update_rate=1.0, adaptive_floor=1e-8), seed=0)
+    solved = a_group(1, [1.0] * 4, ["success"] * 4)
+    sampler.learn([Group("a", problems[0].category, solved.trajectories, solved.scores)])
+    drawn = [problem.id for round_number in range(2) for problem in sampler.draw(1, round_number, 30)]
+    assert sorted(drawn) == sorted(problem.id for problem in problems)
+
+
 def test_a_draw_larger_than_the_problems_gives_each_once() -> None:
     assert len(ProblemSampler(tiny.problems(11), grpo(), seed=3).draw(1, 0, 16)) == 11
 

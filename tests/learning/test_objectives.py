@@ -166,6 +166,24 @@ def test_the_sequence_ratio_is_the_geometric_mean_of_its_tokens() -> None:
     assert loss.tolist() == pytest.approx([-1.5, -1.5, 0.8])
 
 
+@pytest.mark.parametrize(
+    ("advantage", "gradient"),
+    [([1.0, 1.0], [-1.2, -1.2]), ([1.0, -1.0], [-1.2, 1.2]), ([1.0, 0.0], [-1.2, 0.0])],
+    ids=["one credit", "credit per turn", "a masked token"],
+)
+def test_under_a_ratio_per_sequence_each_token_keeps_its_own_credit(
+    advantage: list[float], gradient: list[float]
+) -> None:
+    """Token ratios 1.44 and 1, so 1.2, within the clip: the gradient of a token is −1.2·A. With the mean's own gradient
+    each would have that of the mean advantage, and a good and a bad turn would cancel.
+    """
+    policy = torch.log(torch.tensor([1.44, 1.0])).requires_grad_()
+    loss = gspo_loss(policy, torch.zeros(2), torch.tensor(advantage), torch.tensor([0, 0]), low=0.5, high=0.5)
+    loss.sum().backward()
+    assert policy.grad is not None
+    assert policy.grad.tolist() == pytest.approx(gradient)
+
+
 def test_cispo_bounds_the_weight_and_keeps_the_gradient() -> None:
     """Ratio 3 is weighted 1.5, ratio 1 weighted 1, at advantage 2: the gradient of −w·A·logp is −w·A."""
     policy = torch.log(torch.tensor([3.0, 1.0])).requires_grad_()

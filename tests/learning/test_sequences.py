@@ -59,7 +59,8 @@ def by_hand(groups: list[Group], aggregation: Aggregation, constant: int) -> Wei
 
 def by_the_trainer(groups: list[Group], options: Any, *, num_ranks: int) -> Weights:
     """What the micro-batches of all ranks say of each sampled token; none may be in two."""
-    rows, dropped = divide(groups, options)
+    with_loss, dropped = divide(groups, options)
+    rows = [group.rows for group in with_loss]
     found: Weights = {}
     for rank in range(num_ranks):
         share = share_of(
@@ -119,10 +120,10 @@ def tokens(given: list[int], *sampled: int, versions: list[int] | None = None) -
 
 
 @pytest.mark.parametrize(
-    ("aggregation", "counted"), [("token", [[2]]), ("sequence", []), ("constant", [])], ids=lambda value: str(value)
+    ("aggregation", "counted"), [("token", [2]), ("sequence", []), ("constant", [])], ids=lambda value: str(value)
 )
 def test_an_episode_of_which_one_sequence_is_too_old_is_one_episode_of_its_other_tokens(
-    aggregation: Aggregation, counted: list[list[int]]
+    aggregation: Aggregation, counted: list[int]
 ) -> None:
     """Iteration 8 takes versions from 4 on: of 2 + 3 tokens the 3 of the second sequence carry loss."""
     options = grpo(
@@ -135,9 +136,10 @@ def test_an_episode_of_which_one_sequence_is_too_old_is_one_episode_of_its_other
     fresh = of(tokens([5], 12))
     fresh.policy_version = 5
     group = replace(a_group(0, [1.0, 0.0]), trajectories=[episode, fresh])
-    ((kept, other),), dropped = divide([group], options, iteration=8)
+    (found,), dropped = divide([group], options, iteration=8)
+    kept, other = found.rows
     assert (kept.token_ids, kept.num_sampled, kept.num_beside, kept.is_first) == ([8, 9, 10, 11], 3, 0, True)
-    assert (other.num_sampled, dropped) == (1, counted)
+    assert (other.num_sampled, found.too_old, dropped) == (1, counted, [])
 
 
 def test_a_turn_is_compared_with_those_that_have_a_sequence_with_the_same_beginning() -> None:

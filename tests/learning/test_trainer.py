@@ -112,12 +112,15 @@ def test_a_stored_trajectory_with_tokens_of_another_model_is_refused_by_name(fol
         a_trainer(folder).iterate(always([group]), before_update=pytest.fail)
 
 
-def test_groups_without_signal_leave_the_weights_alone(folder: Path) -> None:
-    trainer = a_trainer(folder)
+@pytest.mark.parametrize("options", [{}, {"zero_variance_groups": "keep", "kl_weight": 0}], ids=["drop", "keep, no KL"])
+def test_groups_without_signal_leave_the_weights_alone(folder: Path, options: dict[str, Any]) -> None:
+    """Also after a step, whose momentum the next one would go on with."""
+    trainer = a_trainer(folder, **options)
+    taken = trainer.iterate(always([a_group(1, [1.0, 0.0, 0.0, 1.0])]))["optimizer_steps"]
     before = weights(trainer.model)
     row = trainer.iterate(always([a_group(1, [1.0] * 4), a_group(2, [0.0] * 4)]))
     assert torch.equal(weights(trainer.model), before)
-    assert (row["informative_group_share"], row["optimizer_steps"]) == (0.0, 0)
+    assert (row["informative_group_share"], row["optimizer_steps"]) == (0.0, taken)
 
 
 @pytest.mark.parametrize("zero_variance_groups", ["keep", "drop"])
@@ -720,8 +723,8 @@ def test_a_credit_per_turn_reaches_its_own_tokens(folder: Path) -> None:
     """Two trajectories part after their first turn: at it they are alike but for the reward."""
     group = a_group(1, [1.0, 0.0])
     trainer = a_trainer(folder, advantage="turn_leave_one_out")
-    (rows,), _ = divide([group], trainer.settings)
-    assert [np.unique(row.advantage).tolist() for row in rows] == [[1.0], [-1.0]]
+    (found,), _ = divide([group], trainer.settings)
+    assert [np.unique(row.advantage).tolist() for row in found.rows] == [[1.0], [-1.0]]
     assert torch.allclose(
         gradient(trainer, [group]), gradient(a_trainer(folder, advantage="leave_one_out"), [group]), atol=1e-6
     )

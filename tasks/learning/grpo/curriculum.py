@@ -118,13 +118,22 @@ class ProblemSampler:
 
     def _weighted(self, rng: random.Random, count: int) -> list[str]:
         names = list(self.success)
-        weights = [self.settings.adaptive_floor + 1 - self.success[name] for name in names]
+        left = {
+            name: sum(problem.id not in self.drawn_now for problem in problems)
+            for name, problems in self.by_category.items()
+        }
+        weights = {name: self.settings.adaptive_floor + 1 - self.success[name] if left[name] else 0.0 for name in names}
         drawn: list[str] = []
         while len(drawn) < count:
-            problem = rng.choice(self.by_category[rng.choices(names, weights)[0]])
-            if problem.id not in self.drawn_now:
-                self.drawn_now.add(problem.id)
-                drawn.append(problem.id)
+            (name,) = rng.choices(names, [*weights.values()])
+            problem = rng.choice(self.by_category[name])
+            if problem.id in self.drawn_now:
+                continue
+            self.drawn_now.add(problem.id)
+            drawn.append(problem.id)
+            left[name] -= 1
+            if not left[name]:
+                weights[name] = 0.0
         return drawn
 
 

@@ -35,9 +35,12 @@ def gspo_loss(
     """PPO's loss with one ratio per sequence, s = exp(mean over its tokens of policy_logp − old_logp); returns [M].
 
     The mean moves far less than one token's ratio, so the clip must be far tighter (3e-4 and 4e-4 in the paper).
-    Source: GSPO, arXiv:2507.18071 eq. 5 to 7.
+    Each token's ratio is sg(s)·π/sg(π), sg the stop-gradient: where the tokens of a sequence have one advantage and one
+    weight, the gradient is that of s; where they differ, each keeps its own. Source: GSPO and its token variant,
+    arXiv:2507.18071 eq. 5 to 7, 13 and 14.
     """
-    ratio_M = _ratio(sequence_means(policy_logp_M - old_logp_M, sequence_M))
+    mean_M = _ratio(sequence_means(policy_logp_M - old_logp_M, sequence_M)).detach()
+    ratio_M = mean_M * (policy_logp_M - policy_logp_M.detach()).exp()
     return -torch.minimum(ratio_M * advantage_M, ratio_M.clamp(1 - low, 1 + high) * advantage_M)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import compress, islice
+from itertools import chain, compress, islice
 from typing import TypeVar
 
 import numpy as np
@@ -15,6 +15,14 @@ from tasks.learning.shared.rows import Row, episode_rows
 from tasks.learning.shared.settings import GRPOSettings
 
 Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRows:
+    """The rows of a group that carries loss. `too_old`: the sampled tokens of each episode that carry none."""
+
+    rows: list[Row]
+    too_old: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,46 +40,50 @@ def oldest_version(settings: GRPOSettings, iteration: int) -> int | None:
 
 def divide(
     groups: Sequence[Group], settings: GRPOSettings, *, iteration: int = 0
-) -> tuple[list[list[Row]], list[list[int]]]:
-    """The rows of each group that carries loss, and the sampled tokens of each episode of each dropped group.
+) -> tuple[list[GroupRows], list[list[int]]]:
+    """The groups that carry loss, and the sampled tokens of each episode of each dropped group.
 
     Dropped groups count in the denominator: else the gradient would grow as groups become equal. Replaced groups are no
-    part of the batch (DAPO). With `zero_variance_groups: keep` equal groups carry their KL. Tokens too old for
-    the `iteration` carry none, nor does a trajectory that has no others; their rewards are compared all the same, and
-    they count in the denominator as what is dropped does.
+    part of the batch (DAPO). With `zero_variance_groups: keep` equal groups carry their KL, where it has a weight.
+    Tokens too old for the `iteration` carry no loss, nor does a trajectory that has no others; their rewards are
+    compared all the same, and they count in the denominator of their group's step.
     """
     oldest = oldest_version(settings, iteration)
     last_round = max((group.round_number for group in groups), default=0)
-    rows: list[list[Row]] = []
+    with_loss: list[GroupRows] = []
     dropped_lengths: list[list[int]] = []
+    carry_kl = settings.zero_variance_groups == "keep" and settings.kl_weight > 0
     for group in groups:
         advantages = group_credit(group, settings)
         triples = zip(group.trajectories, advantages, carries_loss(group, settings), strict=True)
         counted = [(item, _rows(item, advantage, oldest)) for item, advantage, is_counted in triples if is_counted]
         kept = [row for _, of_episode in counted for row in of_episode]
-        has_credit = any(map(np.any, advantages)) or settings.zero_variance_groups == "keep"
+        has_credit = any(map(np.any, advantages)) or carry_kl
         if has_credit and kept:
-            rows.append(kept)
-            if too_old := [length for length in (_num_too_old(*pair, settings) for pair in counted) if length]:
-                dropped_lengths.append(too_old)
+            too_old = [length for length in (_num_too_old(*pair, settings) for pair in counted) if length]
+            with_loss.append(GroupRows(kept, too_old))
         elif has_credit or group.round_number == last_round:
             dropped_lengths.append([item.num_sampled_tokens for item, _ in counted])
-    return rows, dropped_lengths
+    return with_loss, dropped_lengths
 
 
-def mini_batches(rows: Sequence[list[Row]], dropped_lengths: Sequence[list[int]], *, num_steps: int) -> list[MiniBatch]:
+def mini_batches(
+    groups: Sequence[GroupRows], dropped_lengths: Sequence[list[int]], *, num_steps: int
+) -> list[MiniBatch]:
     """The groups that carry loss in `num_steps` even parts, in the order of the batch. Where fewer groups carry loss
     there are fewer parts: a step without loss would move the weights by momentum alone.
 
     Dropped groups are dealt out as evenly, since they count in the denominator of a step (infra/decisions/0036).
     """
-    if not rows:
+    if not groups:
         return []
-    count = min(num_steps, len(rows))
-    with_loss = _split(rows, [-(-part * len(rows) // count) for part in range(1, count)])  # the first are larger
+    count = min(num_steps, len(groups))
+    with_loss = _split(groups, [-(-part * len(groups) // count) for part in range(1, count)])  # the first are larger
     dropped = _split(dropped_lengths, [part * len(dropped_lengths) // count for part in range(1, count)])  # the last
     return [
-        MiniBatch(kept, [length for group in lengths for length in group])
+        MiniBatch(
+            [group.rows for group in kept], [*chain(*(group.too_old for group in kept)), *chain.from_iterable(lengths)]
+        )
         for kept, lengths in zip(with_loss, dropped, strict=True)
     ]
 

@@ -232,8 +232,8 @@ class GRPOTrainer:
         return {"entropy": found}
 
     def _mini_batches(self, groups: Sequence[Group]) -> list[MiniBatch]:
-        rows, dropped_lengths = divide(groups, self.settings, iteration=self.iteration)
-        return mini_batches(rows, dropped_lengths, num_steps=self.settings.steps_per_batch)
+        with_loss, dropped_lengths = divide(groups, self.settings, iteration=self.iteration)
+        return mini_batches(with_loss, dropped_lengths, num_steps=self.settings.steps_per_batch)
 
     def _micro_batches(self, part: MiniBatch) -> list[LossBatch]:
         """What this rank computes of one optimizer step, with the denominators of this whole step alone."""

@@ -14,7 +14,7 @@ from tasks.core.records import Group, Problem, Score, TokenSequence, Trajectory,
 from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.travel_desk.environment import TravelDesk, TravelDeskEpisode
 from tasks.learning.grpo.metrics import rollout_metrics
-from tasks.learning.grpo.mini_batches import divide
+from tasks.learning.grpo.mini_batches import divide, mini_batches
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EngineEpisodes
 from tasks.stages.train import run as training
@@ -125,21 +125,36 @@ def test_tokens_too_old_carry_no_loss_and_their_rewards_are_compared() -> None:
     both, old = written([3, 3, 5, 5]), written([1, 1])
     group = Group("p", "c", [both, old], [Score(1.0, {}), Score(0.0, {})])
     (kept,), dropped = divide([group], params, iteration=8)
-    (row,) = kept
+    (row,) = kept.rows
     assert row.sampled_mask == [False, False, False, True, True]
     assert row.advantage == 0.5  # 1 less the mean of 1 and 0
-    assert dropped == [[2, 2]]  # the two tokens too old of each: the denominator is of all six
+    assert (kept.too_old, dropped) == ([2, 2], [])  # the two tokens too old of each: the denominator is of all six
     alone = Group("p", "c", [old, written([2])], [Score(1.0, {}), Score(0.0, {})])
     assert divide([alone], params, iteration=8) == ([], [[2, 1]])
     constant = params.model_copy(update={"aggregation": "constant", "constant_length": 9})
-    assert divide([group, alone], constant, iteration=8)[1] == [[2], [2, 1]]  # trajectories without loss, beside one
+    (kept,), dropped = divide([group, alone], constant, iteration=8)
+    assert (kept.too_old, dropped) == ([2], [[2, 1]])  # trajectories without loss, beside one
     rows = [rollout_metrics([group, alone], params, oldest) for oldest in (None, 4)]
     assert [row["informative_group_share"] for row in rows] == [1.0, 0.5]
     (all_kept,), none_dropped = divide([group], params)
-    assert [sum(row.sampled_mask) for row in all_kept] == [4, 2]
-    assert none_dropped == []
-    by_turn = divide([group], params.model_copy(update={"advantage": "turn_leave_one_out"}), iteration=8)[0][0][0]
-    assert by_turn.advantage == [1.0, 1.0]
+    assert [sum(row.sampled_mask) for row in all_kept.rows] == [4, 2]
+    assert (all_kept.too_old, none_dropped) == ([], [])
+    by_turn = divide([group], params.model_copy(update={"advantage": "turn_leave_one_out"}), iteration=8)[0][0]
+    assert by_turn.rows[0].advantage == [1.0, 1.0]
+
+
+def test_tokens_too_old_count_in_the_step_of_their_own_group() -> None:
+    """Two groups, two steps: of the first 3 of its 4 tokens are too old. Each step divides by the 4 of its group; dealt
+    out with the dropped ones, the three would be the second step's.
+    """
+    params = streamed(zero_variance_groups="drop", advantage="mean", steps_per_batch=2).train
+    groups = [
+        Group("p", "c", [written([3, 3, 5]), written([3])], [Score(1.0, {}), Score(0.0, {})]),
+        Group("q", "c", [written([5, 5]), written([5, 5])], [Score(1.0, {}), Score(0.0, {})]),
+    ]
+    steps = mini_batches(*divide(groups, params, iteration=8), num_steps=2)
+    fresh = [sum(row.num_sampled for rows in step.rows for row in rows) for step in steps]
+    assert list(zip(fresh, [sum(step.dropped_lengths) for step in steps], strict=True)) == [(1, 3), (4, 0)]
 
 
 def test_a_batch_most_of_whose_tokens_are_too_old_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
