@@ -11,26 +11,23 @@ string that somebody said is redacted before it leaves memory: the key, known se
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import re
 import secrets
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
+from tasks.commands.serve.row_file import RowFile
 from tasks.core.secrets import HIDDEN, Secrets, hide_known_secrets
 from tasks.core.terminal import warn
 from tasks.core.text import one_line
 from tasks.gateway.completions import Backend, Completion, CompletionRequest
 from tasks.pipeline.settings import RecordSettings
 
-CURRENT, FULL = "conversations.jsonl", "conversations-{:06}.jsonl"
 MAX_KNOWN = 20_000  # conversations that may still go on
 
 
@@ -99,6 +96,8 @@ class Recorder:
 
     def _write(self, key: str, request: CompletionRequest, completion: Completion) -> None:
         try:
+            if self.file.let_go_of_moved():  # nobody may read both: conversations that go on are told once more
+                self._known.clear()
             self.file.append(self._row(key, request, completion))
             self.num_recorded += 1
         except Exception as error:  # a full disk ends no conversation, nor does what cannot be written
@@ -160,71 +159,3 @@ def _histories(key: str, tools: Sequence[Mapping[str, Any]], messages: Sequence[
         so_far = hashlib.sha256(f"{so_far}{json.dumps(said, sort_keys=True)}".encode()).hexdigest()
         found.append(so_far)
     return found
-
-
-class RowFile:
-    """The rows of one server; a full file gets a number. Only its owner may read it. ValueError where nothing can be
-    written in `folder`, or another server records there.
-    """
-
-    def __init__(self, folder: Path, *, max_bytes: int):
-        self.folder, self.max_bytes = folder, max_bytes
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._descriptor: int | None
-            self._descriptor, self._size = self._open()
-        except OSError as error:
-            raise ValueError(
-                f"--record {folder}: nothing can be written there ({one_line(error)}), so nothing would be recorded. "
-                f"Name a folder of your own."
-            ) from None
-
-    def append(self, row: dict[str, Any]) -> None:
-        line = (json.dumps(row, ensure_ascii=False) + "\n").encode("utf-8", errors="replace")
-        if self._descriptor is not None and self._size and self._size + len(line) > self.max_bytes:
-            self._rotate()
-        if self._descriptor is None:  # also where the last rotation ended here
-            self._descriptor, self._size = self._open()
-        try:
-            written = os.write(self._descriptor, line)
-            if written < len(line):
-                raise OSError("the disk is full")
-        except OSError:
-            os.ftruncate(self._descriptor, self._size)  # no half row
-            raise
-        self._size += len(line)
-
-    def close(self) -> None:
-        """What is closed is named no more: its number may be another file's, or a client's connection, at once."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
-
-    def _open(self) -> tuple[int, int]:
-        """The descriptor and the bytes of its whole rows."""
-        path = self.folder / CURRENT
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            self._lock(descriptor)
-            size = path.read_bytes().rfind(b"\n") + 1
-            os.ftruncate(descriptor, size)  # what a killed server left of a row
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor, size
-
-    def _lock(self, descriptor: int) -> None:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ValueError(
-                f"--record {self.folder}: another server records there, and two would mix their rows. Name another "
-                f"folder."
-            ) from None
-
-    def _rotate(self) -> None:
-        taken = [
-            int(file.stem[-6:]) for file in self.folder.glob("conversations-??????.jsonl") if file.stem[-6:].isdecimal()
-        ]
-        os.rename(self.folder / CURRENT, self.folder / FULL.format(max(taken, default=0) + 1))
-        self.close()

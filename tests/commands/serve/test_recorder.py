@@ -10,10 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from tasks.commands.serve.recorder import Recorder, RowFile
+from tasks.commands.serve.recorder import Recorder
+from tasks.commands.serve.row_file import RowFile
 from tasks.commands.serve.serving import Keys, Serving
 from tasks.gateway.completions import Completion, CompletionRequest, WrittenCall
-from tests.commands.serve.clients import user
+from tests.commands.serve.clients import until, user
 from tests.commands.serve.conftest import PLAY, SETTINGS
 
 KEY = "k-1234-5678"
@@ -50,6 +51,14 @@ def record(folder: Path, *histories: list[dict[str, Any]]) -> list[dict[str, Any
         recorder.complete(KEY, CompletionRequest("parrot", messages)).result()
     recorder.close()
     return rows(folder / "conversations.jsonl")
+
+
+def complete(recorder: Recorder, *histories: list[dict[str, Any]]) -> None:
+    """Each is written before this returns."""
+    num_rows = recorder.num_recorded + len(histories)
+    for messages in histories:
+        recorder.complete(KEY, CompletionRequest("parrot", messages)).result()
+    until(lambda: recorder.num_recorded == num_rows)
 
 
 def rows(file: Path) -> list[dict[str, Any]]:
@@ -100,6 +109,53 @@ def test_two_servers_do_not_record_in_one_folder(tmp_path: Path):
     with pytest.raises(ValueError, match=r"another server records there.*another folder"):
         recorder_in(tmp_path)
     recorder.close()
+
+
+SAID = {"role": "assistant", "content": "It is fine."}
+
+
+@pytest.mark.parametrize("way", ["removed", "moved", "replaced", "with its folder"])
+def test_a_file_that_was_moved_while_it_is_written_is_begun_anew_by_whole_conversations(
+    way: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder, aside = tmp_path / "served", tmp_path / "aside"
+    recorder = recorder_in(folder)
+    complete(recorder, [user("one")])
+    if way == "removed":
+        (folder / "conversations.jsonl").unlink()
+    elif way == "with its folder":
+        folder.rename(aside)
+    else:
+        (folder / "conversations.jsonl").rename(aside)
+    if way == "replaced":
+        (folder / "conversations.jsonl").write_text("")
+    complete(recorder, [user("one"), SAID, user("two")], [user("new")])
+
+    with pytest.raises(ValueError, match="another server records there"):
+        recorder_in(folder)
+    recorder.close()
+    found = [(row["number"], len(row["messages"])) for row in rows(folder / "conversations.jsonl")]
+    assert found == [(0, 3), (0, 1)] and (recorder.num_recorded, recorder.trouble) == (3, None)
+    warning = capsys.readouterr().err
+    assert warning.count("\n") == 1 and "conversations.jsonl was moved or removed" in warning
+
+
+def test_a_full_file_that_was_removed_needs_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = RowFile(tmp_path, max_bytes=20)
+    rename = Path.rename
+    file.append({"a": "x" * 20})
+
+    def rename_too_late(path: Path, target: Path) -> Path:
+        path.unlink()
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename_too_late)
+    file.append({"b": 1})
+    with pytest.raises(ValueError, match="another server records there"):
+        RowFile(tmp_path, max_bytes=20)  # though the file that was there at first is gone
+    file.close()
+    assert rows(tmp_path / "conversations.jsonl") == [{"b": 1}]
+    RowFile(tmp_path, max_bytes=20).close()
 
 
 def test_a_disk_that_refuses_ends_no_conversation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
