@@ -69,6 +69,7 @@ class RowFile:
         self._keep_others_out()
         rows = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
+            os.fchmod(rows, 0o600)  # of a file that was there, too
             with open(rows, "rb", closefd=False) as file:
                 os.ftruncate(rows, file.read().rfind(b"\n") + 1)
         except BaseException:

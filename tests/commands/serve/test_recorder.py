@@ -87,6 +87,12 @@ def test_rows_of_one_conversation_are_joined_by_what_was_said_and_hide_what_they
     )
 
 
+def test_a_file_that_was_there_is_its_owners_alone_too(tmp_path: Path):
+    (tmp_path / "conversations.jsonl").touch(mode=0o644)
+    RowFile(tmp_path, max_bytes=20).close()
+    assert (tmp_path / "conversations.jsonl").stat().st_mode & 0o777 == 0o600
+
+
 def test_two_that_go_on_from_one_history_are_two_conversations(tmp_path: Path):
     said = [user("hello"), {"role": "assistant", "content": "It is fine."}]
     first, *others = record(tmp_path, [user("hello")], [*said, user("and?")], [*said, user("so?")])
