@@ -72,8 +72,9 @@ class Recorder:
     def __init__(self, inner: Backend, file: RowFile, settings: RecordSettings, *, secret_values: Sequence[str]):
         self.inner, self.file = inner, file
         self.redaction = Redaction(settings.redact, secret_values)
-        self.num_recorded = 0
+        self.num_recorded = self.num_not_recorded = 0
         self.trouble: str | None = None
+        self._num_lost = 0  # since `trouble` began
         self._known: OrderedDict[str, tuple[str, int]] = OrderedDict()  # of a history: its conversation, its rows
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="recorder")  # no reply waits for the disk
 
@@ -92,30 +93,40 @@ class Recorder:
 
     def _take(self, key: str, request: CompletionRequest, done: Future[Completion]) -> None:
         if not done.cancelled() and done.exception() is None:
-            self._writer.submit(self._write, key, request, done.result())
+            self._writer.submit(self._record, key, request, done.result())
+
+    def _record(self, key: str, request: CompletionRequest, completion: Completion) -> None:
+        try:
+            self._write(key, request, completion)
+        except Exception as error:  # a full disk ends no conversation, nor does what cannot be written
+            self._count_lost(one_line(error))
+        else:
+            self._count_written()
+
+    def _count_lost(self, why: str) -> None:
+        self.num_not_recorded += 1
+        self._num_lost += 1
+        if self.trouble is None:
+            warn(f"warning: {self.file.folder}: conversations are not recorded: {why}.")
+        self.trouble = why
+
+    def _count_written(self) -> None:
+        self.num_recorded += 1
+        if self.trouble is not None:
+            warn(f"{self.file.folder}: conversations are recorded again; rows that were lost: {self._num_lost:,}.")
+            self.trouble, self._num_lost = None, 0
 
     def _write(self, key: str, request: CompletionRequest, completion: Completion) -> None:
-        try:
-            if self.file.let_go_of_moved():  # nobody may read both: conversations that go on are told once more
-                self._known.clear()
-            self.file.append(self._row(key, request, completion))
-            self.num_recorded += 1
-        except Exception as error:  # a full disk ends no conversation, nor does what cannot be written
-            if self.trouble is None:
-                warn(f"warning: {self.file.folder}: conversations are not recorded: {one_line(error)}.")
-            self.trouble = one_line(error)
-
-    def _row(self, key: str, request: CompletionRequest, completion: Completion) -> dict[str, Any]:
+        """What a row that was lost had of the history is in the next one."""
+        if self.file.let_go_of_moved():  # nobody may read both: conversations that go on are told once more
+            self._known.clear()
         reply = reply_message(completion)
         histories = _histories(key, request.tools, [*request.messages, reply])
         before = next(
             (number for number in reversed(range(len(request.messages))) if histories[number] in self._known), None
         )
-        name, number = (secrets.token_hex(12), 0) if before is None else self._known.pop(histories[before])
-        self._known[histories[-1]] = name, number + 1
-        while len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
-        return {
+        name, number = (secrets.token_hex(12), 0) if before is None else self._known[histories[before]]
+        row = {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "conversation": name,
             "number": number,
@@ -129,6 +140,12 @@ class Recorder:
             "num_prompt_tokens": completion.num_prompt_tokens,
             "num_written_tokens": completion.num_written_tokens,
         }
+        self.file.append(row)
+        if before is not None:
+            del self._known[histories[before]]  # whoever goes on from there too is another conversation
+        self._known[histories[-1]] = name, number + 1
+        while len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
 
 
 def reply_message(completion: Completion) -> dict[str, Any]:

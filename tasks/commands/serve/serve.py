@@ -56,7 +56,14 @@ def serve(source: str, *, record: Path | None = None, port: int | None = None, a
         raise ValueError(
             f"the engine ended ({one_line(serving.loop.fault)}), so nothing is served any more. Start `serve` again."
         )
-    tell(f"ended; {serving.loop.num_answered:,} requests were answered")
+    tell(_ended(serving))
+
+
+def _ended(serving: Serving) -> str:
+    ended = f"ended; {serving.loop.num_answered:,} requests were answered"
+    if (recorder := serving.recorder) is None:
+        return ended
+    return f"{ended}, {recorder.num_recorded:,} of them recorded and {recorder.num_not_recorded:,} not recorded"
 
 
 @contextmanager

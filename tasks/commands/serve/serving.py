@@ -110,8 +110,8 @@ class Serving:
 
     def health(self) -> dict[str, Any]:
         """For GET /health."""
-        recorded = {} if self.recorder is None else {"recorded": self.recorder.num_recorded}
-        troubles = [self.watcher.trouble, self.recorder.trouble if self.recorder else None]
+        recorder = self.recorder
+        troubles = [self.watcher.trouble, recorder.trouble if recorder else None]
         return {
             "status": "ok" if self.loop.fault is None else "failed",
             "model": self.loop.name,
@@ -119,7 +119,7 @@ class Serving:
             "changes": self.watcher.num_changes,
             "trouble": " ".join(hide_known_secrets(trouble) for trouble in troubles if trouble) or None,
             **self.loop.counts(),
-            **recorded,
+            **({"recorded": recorder.num_recorded, "not_recorded": recorder.num_not_recorded} if recorder else {}),
         }
 
     def reload(self, headers: Mapping[str, str], body: bytes) -> tuple[int, Mapping[str, Any]]:

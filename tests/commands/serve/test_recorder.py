@@ -54,11 +54,15 @@ def record(folder: Path, *histories: list[dict[str, Any]]) -> list[dict[str, Any
 
 
 def complete(recorder: Recorder, *histories: list[dict[str, Any]]) -> None:
-    """Each is written before this returns."""
-    num_rows = recorder.num_recorded + len(histories)
+    """Each is written, or lost, before this returns."""
+
+    def num_done() -> int:
+        return recorder.num_recorded + recorder.num_not_recorded
+
+    num_rows = num_done() + len(histories)
     for messages in histories:
         recorder.complete(KEY, CompletionRequest("parrot", messages)).result()
-    until(lambda: recorder.num_recorded == num_rows)
+    until(lambda: num_done() == num_rows)
 
 
 def rows(file: Path) -> list[dict[str, Any]]:
@@ -164,17 +168,30 @@ def test_a_full_file_that_was_removed_needs_no_number(tmp_path: Path, monkeypatc
     RowFile(tmp_path, max_bytes=20).close()
 
 
-def test_a_disk_that_refuses_ends_no_conversation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_disk_that_refuses_ends_no_conversation_and_the_next_row_has_what_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     recorder = recorder_in(tmp_path)
+    complete(recorder, [user("one")])
+    write = os.write
 
-    def refuse(row: dict[str, Any]) -> None:
-        raise OSError(28, "No space left on device")
+    def write_half(descriptor: int, line: bytes) -> int:
+        return write(descriptor, line[:9])
 
-    monkeypatch.setattr(recorder.file, "append", refuse)
-    for _ in range(2):
-        assert recorder.complete("", CompletionRequest("parrot", [user("hello")])).result().text == "It is fine."
+    monkeypatch.setattr(os, "write", write_half)
+    complete(recorder, [user("one"), SAID, user("two")], [user("new")])
+    assert (recorder.num_recorded, recorder.num_not_recorded, recorder.trouble) == (1, 2, "the disk is full")
+    monkeypatch.undo()
+    complete(recorder, [user("one"), SAID, user("two"), SAID, user("three")], [user("new"), SAID, user("and?")])
     recorder.close()
-    assert recorder.num_recorded == 0 and "No space left" in str(recorder.trouble)
+
+    assert (recorder.num_recorded, recorder.num_not_recorded, recorder.trouble) == (3, 2, None)
+    first, later, new = rows(tmp_path / "conversations.jsonl")
+    assert (later["conversation"], later["number"]) == (first["conversation"], 1)
+    assert [message["content"] for message in later["messages"]] == ["two", "It is fine.", "three"]
+    assert (new["number"], len(new["messages"])) == (0, 3)
+    began, ended = capsys.readouterr().err.splitlines()
+    assert "not recorded: the disk is full" in began and ended.endswith("recorded again; rows that were lost: 2.")
 
 
 def test_conversations_of_two_keys_or_with_other_tools_are_never_one(tmp_path: Path):
