@@ -15,10 +15,12 @@ import hashlib
 import json
 import re
 import secrets
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from datetime import UTC, datetime
+from queue import SimpleQueue
 from typing import Any
 
 from tasks.commands.serve.row_file import RowFile
@@ -29,6 +31,8 @@ from tasks.gateway.completions import Backend, Completion, CompletionRequest
 from tasks.pipeline.settings import RecordSettings
 
 MAX_KNOWN = 20_000  # conversations that may still go on
+MAX_WAITING = 1000  # rows that are not written yet: of a disk that stands still, memory must not hold them all
+STALL_SECONDS = 10.0  # in which a disk that is to end its work must write a row
 
 
 class Redaction:
@@ -76,7 +80,10 @@ class Recorder:
         self.trouble: str | None = None
         self._num_lost = 0  # since `trouble` began
         self._known: OrderedDict[str, tuple[str, int]] = OrderedDict()  # of a history: its conversation, its rows
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="recorder")  # no reply waits for the disk
+        self._counting = threading.Lock()
+        self._waiting: SimpleQueue[tuple[str, CompletionRequest, Completion] | None] = SimpleQueue()
+        self._writer = threading.Thread(target=self._run, name="recorder", daemon=True)  # no reply waits for the disk
+        self._writer.start()
 
     def models(self, key: str) -> Sequence[str]:
         return self.inner.models(key)
@@ -87,34 +94,49 @@ class Recorder:
         return answer
 
     def close(self) -> None:
-        """Once all that was answered is written."""
-        self._writer.shutdown()
-        self.file.close()
+        """Once all that was answered is written, or the disk stands still."""
+        self._waiting.put(None)
+        num_left = self._waiting.qsize() + 1
+        while self._writer.is_alive() and self._waiting.qsize() < num_left:
+            num_left = self._waiting.qsize()  # the end that was put there, and one that is being written: as many rows
+            self._writer.join(STALL_SECONDS)
+        if self._writer.is_alive():
+            self._count_lost(f"the disk wrote nothing for {STALL_SECONDS:g} s", num_left)
+        else:
+            self.file.close()
 
     def _take(self, key: str, request: CompletionRequest, done: Future[Completion]) -> None:
-        if not done.cancelled() and done.exception() is None:
-            self._writer.submit(self._record, key, request, done.result())
-
-    def _record(self, key: str, request: CompletionRequest, completion: Completion) -> None:
-        try:
-            self._write(key, request, completion)
-        except Exception as error:  # a full disk ends no conversation, nor does what cannot be written
-            self._count_lost(one_line(error))
+        if done.cancelled() or done.exception() is not None:
+            return
+        if self._waiting.qsize() < MAX_WAITING:
+            self._waiting.put((key, request, done.result()))
         else:
-            self._count_written()
+            self._count_lost(f"the disk is too slow, {MAX_WAITING:,} rows wait for it already")
 
-    def _count_lost(self, why: str) -> None:
-        self.num_not_recorded += 1
-        self._num_lost += 1
-        if self.trouble is None:
-            warn(f"warning: {self.file.folder}: conversations are not recorded: {why}.")
-        self.trouble = why
+    def _run(self) -> None:
+        while (taken := self._waiting.get()) is not None:
+            try:
+                self._write(*taken)
+            except Exception as error:  # a full disk ends no conversation, nor does what cannot be written
+                self._count_lost(one_line(error))
+            else:
+                self._count_written()
+
+    def _count_lost(self, why: str, num_rows: int = 1) -> None:
+        with self._counting:
+            self.num_not_recorded += num_rows
+            self._num_lost += num_rows
+            if self.trouble is None:
+                warn(f"warning: {self.file.folder}: conversations are not recorded: {why}.")
+            self.trouble = why
 
     def _count_written(self) -> None:
-        self.num_recorded += 1
-        if self.trouble is not None:
-            warn(f"{self.file.folder}: conversations are recorded again; rows that were lost: {self._num_lost:,}.")
-            self.trouble, self._num_lost = None, 0
+        """A trouble is over once no row waits: a disk that is too slow loses others in between."""
+        with self._counting:
+            self.num_recorded += 1
+            if self.trouble is not None and self._waiting.empty():
+                warn(f"{self.file.folder}: conversations are recorded again; rows that were lost: {self._num_lost:,}.")
+                self.trouble, self._num_lost = None, 0
 
     def _write(self, key: str, request: CompletionRequest, completion: Completion) -> None:
         """What a row that was lost had of the history is in the next one."""

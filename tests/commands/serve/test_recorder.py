@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from tasks.commands.serve import recorder as recording
 from tasks.commands.serve.recorder import Recorder
 from tasks.commands.serve.row_file import RowFile
 from tasks.commands.serve.serving import Keys, Serving
@@ -192,6 +194,25 @@ def test_a_disk_that_refuses_ends_no_conversation_and_the_next_row_has_what_was_
     assert (new["number"], len(new["messages"])) == (0, 3)
     began, ended = capsys.readouterr().err.splitlines()
     assert "not recorded: the disk is full" in began and ended.endswith("recorded again; rows that were lost: 2.")
+
+
+def test_a_disk_that_stands_still_holds_neither_memory_nor_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(recording, "MAX_WAITING", 2)
+    monkeypatch.setattr(recording, "STALL_SECONDS", 0.05)
+    recorder, begun, goes_on = recorder_in(tmp_path), threading.Event(), threading.Event()
+
+    def stand_still(row: dict[str, Any]) -> None:
+        begun.set()
+        goes_on.wait()
+
+    monkeypatch.setattr(recorder.file, "append", stand_still)
+    for number in range(5):  # one is being written, two wait
+        recorder.complete(KEY, CompletionRequest("parrot", [user(f"{number}")])).result()
+        assert begun.wait(10)
+    assert recorder.num_not_recorded == 2 and "2 rows wait" in str(recorder.trouble)
+    recorder.close()
+    assert (recorder.num_recorded, recorder.num_not_recorded) == (0, 5) and "wrote nothing" in str(recorder.trouble)
+    goes_on.set()
 
 
 def test_conversations_of_two_keys_or_with_other_tools_are_never_one(tmp_path: Path):
