@@ -58,13 +58,13 @@ class _Row(Record):
 
 @dataclass(frozen=True)
 class Conversation:
-    """`version` wrote its last reply. `is_whole`: all its rows are there."""
+    """`version` wrote its last reply. `finishes`: how each row's reply ended. `is_whole`: all its rows are there."""
 
     id: str
     version: str
     messages: list[Message]
     tools: list[dict[str, Any]]
-    finish: str
+    finishes: list[str]
     is_whole: bool
 
     @cached_property
@@ -105,7 +105,9 @@ class Conversation:
             return "some of its rows are missing"
         if not self.turns or not all(request.strip() for request in self.requests):
             return "nobody asks anything"
-        if self.finish != "stop" or not all(answer.strip() for _, _, answer in self.turns):
+        if "length" in self.finishes:
+            return "an answer was cut off by max_tokens"
+        if self.finishes[-1] != "stop" or not all(answer.strip() for _, _, answer in self.turns):
             return "it has no closing message"
         if any(HIDDEN in request for request in self.requests):
             return "a request was redacted"
@@ -190,4 +192,4 @@ def _joined(name: str, rows: list[_Row]) -> Conversation:
     rows = sorted(rows, key=lambda row: row.number)
     is_whole = [row.number for row in rows] == [*range(len(rows))]
     messages = [message for row in rows for message in (*row.messages, row.reply)]
-    return Conversation(name, rows[-1].version, messages, rows[0].tools, rows[-1].finish, is_whole)
+    return Conversation(name, rows[-1].version, messages, rows[0].tools, [row.finish for row in rows], is_whole)

@@ -82,6 +82,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             row(1, [{"role": "tool", "tool_call_id": "call_1", "content": "3"}], "Done.", name="5"),
             row(0, says("long"), "It goes o", name="2", finish="length"),
             row(1, says("what was before?"), "Nothing.", name="3"),
+            row(0, says("how do I get there?"), "Take the tram to the cent", name="8", finish="length"),
+            row(1, says("thanks"), "You are welcome.", name="8"),
+            row(0, says("coffee?"), "", name="9", calls=[CALL], finish="tool_calls"),
         ],
     )
     with (tmp_path / "served" / "conversations.jsonl").open("a") as file:
@@ -110,6 +113,7 @@ def test_what_succeeded_becomes_a_problem_and_every_other_says_why_not(
         "left out: another conversation asks the same": 1,
         "left out: a call was redacted": 1,
         "left out: a request was redacted": 1,
+        "left out: an answer was cut off by max_tokens": 2,
         "left out: an answer was redacted": 1,
         "left out: it failed, so it shows no solution": 1,
         "left out: it has no closing message": 1,
