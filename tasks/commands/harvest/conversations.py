@@ -6,12 +6,14 @@ The text is whoever's talked to the agent: data, which is compared and copied, a
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, repeat, takewhile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pydantic import Field, ValidationError
 
@@ -20,7 +22,7 @@ from tasks.core.records import Record, ReferenceTurn, ToolCall
 from tasks.core.secrets import HIDDEN
 from tasks.tools.judge.prompt import Judged
 
-FILES = "conversations*.jsonl"
+FILES, CURRENT = "conversations*.jsonl", "conversations.jsonl"
 
 
 class _Function(Record):
@@ -144,30 +146,47 @@ class Recorded:
 
 def read_conversations(folder: Path) -> Recorded:
     """In order of their first rows. ValueError where nothing was recorded in `folder`."""
-    files = sorted(folder.glob(FILES))
-    if not files:
-        raise ValueError(
-            f"{folder}: has no {FILES}, so there is nothing to harvest. Record conversations with `python -m tasks "
-            f"serve SOURCE --record {folder}`."
-        )
     rows: dict[str, list[_Row]] = {}
     num_unreadable = 0
-    for row in (row for file in files for row in _rows(file)):
-        if row is None:
-            num_unreadable += 1
-        else:
-            rows.setdefault(row.conversation, []).append(row)
+    with ExitStack() as opened:
+        files = _open_all(folder, opened)
+        if not files:
+            raise ValueError(
+                f"{folder}: has no {FILES}, so there is nothing to harvest. Record conversations with `python -m tasks "
+                f"serve SOURCE --record {folder}`."
+            )
+        for row in (row for file in files for row in _rows(file)):
+            if row is None:
+                num_unreadable += 1
+            else:
+                rows.setdefault(row.conversation, []).append(row)
     return Recorded([_joined(name, found) for name, found in rows.items()], num_unreadable)
 
 
-def _rows(file: Path) -> Iterator[_Row | None]:
+def _open_all(folder: Path, opened: ExitStack) -> list[IO[bytes]]:
+    """Each file once, as of one moment. The current one is opened first: a server that gives it a number meanwhile
+    shows it under both names, and never under none.
+    """
+    current = list[IO[bytes]]()
+    with suppress(FileNotFoundError):
+        current.append(opened.enter_context((folder / CURRENT).open("rb")))
+    others = [opened.enter_context(file.open("rb")) for file in sorted(folder.glob(FILES)) if file.name != CURRENT]
+    twice = {_identity(file) for file in current}
+    return [*(file for file in others if _identity(file) not in twice), *current]
+
+
+def _identity(file: IO[bytes]) -> tuple[int, int]:
+    found = os.fstat(file.fileno())
+    return found.st_dev, found.st_ino
+
+
+def _rows(lines: IO[bytes]) -> Iterator[_Row | None]:
     """None for a line that is no row: the last of a server that writes, or was killed."""
-    with file.open("rb") as lines:
-        for line in lines:
-            try:
-                yield _Row.model_validate(_object(line))
-            except (ValidationError, ValueError):
-                yield None
+    for line in lines:
+        try:
+            yield _Row.model_validate(_object(line))
+        except (ValidationError, ValueError):
+            yield None
 
 
 def _object(line: bytes) -> Mapping[str, Any]:

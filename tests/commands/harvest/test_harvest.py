@@ -269,6 +269,32 @@ def test_a_call_has_its_own_reply_though_ids_come_again_or_are_the_clients(ids: 
     assert [text for _, text in calls] == ["3", "2", "1", "0", "", "5"]
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+@pytest.mark.parametrize("step", ["open", "glob"])
+def test_a_file_that_gets_its_number_while_harvest_reads_is_read_once(
+    step: str, goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    current = tmp_path / "conversations.jsonl"
+    write_jsonl(tmp_path / "conversations-000001.jsonl", [row(0, says("tea?"), "Yes.", name="a")])
+    write_jsonl(current, [row(1, says("milk?"), "No.", name="a"), row(0, says("hello"), "Hello.", name="b")])
+    meant = getattr(Path, step)
+
+    def rotate_first(path: Path, *given: Any) -> Any:
+        """`step` looks, and the server gives the file a number before what it found is used."""
+        found = meant(path, *given)
+        found = list(found) if step == "glob" else found
+        if not (tmp_path / "conversations-000002.jsonl").exists():
+            current.rename(tmp_path / "conversations-000002.jsonl")
+            if goes_on:
+                write_jsonl(current, [row(0, says("later"), "Hello.", name="c")])
+        return found
+
+    monkeypatch.setattr(Path, step, rotate_first)
+    found = read_conversations(tmp_path)
+    assert [one.requests for one in found.conversations][:2] == [["tea?", "milk?"], ["hello"]]
+    assert found.num_unreadable == 0 and all(one.fault is None for one in found.conversations)
+
+
 def test_a_folder_without_conversations_says_how_they_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     Path("params.yaml").write_text(yaml.safe_dump(profile_params("demo")), encoding="utf-8")
