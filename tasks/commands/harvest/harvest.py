@@ -7,6 +7,7 @@ stays as it is, also where two at once add to it.
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 TAKEN = "taken"
+UNSEEN = "Cf"  # soft hyphens, joiners, marks of direction
+# NFKC leaves these as they are, or takes them apart in other ways.
+TYPED = str.maketrans(
+    {**dict.fromkeys("‘’‚‛′´`", "'"), **dict.fromkeys("“”„‟«»″", '"'), **dict.fromkeys("‐‑‒–—―−", "-")}
+)
 SPLITS = {"train": "it is in train", "select": "it is in select", "test": "it is in test"}
 
 
@@ -113,8 +119,11 @@ def _id(conversation: Conversation) -> str:
 
 
 def plain(text: str) -> str:
-    """Two that differ in spaces and capitals alone are the same request."""
-    return " ".join(text.casefold().split())
+    """Two that differ in spaces, capitals, forms of Unicode, typographic quotes and dashes, or in letters that nobody
+    sees alone are the same request: a keyboard or a word processor chose those.
+    """
+    seen = "".join(letter for letter in text.translate(TYPED) if unicodedata.category(letter) != UNSEEN)
+    return " ".join(unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", seen).casefold()).split())
 
 
 def _requests_key(requests: list[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import yaml
 
 from tasks.commands.harvest import labels
 from tasks.commands.harvest.conversations import read_conversations
-from tasks.commands.harvest.harvest import harvest
+from tasks.commands.harvest.harvest import harvest, plain
 from tasks.core.console import SafeConsole
 from tasks.core.files import read_records, write_jsonl
 from tasks.core.records import Problem
@@ -136,6 +137,25 @@ def test_what_succeeded_becomes_a_problem_and_every_other_says_why_not(
     again = counts(harvest(folder, out, checker="tasks.custom.shop:check"), capsys)
     assert again["taken"] == 0 and again["left out: it was harvested before"] == 3
     assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("asked", "typed"),
+    [
+        ("Wie komme ich nach Zürich?", unicodedata.normalize("NFD", "Wie komme ich nach  ZÜRICH?")),
+        ('What\'s the fare to "Rome"?', "What’s the fare to “Rome”?"),
+        ("'Rome' 1990-95, 5 o'clock...", "‘Rome’ 1990–95, 5 o´clock…"),
+        ("an overnight train", "an over\u00adnight\u00a0train\u200b"),
+        ("a seat for ﬁve in Ⅳ", "a seat for five in iv"),
+    ],
+)
+def test_a_request_of_test_is_known_however_it_was_typed(asked: str, typed: str):
+    assert plain(asked) == plain(typed)
+
+
+@pytest.mark.parametrize(("one", "other"), [("Zürich", "Zurich"), ("from 4 to 5", "from 45"), ("a-b", "a b")])
+def test_other_words_are_another_request(one: str, other: str):
+    assert plain(one) != plain(other)
 
 
 def test_what_another_adds_to_the_file_while_a_judge_is_asked_stays_and_is_not_taken_twice(
