@@ -58,6 +58,8 @@ class EngineLoop:
             if self.fault is not None or self._is_ending:
                 raise ProtocolError(503, "The server is ending and takes no further request.", code="server_ending")
             if len(self._waiting) >= self.max_waiting:
+                self._drop_hung_up()
+            if len(self._waiting) >= self.max_waiting:
                 message = f"{self.max_waiting} requests wait already; ask again later."
                 raise ProtocolError(429, message, code="rate_limit_exceeded")
             self._waiting.append(Asked(request, answer))
@@ -83,6 +85,8 @@ class EngineLoop:
         self._thread.join()
 
     def counts(self) -> dict[str, int]:
+        with self._news:
+            self._drop_hung_up()
         return {
             "answered": self.num_answered,
             "refused": self.num_refused,
@@ -92,6 +96,10 @@ class EngineLoop:
 
     def _conversations_of(self, served: Served) -> Conversations:
         return Conversations(served, self.sampling, self.name, self.max_under_way)
+
+    def _drop_hung_up(self) -> None:
+        """Whoever has gone keeps nobody out."""
+        self._waiting = deque(asked for asked in self._waiting if not asked.answer.cancelled())
 
     def _run(self) -> None:
         try:
