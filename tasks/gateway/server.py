@@ -111,7 +111,7 @@ class Gateway:
             log_level="warning",
             access_log=False,
             timeout_keep_alive=IDLE_SECONDS,
-            timeout_graceful_shutdown=CLOSE_SECONDS,
+            timeout_graceful_shutdown=2 * CLOSE_SECONDS,  # `_hang_up` comes first
             backlog=BACKLOG,
         )
         self._server = uvicorn.Server(config)
@@ -124,13 +124,25 @@ class Gateway:
             time.sleep(0.002)
 
     def close(self) -> None:
-        """Answer those who wait with status 503, and end within CLOSE_SECONDS. May be called twice."""
+        """Answer those who wait with status 503, and end within CLOSE_SECONDS, though a client neither sends nor reads
+        the rest. May be called twice.
+        """
         if self._server is None or self._thread is None or self._loop is None:
             return
         self._server.should_exit = True
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._closing.set)
-        self._thread.join(timeout=2 * CLOSE_SECONDS)
+            self._loop.call_soon_threadsafe(self._begin_to_close)
+        self._thread.join(timeout=3 * CLOSE_SECONDS)
+
+    def _begin_to_close(self) -> None:
+        self._closing.set()
+        asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._hang_up)
+
+    def _hang_up(self) -> None:
+        """On whoever is left. uvicorn would cancel their requests, and log each as a fault of ours."""
+        assert self._server is not None
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()
 
     def _listen(self) -> socket.socket:
         # asyncio sets TCP_NODELAY where the protocol is named; else each reply waits 40 ms for a delayed ACK.

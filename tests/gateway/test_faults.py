@@ -13,6 +13,7 @@ import httpx2
 import openai
 import pytest
 
+from tasks.gateway import server
 from tasks.gateway.completions import ProtocolError
 from tasks.gateway.server import Gateway
 from tests.gateway.scripted import KEY, MODEL, ScriptedBackend, turn
@@ -109,6 +110,25 @@ def test_a_gateway_that_closes_answers_those_who_wait_and_can_start_again_at_its
         assert httpx2.get(f"{again.url}/health").json() == {"status": "ok"}
         with pytest.raises(ValueError, match="Choose another port"):
             Gateway(backend, port=again.port).start()
+
+
+@pytest.mark.parametrize("stalled", ["half a body", "half a hook's body", "a reply", "a stream"])
+def test_a_client_that_stalls_holds_no_gateway_that_closes_and_nothing_is_logged(stalled, monkeypatch, caplog):
+    monkeypatch.setattr(server, "CLOSE_SECONDS", 0.5)
+    written = "x" * 30_000_000  # more than the buffers of both sides
+    gateway = Gateway(
+        ScriptedBackend(lambda request: turn(written)), hooks={"/reload": lambda headers, body: (202, {})}
+    )
+    path = "/reload" if "hook" in stalled else "/v1/chat/completions"
+    body = json.dumps({**BODY, "stream": stalled == "a stream"}).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nx-api-key: {KEY}\r\nContent-Length: {len(body)}\r\n\r\n"
+    with gateway, socket.create_connection(("127.0.0.1", gateway.port)) as agent:
+        agent.sendall(head.encode() + (body[:10] if "body" in stalled else body))
+        assert "body" in stalled or agent.recv(9) == b"HTTP/1.1 "
+        time.sleep(0.1)  # it waits for the rest
+        gateway.close()
+        gateway.wait()
+    assert not caplog.records
 
 
 @pytest.mark.slow
