@@ -112,6 +112,7 @@ def test_a_gateway_that_closes_answers_those_who_wait_and_can_start_again_at_its
             Gateway(backend, port=again.port).start()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stalled", ["half a body", "half a hook's body", "a reply", "a stream"])
 def test_a_client_that_stalls_holds_no_gateway_that_closes_and_nothing_is_logged(stalled, monkeypatch, caplog):
     monkeypatch.setattr(server, "CLOSE_SECONDS", 0.5)
