@@ -41,7 +41,7 @@ def serve(source: str, *, record: Path | None = None, port: int | None = None, a
     settings, paths = load(ServeSections, params), load_paths(params)
     options = settings.serve if port is None else settings.serve.model_copy(update={"port": port})
     keys = Keys(
-        _secret(options.key_variable, "serve.key_variable"),
+        _request_key(options.key_variable),
         _secret(options.webhook_secret_variable, "serve.webhook_secret_variable"),
     )
     with _folder(paths.artifacts / ROOM) as folder:
@@ -89,6 +89,17 @@ def _folder(room: Path) -> Iterator[Path]:
     with TemporaryDirectory(dir=room, prefix="versions-", ignore_cleanup_errors=True) as folder:
         own_guardian().remove(Path(folder))
         yield Path(folder)
+
+
+def _request_key(variable: str | None) -> str | None:
+    """ValueError for a key that no header can carry: whoever has it would be refused."""
+    key = _secret(variable, "serve.key_variable")
+    if key is not None and not (key.isascii() and key.isprintable() and key == key.strip()):
+        raise ValueError(
+            f"serve.key_variable: the value of {variable} has letters beyond ASCII, a line end, or a space around it, "
+            f"which no HTTP header carries whole, so every request would be refused. Choose another key."
+        )
+    return key
 
 
 def _secret(variable: str | None, setting: str) -> str | None:
