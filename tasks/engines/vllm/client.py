@@ -16,6 +16,7 @@ from tasks.core.text import one_line
 from tasks.engines.vllm.answers import Answer, Asked
 from tasks.engines.vllm.prompt_ids import encode_body, parse_answer
 from tasks.engines.vllm.server_process import ServerDown
+from tasks.engines.vllm.settings import UNIX
 from tasks.engines.vllm.shared import seed_for_vllm
 from tasks.rollouts.settings import SamplingSettings
 
@@ -29,7 +30,7 @@ CERTAIN_NATS = 0.05
 # Sent explicitly: an external server takes missing values from the model's generation_config.json.
 NOTHING_ELSE: dict[str, float] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 MAX_ANSWER_BYTES = 64 << 20  # log-probs of a given token take 100 bytes
-UNIX, RAY = "unix:", "ray:"
+RAY = "ray:"
 ADAPTER = "adapter"  # the policy's, to the server
 KEEP_ALIVE_SECONDS = 2.0  # the server closes idle ones after 5, which looks like a crash
 

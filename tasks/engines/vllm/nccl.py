@@ -16,10 +16,11 @@ from urllib.parse import urlsplit
 
 from tasks.core.background import run
 from tasks.core.text import one_line
-from tasks.engines.vllm.client import UNIX, VLLMClient
+from tasks.engines.vllm.client import VLLMClient
 from tasks.engines.vllm.ipc import weight_source
 from tasks.engines.vllm.served_tensors import Described, served_tensors
 from tasks.engines.vllm.server_process import ServerDown
+from tasks.engines.vllm.settings import UNIX
 from tasks.models.policy_weights import PolicyWeights
 
 if TYPE_CHECKING:

@@ -7,6 +7,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from tasks.core.settings import LocalFolder
+from tasks.core.urls import refuse_home
 from tasks.models.settings import ComputeSettings
 from tasks.rollouts.settings import EngineSettings, OwnEngineSettings
 
@@ -17,6 +19,7 @@ WRONG_DTYPE = (
 
 
 MAX_SHARE_IN_PROCESS = 0.6  # of the GPU's memory
+UNIX = "unix:"
 
 
 class VLLMSettings(OwnEngineSettings):
@@ -49,7 +52,7 @@ class VLLMSettings(OwnEngineSettings):
     gpu_memory_utilization: float = Field(gt=0, le=1)
     tensor_parallel_size: int = Field(ge=1)
     transfer: Literal["disk", "ipc", "nccl"]
-    folder: str = Field(min_length=1)
+    folder: LocalFolder
     start_timeout_seconds: float = Field(gt=0)
     request_timeout_seconds: float = Field(gt=0)
     max_restarts: int = Field(ge=0)
@@ -94,7 +97,8 @@ SETTINGS = VLLMSettings
 
 def address_of(url: str) -> str:
     """`http://$NODE:8000` with NODE from the environment, as a job of Slurm knows its nodes when it starts; so its
-    params, and what is cached by them, stay equal. ValueError where there is no such variable.
+    params, and what is cached by them, stay equal. ValueError where there is no such variable, or no server has such an
+    address.
     """
     address = os.path.expandvars(url)
     if "$" in address:
@@ -102,6 +106,13 @@ def address_of(url: str) -> str:
             f"engine.settings.urls has {url!r}, and this process has no such variable, so no server would be found. "
             f"Export it (infra/launch/slurm.sh does), or name the server's machine."
         )
+    if address and not address.startswith(("http://", "https://", UNIX)):
+        raise ValueError(
+            f"engine.settings.urls has {url!r}, which is no address of a server, so none would be found. Write "
+            f"http://HOST:PORT, or unix: and the path of a socket."
+        )
+    if address.startswith(UNIX):
+        refuse_home(address.removeprefix(UNIX))
     return address
 
 
