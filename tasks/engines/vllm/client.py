@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.text import one_line
-from tasks.engines.vllm.answers import Answer, Asked
+from tasks.engines.vllm.answers import Answer, Asked, first_choice, refuse_without
 from tasks.engines.vllm.prompt_ids import encode_body, parse_answer
 from tasks.engines.vllm.server_process import ServerDown
 from tasks.engines.vllm.settings import UNIX
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from tasks.core.bounded_http import BoundedClient
 
+KEY_REFUSED = (401, 403)
 BUSY = (408, 425, 429)  # asked to retry later: the server's fault, not the request's
 CERTAIN_NATS = 0.05
 # Sent explicitly: an external server takes missing values from the model's generation_config.json.
@@ -114,8 +115,10 @@ class VLLMClient:
             "return_token_ids": True,
         }
         answer = await self.post("/v1/completions", body)
+        choice = first_choice(answer)
+        refuse_without(choice, "prompt_logprobs", url=self.url)
         try:
-            rows = answer["choices"][0]["prompt_logprobs"][1:]
+            rows = choice["prompt_logprobs"][1:]
             return [float(row[str(token)]["logprob"]) for token, row in zip(token_ids[1:], rows, strict=True)]
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise ServerDown(f"its log-probs of {len(token_ids)} given tokens do not add up ({error!r})") from None
@@ -185,8 +188,9 @@ class VLLMClient:
         prompt = [self.end_ids[0]]
         body = {"model": self.model, "prompt": prompt, "max_tokens": 1, "seed": 0, "logprobs": 0}
         answer = await self.post("/v1/completions", body | {"temperature": 0.01, "return_token_ids": True})
+        choice = first_choice(answer)
+        refuse_without(choice, "token_ids", "logprobs", url=self.url)
         try:
-            choice = answer["choices"][0]
             token, logp = choice["token_ids"][0], float(choice["logprobs"]["token_logprobs"][0])
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise ServerDown(f"its answer lacks what was asked for ({error!r})") from None
@@ -233,6 +237,12 @@ class VLLMClient:
         status, route = response.status_code, response.request.url.path
         if status >= 500 or status in BUSY or 300 <= status < 400:
             raise ServerDown(f"status {status} at {route}: {one_line(response.text)}")
+        if status in KEY_REFUSED:
+            raise ValueError(
+                f"{self.url}{route}: the server wants a key (status {status}), and turnwise sends none to vLLM, so it "
+                f"gets no turn. Start it without --api-key and VLLM_API_KEY, in a network of your own, or correct "
+                f"engine.settings.urls."
+            )
         if status >= 400:
             raise ValueError(
                 f"{self.url}{route}: the server refuses the request (status {status}: {one_line(response.text)}), and "
