@@ -1,7 +1,7 @@
-"""Identifies the process that owns something in MLflow, and tells whether it is certainly gone.
+"""Identifies the process that owns something in MLflow or in a folder, and tells whether it is certainly gone.
 
-Machines and containers share a server, and process id, host name and folder may be equal; boot and process namespace
-differ. If these are unknown, the process counts as alive.
+Machines and containers share a server or a disk, and process id, host name and folder may be equal; boot and process
+namespace differ. If these are unknown, the process counts as alive.
 """
 
 from __future__ import annotations

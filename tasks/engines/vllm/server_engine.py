@@ -57,7 +57,7 @@ class ServerEngine:
         self.weights_folder = start.weights_folder()
         self.lora = None if options.urls else start.lora
         self.first_folder: Path | None = None
-        self.log_folder = Path(options.folder) / f"logs-{os.getpid()}"
+        self.log_folder = self.weights_folder.logs
         self.run_name, self.num_refreshes, self.num_torn_exports = uuid.uuid4().hex[:12], 0, 0
         self.servers: Servers | None = None
         self.conversations: dict[EpisodeHandle, list[int]] = {}
@@ -124,7 +124,7 @@ class ServerEngine:
         }
 
     def close(self) -> None:
-        """Stop the servers started here and delete the weights; logs stay until the next run."""
+        """Stop the servers started here and delete the weights; logs stay until a later run on this machine."""
         if self.servers is not None:
             _wait(self.servers.close())
         self.weights_folder.close()

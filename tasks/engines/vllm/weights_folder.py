@@ -9,18 +9,18 @@ of the head that a reload never updates (1.6 nats off, without a warning). A fol
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import stat
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.files import atomic_folder, read_json, write_json
+from tasks.core.processes import is_gone, this_process
 from tasks.engines.vllm.served_tensors import served_tensors, torch_dtype
 from tasks.models.empty_model import streamed_weights
 from tasks.models.files import read_header, weight_files
@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 RECORD = "weights.json"
-OF_A_PROCESS = re.compile(r"([0-9]{1,7})-[0-9]+|logs-([0-9]{1,7})")  # left in `root` by this module and servers
+OWNER = "owner.json"  # the process that an engine's folder is of
 PRIVATE = 0o700
-_numbers = count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +48,12 @@ class WeightsRecord:
 
 
 class WeightsFolder:
-    """The folder of one engine's weights: `<root>/<process>-<number>/version-<version>-<export>`, deleted on close.
+    """The folder of one engine's weights, `<root>/<random>/weights/version-<version>-<export>`, deleted on close.
 
     Copies have the engine's `dtype` (`auto`: the trainer's). The last two exports are kept, the last two adapters too,
-    whatever their versions (a rolled-back run counts from a lower one), and any that is being read. What ended
-    processes left in `root`, weights and servers' logs, is deleted.
+    whatever their versions (a rolled-back run counts from a lower one), and any that is being read. `logs`, beside the
+    weights, is for the servers', and stays. Machines and containers may share `root`, and number their processes alike:
+    so names are random, and only folders of processes that have certainly ended are deleted (`core/processes.py`).
     """
 
     def __init__(self, root: Path, tokenizer: PreTrainedTokenizerBase, *, dtype: str):
@@ -64,7 +64,10 @@ class WeightsFolder:
         self.num_readers: Counter[Path] = Counter()
         make_private(root)
         _remove_leftovers(root)
-        self.folder = root.resolve() / f"{os.getpid()}-{next(_numbers)}"
+        self.home = root.resolve() / uuid.uuid4().hex[:12]
+        self.folder, self.logs = self.home / "weights", self.home / "logs"
+        self.home.mkdir(mode=PRIVATE)
+        write_json(self.home / OWNER, this_process())
         self.folder.mkdir(mode=PRIVATE)
 
     def open_model(self, model_folder: Path) -> Path:
@@ -123,7 +126,8 @@ class WeightsFolder:
             self.num_readers[folder] -= 1
 
     def close(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Delete all but the logs, if there are any."""
+        shutil.rmtree(self.folder if self.logs.exists() else self.home, ignore_errors=True)
 
 
 def make_private(root: Path) -> None:
@@ -204,17 +208,13 @@ def _describe(folder: Path, policy_version: int) -> WeightsRecord:
 
 
 def _remove_leftovers(root: Path) -> None:
-    for folder in root.iterdir():
-        found = OF_A_PROCESS.fullmatch(folder.name)
-        if found and not _is_alive(int(found[1] or found[2])):
-            shutil.rmtree(folder, ignore_errors=True)
+    for owner in root.glob(f"*/{OWNER}"):
+        if _is_of_a_dead_process(owner):
+            shutil.rmtree(owner.parent, ignore_errors=True)
 
 
-def _is_alive(process: int) -> bool:
+def _is_of_a_dead_process(owner: Path) -> bool:
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
+        return owner.lstat().st_uid == os.geteuid() and is_gone(read_json(owner))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # deleted meanwhile, or not written to its end
         return False
-    except PermissionError:
-        return True
-    return True

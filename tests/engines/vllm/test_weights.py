@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 from tasks.chat.format import load_chat
 from tasks.core.background import run
 from tasks.core.files import read_json, write_json
+from tasks.core.processes import this_process
 from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.engines.vllm import weights_folder
 from tasks.engines.vllm.served_tensors import describe_tensors, served_tensors
@@ -190,7 +191,7 @@ def test_weights_lie_where_no_other_user_can_look_and_never_in_another_users_fol
     """A name such as /dev/shm/turnwise can be foreseen: whoever makes it first could swap what is served from it."""
     (tmp_path / "weights").mkdir(mode=0o777)
     made = WeightsFolder(tmp_path / "weights", load_tokenizer(folder), dtype="float32").folder
-    assert [place.stat().st_mode & 0o777 for place in (made, made.parent)] == [0o700, 0o700]
+    assert {place.stat().st_mode & 0o777 for place in (made, made.parent, made.parent.parent)} == {0o700}
 
     theirs, link = tmp_path / "theirs", tmp_path / "link"
     theirs.mkdir()
@@ -294,12 +295,49 @@ def names(weights: WeightsFolder) -> list[str]:
     return sorted(item.name for item in weights.folder.iterdir())
 
 
-def test_what_a_killed_process_left_is_removed_and_what_a_live_one_has_is_not(folder: Path, tmp_path: Path) -> None:
-    gone, kept = ("4194999-1", "logs-4194999"), ("1-1", "logs-1", "4194999-11-20")
-    for name in (*gone, *kept):  # 4,194,999 is above the largest process number Linux gives
-        (tmp_path / name).mkdir()
+def left_by(root: Path, name: str, **differs: Any) -> Path:
+    """What a process that is like this one but for what `differs` left in `root`."""
+    (root / name / "weights").mkdir(parents=True)
+    write_json(root / name / "owner.json", this_process() | differs)
+    return root / name
+
+
+def test_what_a_process_left_that_has_certainly_ended_is_removed_and_nothing_else(folder: Path, tmp_path: Path) -> None:
+    """Pods and nodes that share a folder number their processes alike: process 4,194,999, above the largest number
+    that Linux gives, may run on another host or in another container.
+    """
+    gone = left_by(tmp_path, "gone", pid=4194999)
+    kept = [
+        left_by(tmp_path, "live"),
+        left_by(tmp_path, "host", pid=4194999, host="another"),
+        left_by(tmp_path, "container", pid=4194999, namespace="pid:[1]"),
+        left_by(tmp_path, "torn"),
+        tmp_path / "not-ours",
+    ]
+    (tmp_path / "torn" / "owner.json").write_text("{", encoding="utf-8")
+    (tmp_path / "not-ours").mkdir()
     weights = WeightsFolder(tmp_path, load_tokenizer(folder), dtype="float32")
-    assert {item.name for item in tmp_path.iterdir()} == {*kept, weights.folder.name}
+    assert not gone.exists()
+    assert set(tmp_path.iterdir()) == {*kept, weights.home}
+
+
+def test_two_processes_of_one_number_have_folders_of_their_own(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container that was killed and started again every process has its number of before."""
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    monkeypatch.setattr(weights_folder, "this_process", lambda: {"pid": 7})
+    both = [WeightsFolder(tmp_path, load_tokenizer(folder), dtype="float32") for _ in range(2)]
+    assert both[0].home != both[1].home and all(one.folder.is_dir() for one in both)
+
+
+def test_logs_outlast_the_engine_and_nothing_else_does(folder: Path, tmp_path: Path) -> None:
+    logged, other = (WeightsFolder(tmp_path, load_tokenizer(folder), dtype="float32") for _ in range(2))
+    logged.logs.mkdir()
+    for weights in (logged, other):
+        weights.close()
+    assert {item.name for item in logged.home.iterdir()} == {"logs", "owner.json"}
+    assert not other.home.exists()
 
 
 def test_a_torn_copy_is_told_by_its_record(folder: Path, weights: WeightsFolder) -> None:

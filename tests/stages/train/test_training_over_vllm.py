@@ -150,7 +150,7 @@ def undisturbed(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Traini
 
 
 def failures(folder: Path, event: str) -> list[dict[str, Any]]:
-    (log,) = (folder / "weights").glob("logs-*/failures.jsonl")
+    (log,) = (folder / "weights").glob("*/logs/failures.jsonl")
     return [row for row in map(json.loads, log.read_text().splitlines()) if row["event"] == event]
 
 
