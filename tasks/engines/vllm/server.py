@@ -8,6 +8,7 @@ the server's own label. Then its log-probs are held against the trainer's, befor
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -95,6 +96,7 @@ class Server:
     vllm_version: str | None = None  # of an external one
     work: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by whoever loads weights into it
     last_answer: float = 0.0
+    last_failure: float = -math.inf
     episodes: set[EpisodeHandle] = field(default_factory=set)
 
     async def start(self, newest: Callable[[], Weights], start_process: StartProcess) -> None:

@@ -2,21 +2,23 @@
 
 An episode stays with its server, whose prefix cache has it; a new one goes to the server with the fewest. A server that
 dies, hangs or answers nonsense is restarted if it was started here; an external one leaves rotation and is asked again
-with growing pauses. Its episodes move to others. Each failure counts against `engine.settings.max_restarts`; beyond
-that the run stops. A server gets turns only while it is known to serve the newest weights whole (`server.py`). All of
-this runs on one event loop, so no lock is needed.
+with growing pauses. Its episodes move to others. Each failure counts against `engine.settings.max_restarts`, and each
+outage of external servers once, however many it takes; beyond that the run stops. A server gets turns only while it is
+known to serve the newest weights whole (`server.py`). All of this runs on one event loop, so no lock is needed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tasks.core.passing_faults import PassingFault
 from tasks.core.terminal import tell
 from tasks.engines.vllm.client import VLLMClient
 from tasks.engines.vllm.server import Reading, Server, StartProcess, Weights
@@ -25,6 +27,7 @@ from tasks.engines.vllm.settings import VLLMSettings
 from tasks.rollouts.engine import EpisodeHandle
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
+OUTAGE_SECONDS = 60.0  # within which an outage of a network or a node takes server after server
 
 
 class Servers:
@@ -46,6 +49,7 @@ class Servers:
         self.weights: Weights | None = None
         self.num_restarts = self.num_retried_turns = self.num_continued_turns = self.num_redone_refreshes = 0
         self.num_prompt_tokens = self.num_cached_tokens = 0
+        self.outage_since = -math.inf  # the last one that was counted
         self.stopped: Exception | None = None
         self.changed = asyncio.Event()
         self.background: set[asyncio.Task[None]] = set()
@@ -222,21 +226,31 @@ class Servers:
     async def _count(self, server: Server, down: ServerDown) -> None:
         limit, process = self.settings.max_restarts, server.process
         self.record("server_failed", server=server.number, reason=str(down))
-        if self.num_restarts >= limit:
+        is_counted, server.last_failure = self._is_of_a_counted_outage(server), time.monotonic()
+        if not is_counted and self.num_restarts >= limit:
             words = f" {ended}." if process is not None and (ended := await process.ending()) else ""
-            raise ValueError(
+            raise (ValueError if process is not None else PassingFault)(
                 f"vLLM server {server.number} failed ({down}), and engine.settings.max_restarts ({limit}) are used up, "
                 f"so no more can be generated.{words} Finished episodes are kept. See {self.log_folder}, fix the "
                 f"cause, and run again to continue."
             )
-        self.num_restarts += 1
+        if not is_counted:
+            self.num_restarts, self.outage_since = self.num_restarts + 1, server.last_failure
         done = "started again" if process is not None else "out of rotation until it answers"
         tell(f"vLLM server {server.number}: {down}; {done} ({self.num_restarts} of at most {limit}).")
+
+    def _is_of_a_counted_outage(self, server: Server) -> bool:
+        """Whether an external server fails with others: it did not fail in this outage yet, and fails soon after the
+        first, or has not answered since. So all of them may fail once per outage, and none for ever.
+        """
+        is_soon = time.monotonic() - self.outage_since < OUTAGE_SECONDS
+        is_in_it = is_soon or server.last_answer < self.outage_since
+        return server.process is None and server.last_failure < self.outage_since and is_in_it
 
     def _refuse_to_wait_for_ever(self, server: Server, down: ServerDown, since: float) -> None:
         seconds, limit = time.monotonic() - since, self.settings.start_timeout_seconds
         if server.process is None and seconds > limit and all(other.state == "down" for other in self.all):
-            raise ValueError(
+            raise PassingFault(
                 f"vLLM server {server.number} at {server.client.url} has been away for {seconds:.0f} s ({down}), "
                 f"longer than engine.settings.start_timeout_seconds ({limit:g}), and there is no other. Finished "
                 f"episodes are kept: start the server and run again to continue."

@@ -37,7 +37,7 @@ class VLLMSettings(OwnEngineSettings):
     a good start.
 
     A reply or a load of weights that takes longer than `request_timeout_seconds` counts as a dead engine; after
-    `max_restarts` over all engines the run stops.
+    `max_restarts` over all engines the run stops. An outage that takes several servers of `urls` counts once.
     """
 
     has_own_memory: ClassVar[bool] = True

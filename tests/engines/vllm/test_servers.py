@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from tasks.core.background import run
+from tasks.core.passing_faults import PassingFault
 from tasks.engines.vllm.answers import Answer
 from tasks.engines.vllm.client import VLLMClient
 from tasks.engines.vllm.server import Server, Weights
@@ -40,6 +41,7 @@ class Fake:
     version: float = 0.0
     named: str | None = "default"
     is_paused: bool = False
+    is_up: bool = True
     vllm: str | None = "0.32.0"
     breaks: list[str] = field(default_factory=list)
     loads: Callable[[float], float] = lambda version: version
@@ -54,7 +56,7 @@ class Fake:
             raise ServerDown(f"it is gone at {name}")
 
     async def is_healthy(self) -> bool:
-        return True
+        return self.is_up
 
     async def served_model(self) -> str:
         return "policy"
@@ -107,10 +109,16 @@ class Fake:
         """Two tokens until it is paused; all that are left once it may end."""
         self.asked.append((prompt, max_new_tokens, seed, cache_salt))
         while not (self.is_paused or self.may_end.is_set()):
+            self.refuse_if_down()
             await asyncio.sleep(0.01)
+        self.refuse_if_down()
         count = 2 if self.is_paused else max_new_tokens
         logps = [-1.0 - self.version] * count
         return Answer([7] * count, logps, None if self.is_paused else "length", len(prompt), 0)
+
+    def refuse_if_down(self) -> None:
+        if not self.is_up:
+            raise ServerDown("it is gone")
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -291,7 +299,7 @@ def test_two_servers_that_fail_in_one_refresh_with_no_restart_left_end_in_the_li
             await until(lambda: servers.stopped)
             raise ServerDown("it is gone too")
 
-        servers.settings = servers.settings.model_copy(update={"max_restarts": 0})
+        limited(servers, max_restarts=0)
         fakes[0].breaks.append("pause")
         cast(Any, fakes[1]).pause = pause_later
         await servers.serve(weights(2))
@@ -300,6 +308,64 @@ def test_two_servers_that_fail_in_one_refresh_with_no_restart_left_end_in_the_li
             ValueError, match=r"^vLLM server 1 failed \(it is gone at pause\), and .*max_restarts \(0\)"
         ):
             await servers.serve(weights(3))
+
+    play(scene, tmp_path)
+
+
+def limited(servers: Servers, **changed: Any) -> None:
+    servers.settings = servers.settings.model_copy(update=changed)
+
+
+@pytest.mark.parametrize("is_soon", [True, False])
+def test_an_outage_of_all_external_servers_counts_once_and_a_second_one_ends_the_run_for_a_later_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_soon: bool
+) -> None:
+    """Both are gone. The second is noticed a moment later, or when its turn is given up long after."""
+    if not is_soon:
+        monkeypatch.setattr("tasks.engines.vllm.servers.OUTAGE_SECONDS", 0.0)
+
+    async def scene(servers: Servers, fakes: list[Fake]) -> None:
+        limited(servers, max_restarts=1)
+        turns = [turn(servers, episode) for episode in range(2)]
+        await until(lambda: [server.num_in_flight for server in servers.all] == [1, 1])
+        for fake in fakes:
+            fake.is_up = False
+        await until(lambda: [server.state for server in servers.all] == ["down", "down"])
+        for fake in fakes:
+            fake.is_up = True
+            fake.may_end.set()
+        await asyncio.gather(*turns)
+        await until(lambda: states(servers) == [("ready", 1)] * 2)
+        assert servers.num_restarts == 1 and servers.stopped is None
+        for fake in fakes:
+            fake.is_up = False
+        with pytest.raises(PassingFault, match=r"^vLLM server \d failed \(it is gone\), and .*max_restarts \(1\)"):
+            await asyncio.gather(*[turn(servers, episode) for episode in range(10, 14)])
+
+    play(scene, tmp_path)
+
+
+def test_an_external_server_that_fails_twice_in_one_outage_counts_twice(tmp_path: Path) -> None:
+    """Else one that answers nonsense would be asked for ever while another is away."""
+
+    async def scene(servers: Servers, fakes: list[Fake]) -> None:
+        down = ServerDown("its answer does not add up")
+        for server in (servers.all[0], servers.all[1], servers.all[1]):
+            await servers.fail(server, server.incarnation, down)
+            await until(lambda: all(server.state == "ready" for server in servers.all))
+        assert servers.num_restarts == 2
+
+    play(scene, tmp_path)
+
+
+def test_external_servers_that_stay_away_end_the_run_for_a_later_start(tmp_path: Path) -> None:
+    async def scene(servers: Servers, fakes: list[Fake]) -> None:
+        limited(servers, start_timeout_seconds=0.05)
+        for fake in fakes:
+            fake.is_up = False
+        with pytest.raises(PassingFault, match=r"^vLLM server \d at http://.:8000 has been away for .* no other"):
+            await asyncio.gather(*[turn(servers, episode) for episode in range(2)])
+        assert servers.num_restarts == 1
 
     play(scene, tmp_path)
 
