@@ -33,6 +33,7 @@ NOTHING_ELSE: dict[str, float] = {"top_k": 0, "min_p": 0.0, "repetition_penalty"
 MAX_ANSWER_BYTES = 64 << 20  # log-probs of a given token take 100 bytes
 RAY = "ray:"
 ADAPTER = "adapter"  # the policy's, to the server
+HEALTH_SECONDS = 5.0
 KEEP_ALIVE_SECONDS = 2.0  # the server closes idle ones after 5, which looks like a crash
 
 
@@ -204,9 +205,13 @@ class VLLMClient:
     async def post(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
         return self._read(await self._ask("POST", route, body), body.get("prompt"))
 
+    async def health(self) -> int:
+        """The status that it answers /health with."""
+        return (await self._ask("GET", "/health", timeout_seconds=HEALTH_SECONDS)).status_code
+
     async def is_healthy(self) -> bool:
         try:
-            return (await self._ask("GET", "/health", timeout_seconds=5.0)).status_code == 200
+            return await self.health() == 200
         except ServerDown:
             return False
 
@@ -221,13 +226,12 @@ class VLLMClient:
         from tasks.core.bounded_http import RefusedAnswer
 
         seconds = timeout_seconds or self.timeout_seconds
+        setting = "" if timeout_seconds else " (engine.settings.request_timeout_seconds)"
         try:
             async with asyncio.timeout(seconds):
                 return await self._http.request(method, route, **encode_body(body))
         except TimeoutError:
-            raise ServerDown(
-                f"no answer to {route} within {seconds:g} s (engine.settings.request_timeout_seconds)"
-            ) from None
+            raise ServerDown(f"no answer to {route} within {seconds:g} s{setting}") from None
         except RefusedAnswer as refused:
             raise ServerDown(f"at {route} it {refused}") from None
         except httpx2.TransportError as error:

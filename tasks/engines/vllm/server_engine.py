@@ -7,6 +7,7 @@ is the caller's side. On the event loop, `turns.py` asks until a turn is answere
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import uuid
@@ -26,6 +27,7 @@ from tasks.engines.vllm.servers import Servers
 from tasks.engines.vllm.settings import WRONG_DTYPE, address_of
 from tasks.engines.vllm.shared import Start, max_model_len, vocabulary_size
 from tasks.engines.vllm.turns import ask_turn, score_on_all
+from tasks.engines.vllm.waiting import wait_for
 from tasks.models.policy_weights import PolicyWeights
 from tasks.rollouts.engine import EpisodeHandle, FixedWeights, TurnReply, TurnRequest, never
 from tasks.rollouts.settings import SERVERS_ON_RAY
@@ -214,7 +216,8 @@ class ServerEngine:
     def _refuse_without_routes(self) -> None:
         """FixedWeights where servers accept no new weights, before the first are written."""
         if self.options.urls and not self.num_refreshes:
-            _wait(_check_routes([self._make_client(url) for url in self.options.urls]))
+            clients = [self._make_client(url) for url in self.options.urls]
+            _wait(_check_routes(clients, self.options.start_timeout_seconds))
 
     async def _turn(self, servers: Servers, request: TurnRequest, prompt: list[int]) -> None:
         try:
@@ -223,22 +226,29 @@ class ServerEngine:
             self.done.put(error)
 
 
-async def _check_routes(clients: list[VLLMClient]) -> None:
-    for client in clients:
-        try:
-            label = await client.label()
-        except ServerDown as down:
-            raise ValueError(
-                f"vLLM server at {client.url} is not there: {down}. Start it, or correct engine.settings.urls."
-            ) from None
-        finally:
-            await client.close()
-        if label is None:
-            raise FixedWeights(
-                f"vLLM server at {client.url} has no routes for new weights, so training would go on generating with "
-                f"old ones. Start it with VLLM_SERVER_DEV_MODE=1 and --uds PATH in a folder of your own, and set urls "
-                f"to unix:PATH; or leave engine.settings.urls empty, and turnwise starts servers."
-            )
+async def _check_routes(clients: list[VLLMClient], seconds: float) -> None:
+    """Wait for the servers up to `seconds`, and ask each for its label."""
+    try:
+        await wait_for(clients, seconds)
+        for client in clients:
+            await _check_route(client)
+    finally:
+        await asyncio.gather(*(client.close() for client in clients))
+
+
+async def _check_route(client: VLLMClient) -> None:
+    try:
+        label = await client.label()
+    except ServerDown as down:
+        raise ValueError(
+            f"vLLM server at {client.url} is not there: {down}. Start it, or correct engine.settings.urls."
+        ) from None
+    if label is None:
+        raise FixedWeights(
+            f"vLLM server at {client.url} has no routes for new weights, so training would go on generating with old "
+            f"ones. Start it with VLLM_SERVER_DEV_MODE=1 and --uds PATH in a folder of your own, and set urls to "
+            f"unix:PATH; or leave engine.settings.urls empty, and turnwise starts servers."
+        )
 
 
 def _wait(work: Coroutine[Any, Any, Result]) -> Result:

@@ -24,6 +24,7 @@ from tasks.engines.vllm.client import VLLMClient
 from tasks.engines.vllm.server import Reading, Server, StartProcess, Weights
 from tasks.engines.vllm.server_process import ServerDown
 from tasks.engines.vllm.settings import VLLMSettings
+from tasks.engines.vllm.waiting import wait_for
 from tasks.rollouts.engine import EpisodeHandle
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
@@ -55,10 +56,12 @@ class Servers:
         self.background: set[asyncio.Task[None]] = set()
 
     async def open(self, weights: Weights, on_ready: Callable[[str], None]) -> None:
-        """Have every server serve `weights`. One that does not start is fatal here: the cause seldom goes away by
-        itself.
+        """Have every server serve `weights`; external ones may still be starting. One that does not start is fatal
+        here: the cause seldom goes away by itself.
         """
         self.weights = weights
+        if self.settings.urls:
+            await wait_for([server.client for server in self.all], self.settings.start_timeout_seconds)
 
         async def bring_up(server: Server) -> None:
             where = f" at {server.client.url}" if self.settings.urls else ""

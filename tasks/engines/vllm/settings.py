@@ -36,8 +36,9 @@ class VLLMSettings(OwnEngineSettings):
     model is loaded, sleeps while the trainer computes, and then needs its share back, so above 0.6 is refused. 0.4 is
     a good start.
 
-    A reply or a load of weights that takes longer than `request_timeout_seconds` counts as a dead engine; after
-    `max_restarts` over all engines the run stops. An outage that takes several servers of `urls` counts once.
+    Servers, also those of `urls`, may take `start_timeout_seconds` to start. A reply or a load of weights that takes
+    longer than `request_timeout_seconds` counts as a dead engine; after `max_restarts` over all engines the run stops.
+    An outage that takes several servers of `urls` counts once.
     """
 
     has_own_memory: ClassVar[bool] = True

@@ -55,6 +55,9 @@ class Fake:
             self.breaks.remove(name)
             raise ServerDown(f"it is gone at {name}")
 
+    async def health(self) -> int:
+        return 200 if self.is_up else 503
+
     async def is_healthy(self) -> bool:
         return self.is_up
 
@@ -282,6 +285,22 @@ def test_servers_of_two_versions_of_vllm_are_refused_with_a_line_that_names_both
 
     with pytest.raises(ValueError, match=r"server . at http://.:8000 runs vLLM 0\.3\d\.0 and server . .* one version"):
         play(nothing, tmp_path, vllm="0.31.0")
+
+
+def test_servers_open_once_the_last_of_them_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.engines.vllm.waiting.LOOK_AGAIN_SECONDS", 0.01)
+    looks: list[int] = []
+
+    async def starting(fake: Fake) -> int:
+        looks.append(1)
+        return 200 if len(looks) > 4 else 503
+
+    monkeypatch.setattr(Fake, "health", starting)
+
+    async def scene(servers: Servers, fakes: list[Fake]) -> None:
+        assert states(servers) == [("ready", 1)] * 2 and servers.num_restarts == 0
+
+    play(scene, tmp_path)
 
 
 def test_a_server_that_a_killed_run_left_paused_goes_on(tmp_path: Path) -> None:
