@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from tasks.core.text import one_line
+from tasks.engines.vllm.answers import Answer
 from tasks.engines.vllm.client import ConnectionLost, VLLMClient
 from tasks.engines.vllm.nccl import NCCLSender
 from tasks.engines.vllm.server_process import ServerDown
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-CONFIRM_AFTER_SECONDS = 5.0  # of silence; less than any server needs to start, so a restart is noticed
+CONFIRM_AFTER_SECONDS = 5.0  # of silence; less than any vLLM needs to start, so a restart is noticed
 PAUSE_AGAIN_SECONDS = 0.02  # for a turn that was on its way when the server was paused
 
 
@@ -94,6 +95,8 @@ class Server:
     num_lost_turns: int = 0  # since it was last ready
     num_redone_loads: int = 0
     vllm_version: str | None = None  # of an external one
+    is_ending_turns: bool = False
+    calls: set[asyncio.Task[Answer]] = field(default_factory=set)  # of turns that it has not answered
     work: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by whoever loads weights into it
     last_answer: float = 0.0
     last_failure: float = -math.inf
@@ -153,7 +156,7 @@ class Server:
 
         A request that arrives after the pause waits in the server, so the pause is repeated until all are answered.
         """
-        seconds = self.client.timeout_seconds
+        seconds, self.is_ending_turns = self.client.timeout_seconds, True
         try:
             async with asyncio.timeout(seconds):
                 await self.client.pause()
@@ -164,6 +167,8 @@ class Server:
             raise ServerDown(
                 f"it did not pause within {seconds:g} s (engine.settings.request_timeout_seconds)"
             ) from None
+        finally:
+            self.is_ending_turns = False
 
     async def _load(self, weights: Weights) -> None:
         if weights.adapter is not None:
@@ -212,19 +217,43 @@ class Server:
             self.sender.close()
         self.sender = None
 
-    async def confirm(self) -> None:
-        """ServerDown where its label is not the expected one: its owner may have restarted it on old weights."""
-        assert self.weights is not None
+    async def confirm(self, weights: Weights) -> None:
+        """ServerDown where its label is not that of `weights`: its owner may have restarted it on old ones."""
         try:
             label = await self.client.label()
         except ConnectionLost:  # perhaps an idle connection was closed; try a second one
             label = await self.client.label()
-        if label != self.weights.label:
-            raise ServerDown(f"it serves weights {label!r} and should serve {self.weights.label!r}")
+        if label != weights.label:
+            for call in self.calls:  # sent to a process that is gone, or to the one with other weights
+                call.cancel()
+            raise ServerDown(f"it serves weights {label!r} and should serve {weights.label!r}")
 
-    def is_silent(self) -> bool:
-        quiet = time.monotonic() - self.last_answer > CONFIRM_AFTER_SECONDS
-        return quiet and self.num_in_flight == 0 and self.weights is not None and self.weights.label is not None
+    async def answer(self, call: Coroutine[Any, Any, Answer]) -> Answer:
+        """Of the client's `call`. ServerDown where the server is found to be another process meanwhile."""
+        task = asyncio.ensure_future(call)
+        self.calls.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            this = asyncio.current_task()
+            if this is not None and this.cancelling():
+                raise
+            raise ServerDown("it was started again in the middle of the turn") from None
+        finally:
+            self.calls.discard(task)
+
+    async def take_answer(self, weights: Weights) -> None:
+        """Note that it answered a turn with `weights`. After a silence it may have been restarted since the turn was
+        sent, and have answered with old ones: ServerDown.
+        """
+        answered = time.monotonic()
+        if self.is_silent(weights):
+            await self.confirm(weights)
+        self.last_answer = max(self.last_answer, answered)
+
+    def is_silent(self, weights: Weights) -> bool:
+        """Long enough that it may have been restarted without these `weights`, whatever turns hang."""
+        return time.monotonic() - self.last_answer > CONFIRM_AFTER_SECONDS and weights.label is not None
 
     async def is_up(self) -> bool:
         return (self.process is None or not await self.process.ending()) and await self.client.is_healthy()

@@ -87,8 +87,8 @@ class Servers:
                 server = min(there, key=lambda server: len(server.episodes), default=None)
             if server is None or server.state == "busy":
                 await self.changed.wait()
-            elif server.is_silent():
-                await self._keep(server, server.confirm())
+            elif server.weights is not None and server.is_silent(server.weights):
+                await self._keep(server, server.confirm(server.weights))
             else:
                 self.release(episode)
                 self.home[episode] = server

@@ -7,7 +7,6 @@ cuts short goes on with the new weights. Runs on the event loop of `servers.py`.
 from __future__ import annotations
 
 import asyncio
-import time
 
 from tasks.chat.format import ChatFormat
 from tasks.engines.vllm.answers import Answer
@@ -58,23 +57,24 @@ async def ask_turn(servers: Servers, request: TurnRequest, prompt: list[int], ch
 async def _ask(server: Server, weights: Weights, turn: PartialTurn, prompt: list[int]) -> Answer:
     """The label salts the prefix cache: a cache that survived a refresh is never used for other weights.
 
-    A turn is cut short by our pause alone, for which the server is out of rotation. One that ends its turns because it
-    is shut down has lost them.
+    A turn is cut short by our pause alone: a server that ends its turns because it is shut down has lost them. The turn
+    is under way until its answer is known to be by `weights`, so that no new ones are loaded.
     """
     server.num_in_flight += 1
     try:
-        answer = await server.client.generate(
+        call = server.client.generate(
             [*prompt, *turn.token_ids],
             max_new_tokens=turn.num_left,
             seed=turn.seed,
             cache_salt=weights.label,
             more_end_ids=turn.request.end_ids,
         )
+        answer = await server.answer(call)
+        if answer.finish is None and not server.is_ending_turns:
+            raise ServerDown("it ended a turn that it was not asked to end")
+        await server.take_answer(weights)
     finally:
         server.num_in_flight -= 1
-    if answer.finish is None and server.state != "busy":
-        raise ServerDown("it ended a turn that it was not asked to end")
-    server.last_answer = time.monotonic()
     return answer
 
 

@@ -42,6 +42,7 @@ class Fake:
     named: str | None = "default"
     is_paused: bool = False
     is_up: bool = True
+    hangs: bool = False  # what it is asked now is never answered, nor ended by a pause
     vllm: str | None = "0.32.0"
     breaks: list[str] = field(default_factory=list)
     loads: Callable[[float], float] = lambda version: version
@@ -111,6 +112,8 @@ class Fake:
     ) -> Answer:
         """Two tokens until it is paused; all that are left once it may end."""
         self.asked.append((prompt, max_new_tokens, seed, cache_salt))
+        if self.hangs:
+            await asyncio.Event().wait()
         while not (self.is_paused or self.may_end.is_set()):
             self.refuse_if_down()
             await asyncio.sleep(0.01)
@@ -246,6 +249,72 @@ def test_weights_that_come_while_a_server_is_asked_for_its_label_reach_it_before
         await refreshed
         assert {version for task in turns for version in (await task).token_versions} == {2}
         assert states(servers) == [("ready", 2)] * 2
+
+    play(scene, tmp_path)
+
+
+def start_again(server: Server, fake: Fake) -> None:
+    """On the weights of its start, which takes longer than the silence after which it is asked."""
+    fake.version, fake.named, fake.hangs = 0.0, "default", False
+    fake.may_end.set()
+    server.last_answer = 0.0
+
+
+def test_a_server_that_comes_back_with_old_weights_is_found_out_while_a_turn_hangs_on_it(tmp_path: Path) -> None:
+    """Its machine lost its power: nothing ends the connection of that turn, which is asked again at once."""
+
+    async def scene(servers: Servers, fakes: list[Fake]) -> None:
+        fakes[0].hangs = True
+        first = turn(servers, 0)
+        await until(lambda: servers.all[0].num_in_flight == 1)
+        start_again(servers.all[0], fakes[0])
+        fakes[1].may_end.set()
+        for reply in [*await asyncio.gather(*[turn(servers, episode) for episode in range(1, 4)]), await first]:
+            assert (reply.token_versions, reply.sampler_logp) == ([1] * 5, [-2.0] * 5)
+        await until(lambda: states(servers) == [("ready", 1)] * 2)
+        assert (servers.num_restarts, servers.num_retried_turns) == (1, 1)
+
+    play(scene, tmp_path)
+
+
+def test_an_answer_after_a_silence_counts_only_if_the_weights_are_still_there(tmp_path: Path) -> None:
+    """A request may wait for a machine that is away, and reach the server that was started again on it."""
+
+    async def scene(servers: Servers, fakes: list[Fake]) -> None:
+        first = turn(servers, 0)
+        await until(lambda: servers.all[0].num_in_flight == 1)
+        start_again(servers.all[0], fakes[0])
+        fakes[1].may_end.set()
+        reply = await first
+        assert (reply.token_versions, reply.sampler_logp) == ([1] * 5, [-2.0] * 5)
+        assert (servers.num_restarts, servers.num_retried_turns) == (1, 1)
+
+    play(scene, tmp_path)
+
+
+def test_a_turn_that_a_server_ends_while_it_is_asked_for_its_label_is_lost_and_not_cut_short_by_us(
+    tmp_path: Path,
+) -> None:
+    async def scene(servers: Servers, fakes: list[Fake]) -> None:
+        answers = asyncio.Event()
+
+        async def slow_label() -> str | None:
+            await answers.wait()
+            return fakes[0].named
+
+        first = turn(servers, 0)
+        await until(lambda: servers.all[0].num_in_flight == 1)
+        cast(Any, fakes[0]).label = slow_label
+        servers.all[0].last_answer = 0.0
+        others = [turn(servers, episode) for episode in range(1, 3)]
+        await until(lambda: servers.all[0].state == "busy")
+        fakes[0].is_paused = True  # it is shut down
+        await until(lambda: servers.num_retried_turns == 1)
+        answers.set()
+        for fake in fakes:
+            fake.may_end.set()
+        assert {tuple(reply.token_versions) for reply in await asyncio.gather(first, *others)} == {(1,) * 5}
+        assert servers.num_continued_turns == 0
 
     play(scene, tmp_path)
 
