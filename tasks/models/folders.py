@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -23,6 +22,7 @@ from tasks.core.urls import local_path
 from tasks.models.adapters import LoRAUpdate, merge_files, merge_into, read_update
 from tasks.models.files import (
     DTYPES,
+    GENERATION,
     POINTER,
     TRAINED_ON,
     asks_to_run_code,
@@ -33,7 +33,7 @@ from tasks.models.files import (
     refuse_quantized,
     weight_files,
 )
-from tasks.models.saving import save_model
+from tasks.models.saving import save_model, silence
 from tasks.models.settings import PLAIN_TEMPLATE, ComputeSettings, Dtype, TemplateSettings
 from tasks.models.template import TEMPLATE, copy_stating, pointed_template, state_template, template_of
 from tasks.models.torch_setup import leave_out_sklearn, prepare_torch
@@ -123,7 +123,7 @@ def _config_folder(folder: Path) -> Path:
 
 def generation_end_ids(folder: Path) -> list[int]:
     """The ids that end a text of the model, from its generation_config.json; none where there is no such file."""
-    file = _config_folder(folder) / "generation_config.json"
+    file = _config_folder(folder) / GENERATION
     found = read_json(file).get("eos_token_id") if file.exists() else None
     return [token for token in (found if isinstance(found, list) else [found]) if isinstance(token, int)]
 
@@ -161,7 +161,7 @@ def load_model(
         return _load_merged(folder, partial(load_base or load_model, compute=compute, dtype=dtype))
     refuse_quantized(folder, config := model_config(folder))
     register_attention()
-    with refuse_fixed_attention(folder, config), _silence(), loading(folder, "its model"):
+    with refuse_fixed_attention(folder, config), silence(), loading(folder, "its model"):
         model, found = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=getattr(torch, dtype or compute.weights),
@@ -229,9 +229,9 @@ def merged_snapshot(snapshot: Path, folder: Path, *, compute: ComputeSettings) -
         return folder
     weights_hash(found)  # refuses other files than those on record
     base, updates = read_updates(found)
-    with _silence(), atomic_folder(folder) as temporary:
+    with silence(), atomic_folder(folder) as temporary:
         if merge_files(base, updates, temporary):
-            _copy_files(base, temporary, (CONFIG, "generation_config.json"))
+            _copy_files(base, temporary, (CONFIG, GENERATION))
         else:
             save_model(temporary, load_model(found, compute=compute), stored_dtype(base))
         load_tokenizer(snapshot).save_pretrained(temporary)
@@ -280,29 +280,14 @@ def save_snapshot(
     folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, dtype: torch.dtype | None = None
 ) -> None:
     """`dtype` is that of the files; None is the model's own."""
-    with _silence(), atomic_folder(folder) as temporary:
+    with silence(), atomic_folder(folder) as temporary:
         save_model(temporary, model, dtype or model.dtype)
         tokenizer.save_pretrained(temporary)
 
 
 def save_adapter(folder: Path, save: Callable[[Path], None], tokenizer: PreTrainedTokenizerBase, *, base: Path) -> None:
-    with _silence(), atomic_folder(folder) as temporary:
+    with silence(), atomic_folder(folder) as temporary:
         save(temporary)
         tokenizer.save_pretrained(temporary)
         _write_target(temporary / ADAPTER_BASE, str(base))
         (temporary / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """No progress bar, and no table of what the error message says in one line."""
-    from transformers.utils import logging
-
-    level = logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.enable_progress_bar()
-        logging.set_verbosity(level)

@@ -4,27 +4,68 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from tasks.core.files import write_json
-from tasks.models.files import INDEX, SINGLE
+from tasks.core.text import one_line
+from tasks.models.files import GENERATION, INDEX, SINGLE
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 MAX_SHARD_BYTES = 2 << 30  # of one file: what saving a model holds in memory beside it
 
 
 def save_model(folder: Path, model: PreTrainedModel, dtype: torch.dtype) -> None:
+    save_configs(folder, model, dtype)
+    write_shards(folder, _tensors_to_save(model).items(), dtype)
+
+
+def save_configs(folder: Path, model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """The generation config as it was published: its `save_pretrained` refuses what transformers only warns of where it
+    loads it, such as Vicuna's temperature without `do_sample` or Llama's pad_token_id of -1.
+    """
     config = copy.deepcopy(model.config)
     config.dtype, config.architectures = str(dtype).removeprefix("torch."), [type(model).__name__]
     config.save_pretrained(folder)
     if model.can_generate():
-        model.generation_config.save_pretrained(folder)
-    write_shards(folder, _tensors_to_save(model).items(), dtype)
+        model.generation_config.to_json_file(folder / GENERATION, keys_to_pop=["compile_config"])
+
+
+def rehearse_saving(start: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """ValueError, before anything is trained, where what a snapshot takes from `start` cannot be written again."""
+    try:
+        with silence(), TemporaryDirectory() as temporary:
+            save_configs(Path(temporary), model, model.dtype)
+            tokenizer.save_pretrained(temporary)
+    except OSError:  # of the temporary folder
+        raise
+    except Exception as error:  # transformers has many kinds
+        raise ValueError(
+            f"{start}: transformers reads its configuration and tokenizer but cannot write them again "
+            f"({one_line(error)}), so no snapshot could be saved after training. Correct what it names in a copy of "
+            f"the folder, and set model.path to that."
+        ) from None
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """No progress bar, and no table of what the error message says in one line."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
+        logging.set_verbosity(level)
 
 
 def _tensors_to_save(model: PreTrainedModel) -> dict[str, Tensor]:

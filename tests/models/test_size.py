@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tasks.core.files import read_json
 from tasks.learning.shared.lora import Adapter
 from tasks.learning.shared.settings import LoRASettings
 from tasks.models import folders, saving
 from tasks.models.folders import (
     folder_hash,
+    generation_end_ids,
     load_model,
     load_tokenizer,
     merged_snapshot,
@@ -59,6 +63,35 @@ def test_a_saved_model_has_the_files_that_transformers_writes(architecture: str,
     load_model(saved, compute=CPU).save_pretrained(tmp_path / "theirs")
     for file in (tmp_path / "theirs").iterdir():
         assert file.read_bytes() == (saved / file.name).read_bytes(), file.name
+
+
+VICUNA = {"max_length": 4096, "pad_token_id": -1, "temperature": 0.9, "top_p": 0.6}
+
+
+@pytest.mark.parametrize("published", [VICUNA, {"early_stopping": True}, {"output_scores": True}])
+def test_a_generation_config_that_transformers_would_refuse_to_write_is_kept(
+    whole: Path, tmp_path: Path, published: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a snapshot, and by a merged one whose files name the weights otherwise."""
+    base = Path(shutil.copytree(whole, tmp_path / "base"))
+    (base / "generation_config.json").write_text(json.dumps({**published, "eos_token_id": [5, 7]}))
+    model, tokenizer = load_model(base, compute=CPU), load_tokenizer(base)
+    saving.rehearse_saving(base, model, tokenizer)
+    save_snapshot(tmp_path / "snapshot", model, tokenizer)
+    adapter = train_adapter(base, tmp_path / "adapter")
+    monkeypatch.setattr(folders, "merge_files", lambda *_: False)
+    merged = merged_snapshot(adapter, tmp_path / "merged", compute=CPU)
+    for folder in (tmp_path / "snapshot", merged):
+        assert read_json(folder / "generation_config.json").items() >= published.items()
+        assert generation_end_ids(folder) == [5, 7]
+
+
+def test_what_cannot_be_written_again_is_refused_in_one_line(whole: Path) -> None:
+    model, tokenizer = load_model(whole, compute=CPU), load_tokenizer(whole)
+    tokenizer.init_kwargs["odd"] = {1, 2}  # no JSON
+    with pytest.raises(ValueError, match=r"whole: .*cannot write them again .*set model.path") as told:
+        saving.rehearse_saving(whole, model, tokenizer)
+    assert "\n" not in str(told.value)
 
 
 def test_a_snapshot_has_the_dtype_asked_for_and_loads_as_it_was_rounded(

@@ -17,6 +17,7 @@ from tasks.learning.shared.whole_policy import WholePolicy
 from tasks.models.adapters import PREFIX
 from tasks.models.files import ADAPTER
 from tasks.models.folders import is_adapter, load_model, save_adapter, save_snapshot, stored_dtype
+from tasks.models.saving import rehearse_saving
 from tasks.models.settings import ComputeSettings
 from tasks.models.torch_setup import prepare_torch
 
@@ -35,6 +36,7 @@ class Snapshots:
     ):
         self.checkpoints, self.trainer, self.policy = checkpoints, trainer, policy
         self.tokenizer, self.base = tokenizer, base
+        rehearse_saving(base, policy.model, tokenizer)
 
     def save(self) -> None:
         folder = self.checkpoints.snapshots / f"iteration-{self.trainer.iteration:04d}"

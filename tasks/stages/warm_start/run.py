@@ -28,6 +28,7 @@ from tasks.learning.shared.ranks import ALONE, Ranks
 from tasks.learning.shared.whole_policy import WholePolicy
 from tasks.models.folders import load_config, save_snapshot, stored_dtype, weights_hash
 from tasks.models.limits import check_trainable
+from tasks.models.saving import rehearse_saving
 from tasks.stages.warm_start.attempts import (
     Attempt,
     End,
@@ -94,6 +95,7 @@ class WarmStartRun:
     ) -> tuple[End, int]:
         """From the checkpoint `found`, if any, into `folder`; how it ended, and after how many optimizer steps."""
         model = load_start(self.settings, begun)
+        rehearse_saving(begun.start, model, self.chat.tokenizer)
         policy = WholePolicy(model, None, self.ranks, in_host_memory=True)
         trainer = build_trainer(self.settings, begun, model, self.ranks)
         lowest = None

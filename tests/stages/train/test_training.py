@@ -370,6 +370,18 @@ def test_an_engine_that_samples_from_another_distribution_is_refused_before_the_
     assert not list((tmp_path / "resume").glob("iteration-*"))
 
 
+def test_a_tokenizer_that_no_snapshot_could_contain_is_refused_before_the_first_step(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Any, folder: str, **how: Any) -> None:
+        raise TypeError("no such vocabulary")
+
+    monkeypatch.setattr("transformers.PreTrainedTokenizerBase.save_pretrained", fail)
+    with pytest.raises(ValueError, match=r"cannot write them again .*no such vocabulary"):
+        run(settings(), start, tmp_path)
+    assert not list((tmp_path / "resume").glob("iteration-*"))
+
+
 def test_the_snapshots_and_a_line_of_metrics_an_iteration_are_handed_over(start: Path, tmp_path: Path) -> None:
     run(settings(), start, tmp_path)
     output = tmp_path / "output"
