@@ -11,8 +11,7 @@ from contextlib import contextmanager
 import httpx
 from prefect.client.orchestration import get_client
 
-from tasks.core.passing_faults import PassingFault
-from tasks.core.surroundings import causes
+from tasks.core.passing_faults import PassingFault, causes
 
 REFUSED = (401, 403)
 

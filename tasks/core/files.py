@@ -223,10 +223,18 @@ def content_hash(*paths: Path, ignore: Callable[[Path], bool] = lambda path: Fal
 
 
 def files_of(path: Path) -> list[Path]:
-    """The file, or every file in a folder, sorted, without compiled Python."""
+    """The file, or every file in a folder, sorted, without compiled Python. OSError for a folder in it that cannot be
+    listed, which `rglob` would leave out.
+    """
     if not path.is_dir():
         return [require(path)]
-    return sorted(item for item in path.rglob("*") if item.is_file() and item.parent.name != "__pycache__")
+    folders = os.walk(path, onerror=_raise)
+    found = (Path(folder, name) for folder, _, names in folders for name in names)
+    return sorted(item for item in found if item.is_file() and item.parent.name != "__pycache__")
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def is_page_of_code(file: Path) -> bool:
@@ -274,8 +282,11 @@ def natural_order(name: str) -> list[str | int]:
 
 
 def numbered_folders(folder: Path) -> list[Path]:
-    """The folders `iteration-<number>` or `step-<number>`, by number."""
-    found = [item for item in folder.glob("*-*") if re.fullmatch(r"(iteration|step)-\d+", item.name)]
+    """The folders `iteration-<number>` or `step-<number>`, by number; none where there is no `folder`. OSError where it
+    cannot be listed, for which `glob` may find none.
+    """
+    names = os.listdir(folder) if folder.is_dir() else []
+    found = [folder / name for name in names if re.fullmatch(r"(iteration|step)-\d+", name)]
     return sorted(found, key=lambda item: natural_order(item.name))
 
 

@@ -13,7 +13,7 @@ import pwd
 import shlex
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -120,13 +120,6 @@ def seconds_since_start() -> float:
     """
     clock = time.clock_gettime(time.CLOCK_BOOTTIME) if PROCESSES.exists() else time.time()
     return clock - process_start(os.getpid())
-
-
-def causes(error: BaseException) -> Iterator[BaseException]:
-    link: BaseException | None = error
-    while link is not None:
-        yield link
-        link = link.__cause__ or link.__context__
 
 
 def process_start(pid: int) -> float:

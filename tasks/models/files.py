@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.files import content_hash, link_or_copy, read_json
+from tasks.core.passing_faults import PassingFault, is_passing
 from tasks.core.text import first_few, one_line
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def refuse_other_tensors(folder: Path, found: Mapping[str, Iterable[Any]]) -> No
 
 @contextmanager
 def loading(folder: Path, what: str) -> Iterator[None]:
-    """Errors of transformers, PEFT or safetensors as one line for people."""
+    """Errors of transformers, PEFT or safetensors as one line for people; PassingFault where a disk did not answer."""
     from safetensors import SafetensorError
 
     try:
@@ -176,6 +177,11 @@ def loading(folder: Path, what: str) -> Iterator[None]:
         if "trust_remote_code" in str(error):
             raise asks_to_run_code(folder, what) from None
         reason = one_line(f"{type(error).__name__}: {error}")
+        if is_passing(error):
+            raise PassingFault(
+                f"{folder}: {what} cannot be read now ({reason}), so nothing was loaded. Where its disk answers, run "
+                f"the same command again."
+            ) from None
         raise ValueError(
             f"{folder}: {what} could not be loaded ({reason}). {GET_ANOTHER} If it is as its makers published it, "
             f"turnwise does not support its architecture."

@@ -12,8 +12,8 @@ from types import FrameType
 from typing import NoReturn
 
 from tasks.core.files import is_disk_full
-from tasks.core.passing_faults import PASSING_STATUS, is_passing
-from tasks.core.surroundings import causes, exempt_loopback, not_writable
+from tasks.core.passing_faults import PASSING_STATUS, causes, is_passing
+from tasks.core.surroundings import exempt_loopback, not_writable
 from tasks.core.terminal import tame_logs_and_tracebacks, warn
 from tasks.core.text import one_line
 

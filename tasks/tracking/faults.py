@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from tasks.core.surroundings import causes
+from tasks.core.passing_faults import causes
 from tasks.core.text import one_line
 
 LOCKED = "database is locked"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from tasks.commands.prune.dvc_cache import DvcCache, find_old_results, needed_hashes
 from tasks.commands.prune.prune import Removal, freed, prune
+from tasks.core.passing_faults import PassingFault
 from tests.pipeline.project import ROOT
 from tests.tracking.project import make_database
 
@@ -61,6 +63,22 @@ def going(keep: int, lineages: list[str]) -> set[str]:
     cache = DvcCache(Path(".dvc/cache"))
     files = cache.files(find_old_results(cache, keep, lineages).hashes)
     return {file.read_text(encoding="utf-8").strip() for file in files if file.suffix != ".dir"}
+
+
+def test_nothing_goes_where_the_files_of_a_kept_folder_cannot_be_read(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be those of an older run too."""
+    read = Path.read_bytes
+
+    def fail(file: Path) -> bytes:
+        if file.suffix == ".dir":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(file))
+        return read(file)
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    with pytest.raises(PassingFault, match="none of the cache was removed"):
+        going(1, [])
 
 
 def add_to_dvc(name: str, text: str) -> None:

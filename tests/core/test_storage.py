@@ -5,6 +5,7 @@ Kills and full disks are real here: a killed process, a tmpfs of 64 KiB, a file-
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -12,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,24 @@ def test_names_sort_by_the_numbers_in_them(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     assert [item.name for item in numbered_folders(tmp_path)] == ["iteration-0500", "iteration-9999", "iteration-10000"]
     assert sorted(["b2", "a10", "b", "a9"], key=natural_order) == ["a9", "a10", "b", "b2"]
+
+
+@pytest.mark.parametrize("look", [content_hash, numbered_folders])
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
+def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: Callable[[Path], Any], number: int
+) -> None:
+    """An empty one has another hash, and no checkpoint: a stage would start over."""
+    (tmp_path / "iteration-1").mkdir()
+
+    def fail(place: Any) -> None:
+        raise OSError(number, os.strerror(number), str(place))
+
+    monkeypatch.setattr(os, "scandir", fail)
+    monkeypatch.setattr(os, "listdir", fail)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        look(tmp_path)
+    assert numbered_folders(tmp_path / "none") == []
 
 
 def test_rows_come_back_as_they_were_written_with_their_line_numbers(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import threading
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from tasks.core.files import content_hash
+from tasks.core.passing_faults import PassingFault
 from tasks.learning.shared import checkpoints as checkpointing
 from tasks.learning.shared.checkpoints import Checkpoints, random_state, restore_random_state
 from tasks.learning.shared.tensor_files import HostCopies, Tensors, read_tensors, write_tensors
@@ -93,6 +95,49 @@ def test_where_nothing_is_whole_nothing_is_loaded_and_all_is_moved_aside(tmp_pat
         assert [item.name for item in tmp_path.iterdir()] == ["refused"]
     found, refused = saved(tmp_path, 5).load()
     assert (found and found.step, refused) == (5, [])
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.EACCES])
+@pytest.mark.parametrize("read", ["read_json", "content_hash", "numbered_folders", "read_tensors"])
+def test_a_checkpoint_that_cannot_be_read_now_ends_the_run_and_stays_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, read: str
+) -> None:
+    checkpoints = saved(tmp_path, 5, 10)
+    (checkpoints.snapshots / "iteration-0010").mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+
+    def fail(place: Path, *_: object) -> None:
+        raise OSError(number, os.strerror(number), str(place))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpointing, read, fail)
+        with pytest.raises(PassingFault, match=rf"cannot be read now .*{os.strerror(number)}"):
+            checkpoints.load()
+    assert sorted(tmp_path.rglob("*")) == before
+    found, refused = Checkpoints(tmp_path).load()
+    assert (found and found.step, refused) == (10, [])
+
+
+def test_a_snapshot_stays_while_a_checkpoint_that_may_need_it_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = saved(tmp_path, 5)
+    snapshot = checkpoints.snapshots / "iteration-0010"
+    snapshot.mkdir(parents=True)
+    checkpoints.save(10, {}, {})
+    checkpoints.give_up_snapshot("iteration-0010")
+
+    def fail(file: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(file))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpointing, "read_json", fail)
+        checkpoints.save(12, {}, {})
+        written(checkpoints)
+    assert snapshot.exists()
+    checkpoints.save(15, {}, {})
+    checkpoints.close()
+    assert not snapshot.exists()
 
 
 def test_a_snapshot_given_up_is_kept_until_no_checkpoint_goes_with_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tasks.core.passing_faults import PassingFault
 from tasks.engines.vllm.server_process import serve_command
 from tasks.engines.vllm.settings import VLLMSettings
 from tasks.learning.shared.lora import Adapter
@@ -330,3 +332,12 @@ def test_what_params_state_of_the_template_goes_before_what_the_folder_states() 
     assert not stated.over(folder).keep_thinking and not folder.over(stated).keep_thinking
     with pytest.raises(ValueError, match="kwargs contains tools"):
         TemplateSettings(keep_thinking=True, enable_thinking=None, kwargs={"tools": []})
+
+
+def test_a_disk_that_does_not_answer_is_no_damaged_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **how: Any) -> None:
+        raise OSError("transformers cannot load this") from OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", fail)
+    with pytest.raises(PassingFault, match="cannot be read now"):
+        load_config(folder)

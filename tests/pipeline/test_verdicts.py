@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import time
 from pathlib import Path
@@ -128,6 +129,7 @@ def test_the_exit_status_tells_a_fault_that_may_pass_from_one_that_will_not():
     assert (
         exit_status(PassingFault("the server is away")) == exit_status(ConnectionResetError()) == PASSING_STATUS == 75
     )
+    assert exit_status(OSError(errno.ESTALE, "Stale file handle")) == PASSING_STATUS
     assert exit_status(ValueError("train.loss = 'x' is refused")) == exit_status(KeyError("x")) == 1
 
 

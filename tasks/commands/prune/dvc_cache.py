@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from tasks.commands.prune.dvc_files import followed_texts, lock_texts
+from tasks.core.passing_faults import NOT_THERE, reading
 from tasks.core.yaml_text import PLAIN
 
 FOLDER_MARK = ".dir"  # ends the hash of a folder, whose object is a list of its files
@@ -82,10 +83,16 @@ class DvcCache:
         return [file for file in map(self.file, sorted(hashes)) if file.exists()]
 
     def _entries(self, md5: str) -> list[dict[str, Any]]:
+        file = self.file(md5)
         try:
-            return [entry for entry in json.loads(self.file(md5).read_bytes()) if "md5" in entry]
-        except (OSError, ValueError, TypeError):
+            with reading(str(file), loss="nobody knows which files are needed, and none of the cache was removed"):
+                content = file.read_bytes()
+        except NOT_THERE:
             return []  # not in this cache
+        try:
+            return [entry for entry in json.loads(content) if "md5" in entry]
+        except (ValueError, TypeError):
+            return []  # damaged, for DVC too
 
 
 def find_old_results(cache: DvcCache, keep: int, lineage_locks: Iterable[str]) -> OldResults:

@@ -2,8 +2,8 @@
 
 A checkpoint is a folder of safetensors files and a state.json; manifest.json contains the hash of each. It is copied
 when it is saved, and a thread writes and hashes it while training goes on. A torn or altered one is named and moved
-aside, and the one before it is used. Nothing is unpickled. The states of the random number generators are saved too: a
-model's own code may draw from them.
+aside, and the one before it is used; one that the system cannot read now ends the run. Nothing is unpickled. The states
+of the random number generators are saved too: a model's own code may draw from them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import random
 import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 from tasks.core.files import atomic_folder, content_hash, json_hash, numbered_folders, read_json, write_json, write_text
+from tasks.core.passing_faults import NOT_THERE, reading
 from tasks.core.resume import REFUSED
 from tasks.core.text import one_line
 from tasks.learning.shared.tensor_files import HostCopies, Tensors, read_tensors, write_tensors
@@ -107,23 +107,34 @@ class Checkpoints:
         self._remove_unneeded_snapshots()
 
     def load(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest whole checkpoint, and one sentence per newer one that was refused.
+        """The newest whole checkpoint, and one sentence per newer one that was refused. PassingFault, and nothing is
+        moved, where one cannot be read.
 
         Where none is whole the run starts over, in a folder that contains only what was refused.
         """
         self._wait()
-        faults: dict[Path, str] = {}
-        for folder in reversed(numbered_folders(self.folder)):
-            fault = self._fault(folder)
-            if fault is None:
-                refused = self._refuse(faults, "going on from the checkpoint before it")
-                return self._read(folder), refused
-            faults[folder] = fault
+        loss = "nobody knows which of its checkpoints are whole, and they stay as they are"
+        with reading(str(self.folder), loss=loss):
+            whole, faults = self._find_whole()
+        if whole is not None:
+            refused = self._refuse(faults, "going on from the checkpoint before it")
+            with reading(str(whole), loss="nothing can go on from this checkpoint, which is whole"):
+                return self._read(whole), refused
         rest = "no checkpoint is left, so the run starts over"
         if faults and self.snapshots.exists():  # first: the checkpoints show these are no leftovers
             rest += f"; its snapshots were moved to {self._move_aside(self.snapshots)}"
         shutil.rmtree(self.snapshots, ignore_errors=True)  # of a run killed before its first checkpoint
         return None, self._refuse(faults, rest)
+
+    def _find_whole(self) -> tuple[Path | None, dict[Path, str]]:
+        """The newest whole one, and what is wrong with each newer one."""
+        faults: dict[Path, str] = {}
+        for folder in reversed(numbered_folders(self.folder)):
+            fault = self._fault(folder)
+            if fault is None:
+                return folder, faults
+            faults[folder] = fault
+        return None, faults
 
     def current_snapshots(self) -> list[Path]:
         self._wait()
@@ -153,8 +164,12 @@ class Checkpoints:
     def _remove_unneeded_snapshots(self) -> None:
         needed: set[str] = set()
         for folder in numbered_folders(self.folder):
-            with suppress(OSError, ValueError, KeyError, TypeError):  # a torn one lists nothing
+            try:
                 needed |= set(read_json(folder / MANIFEST)["snapshots"])
+            except (*NOT_THERE, ValueError, KeyError, TypeError):
+                continue  # a torn one lists nothing
+            except OSError:
+                return  # one that cannot be read now may need any; the next checkpoint asks again
         for name in self.given_up - needed:
             shutil.rmtree(self.snapshots / name)
             self.given_up.remove(name)
@@ -170,18 +185,18 @@ class Checkpoints:
             for name, expected in manifest["snapshots"].items():
                 if not (self.snapshots / name).is_dir() or content_hash(self.snapshots / name) != expected:
                     return f"the snapshot {name} it goes with is torn or was altered"
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (*NOT_THERE, ValueError, KeyError, TypeError, AttributeError):
             return f"{MANIFEST} is missing or torn"
         return None
 
     def _read(self, folder: Path) -> Checkpoint:
-        manifest, state = read_json(folder / MANIFEST), read_json(folder / STATE)
+        manifest, state, tensors = read_json(folder / MANIFEST), read_json(folder / STATE), read_tensors(folder)
         restore_random_state(state.pop("random"))
         self.snapshot_hashes = dict(manifest["snapshots"])
         # Written after this checkpoint or given up before it: the run writes what it needs again.
         self.given_up = {item.name for item in numbered_folders(self.snapshots)} - self.snapshot_hashes.keys()
         self._remove_unneeded_snapshots()
-        return Checkpoint(int(manifest["step"]), read_tensors(folder), state)
+        return Checkpoint(int(manifest["step"]), tensors, state)
 
 
 def seed_generators(seed: int) -> None:
