@@ -27,7 +27,7 @@ from tasks.core.child_processes import ChildProcess, Guardian
 from tasks.core.terminal import tell
 from tasks.core.text import visible
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
-from tasks.pipeline.run_lock import FLOW_PID_VARIABLE, only_run
+from tasks.pipeline.run_lock import FLOW_VARIABLE, only_run, own_token
 from tasks.tracking.metrics import QUIET
 
 PAUSE_SECONDS = 0.05  # an unfinished line is shown after this
@@ -44,7 +44,7 @@ def child_environment() -> dict[str, str]:
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     env["PYTHONUNBUFFERED"] = "1"
     env["DVC_SITE_CACHE_DIR"] = str((DVC_FOLDER / "site-cache").absolute())
-    env[FLOW_PID_VARIABLE] = str(os.getpid())
+    env[FLOW_VARIABLE] = own_token()
     return env
 
 

@@ -26,7 +26,7 @@ from tasks.core.terminal import tell
 from tasks.core.text import one_line
 from tasks.drift.pin import ACCEPT_VARIABLE
 from tasks.pipeline.order import prepare_process
-from tasks.pipeline.run_lock import FLOW_PID_VARIABLE
+from tasks.pipeline.run_lock import FLOW_VARIABLE
 from tasks.tracking.metrics import RUN_ID_VARIABLE, URI_VARIABLE
 from tasks.tracking.model_uri import find_version
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tasks.tracking.versions import Version
 
 MARK = Path(".git") / "turnwise-rebuild.json"  # in a rebuild: of which version; git ignores it there
-NOT_FOR_CHILDREN = (FLOW_PID_VARIABLE, RUN_ID_VARIABLE, URI_VARIABLE, "DVC_SITE_CACHE_DIR")
+NOT_FOR_CHILDREN = (FLOW_VARIABLE, RUN_ID_VARIABLE, URI_VARIABLE, "DVC_SITE_CACHE_DIR")
 
 
 class Compared(NamedTuple):

@@ -23,6 +23,7 @@ from tasks.models.settings import ComputeSettings, LaunchSettings
 from tasks.pipeline.launch import SUPERVISED
 from tasks.pipeline.rank_host import News, RankHost
 from tasks.pipeline.ray_cluster import Bundle, Cluster, bundles_of, connected, placed, wait_for_place
+from tasks.pipeline.run_lock import FLOW_VARIABLE
 from tasks.pipeline.supervise import Ending, run_again
 from tasks.rollouts.settings import SERVERS_ON_RAY, OwnEngineSettings
 
@@ -82,11 +83,12 @@ def refuse_transfer(engine: OwnEngineSettings) -> None:
 
 
 def variables_for(launch: LaunchSettings, environment: Mapping[str, str]) -> dict[str, str]:
-    """Those of `launch.ray.variables`."""
+    """Those of `launch.ray.variables`, and by which rank 0 knows the lock of its own flow."""
+    patterns = [*launch.ray.variables, FLOW_VARIABLE]
     return {
         name: value
         for name, value in environment.items()
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in launch.ray.variables)
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
     }
 
 

@@ -1,22 +1,26 @@
 """One run at a time per folder: two would overwrite each other's results.
 
 A flow, or a stage run by hand, locks `artifacts/.flow.lock`; the kernel frees it however the process ends. A stage that
-the flow started shares the flow's lock. The file contains the owner's process id: for the message, and to see whether
-the owner was killed and its guardian is still ending its children. POSIX only.
+the flow started shares the flow's lock, on another machine too: the flow passes a random token down, which is in the
+file. The owner's process id is there for the message, and to see whether the owner was killed and its guardian is still
+ending its children. POSIX only.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from tasks.core.surroundings import check_place
 
-FLOW_PID_VARIABLE = "TURNWISE_FLOW_PID"  # a flow sets it for its children
+FLOW_VARIABLE = "TURNWISE_FLOW"  # a flow's token, which it sets for its children
 HANDOVER_SECONDS = 15.0  # how long to wait for the children of a killed owner
 
 _held: dict[Path, int] = {}  # by this process: the kernel would let it wait for itself
@@ -36,10 +40,7 @@ def only_run(artifacts: Path) -> Iterator[int]:
         return
     descriptor = os.open(folder / ".flow.lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        if not _is_under_flow(descriptor):
-            _take(descriptor, artifacts)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        _share_or_take(descriptor, artifacts)
         _held[folder] = descriptor
         yield descriptor
     finally:
@@ -47,30 +48,47 @@ def only_run(artifacts: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _is_under_flow(descriptor: int) -> bool:
-    """Whether the flow that started this process has the lock; another flow's variable does not count."""
-    flow = os.environ.get(FLOW_PID_VARIABLE, "")
-    return flow == _holder(descriptor) and _is_alive(flow)
+@cache
+def own_token() -> str:
+    """Of this process, for FLOW_VARIABLE of its children: a process id may be another's on another machine."""
+    return secrets.token_hex(16)
 
 
-def _take(descriptor: int, artifacts: Path) -> None:
+class _Owner(NamedTuple):
+    pid: str
+    token: str
+
+
+def _share_or_take(descriptor: int, artifacts: Path) -> None:
+    """Share the lock of the flow that started this process, by any number of others; another flow's token is none."""
     deadline = time.monotonic() + HANDOVER_SECONDS
     while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_free, owner = _try_to_take(descriptor), _owner(descriptor)
+        is_under_flow = bool(owner.token) and owner.token == os.environ.get(FLOW_VARIABLE)
+        if is_free and not is_under_flow:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()} {own_token()}".encode(), 0)
+        if is_free or is_under_flow:
             return
-        except BlockingIOError:
-            holder = _holder(descriptor)
-            if _is_alive(holder) or time.monotonic() > deadline:
-                raise AnotherRun(
-                    f"{artifacts}: another run (process {holder or 'unknown'}) is at work in this folder, and two at "
-                    f"once would overwrite each other's results. Wait for it or stop it, then run again."
-                ) from None
-            time.sleep(0.1)
+        if _is_alive(owner.pid) or time.monotonic() > deadline:
+            raise AnotherRun(
+                f"{artifacts}: another run (process {owner.pid or 'unknown'}) is at work in this folder, and two at "
+                f"once would overwrite each other's results. Wait for it or stop it, then run again."
+            )
+        time.sleep(0.1)
 
 
-def _holder(descriptor: int) -> str:
-    return os.pread(descriptor, 20, 0).decode(errors="replace").strip()
+def _try_to_take(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _owner(descriptor: int) -> _Owner:
+    pid, _, token = os.pread(descriptor, 100, 0).decode(errors="replace").strip().partition(" ")
+    return _Owner(pid, token)
 
 
 def _is_alive(pid: str) -> bool:

@@ -31,6 +31,7 @@ from tasks.pipeline.ray_cluster import (
     reaches,
     told_bundles,
 )
+from tasks.pipeline.run_lock import FLOW_VARIABLE
 from tests.engine_benches import vllm_settings
 from tests.pipeline.test_launch import MEETING
 from tests.profiles import profile_params
@@ -58,10 +59,10 @@ def test_bundles_fit_nodes_only_whole() -> None:
     assert not fits([trainer], [{"CPU": 8.0, "GPU": 0.0}])
 
 
-def test_only_the_named_variables_go_to_other_nodes() -> None:
-    environment = {"AWS_PROFILE": "a", "AWSOME": "b", "HOME": "/root", "MY_KEY": "c"}
+def test_only_the_named_variables_and_the_flows_token_go_to_other_nodes() -> None:
+    environment = {"AWS_PROFILE": "a", "AWSOME": "b", "HOME": "/root", "MY_KEY": "c", FLOW_VARIABLE: "d"}
     settings = launch(ray={"address": None, "place_seconds": 60.0, "variables": ["AWS_*", "MY_KEY"]})
-    assert variables_for(settings, environment) == {"AWS_PROFILE": "a", "MY_KEY": "c"}
+    assert variables_for(settings, environment) == {"AWS_PROFILE": "a", "MY_KEY": "c", FLOW_VARIABLE: "d"}
 
 
 def test_the_command_itself_is_no_rank_and_one_that_it_placed_is() -> None:
