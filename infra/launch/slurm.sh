@@ -22,8 +22,15 @@ if [[ ${SERVERS:-yes} == yes ]]; then
   model=${MODEL:?the folder of the model to start from}
   export VLLM_HOST=${nodes[-1]} # engine.settings.urls: ["http://$VLLM_HOST:8000", "http://$VLLM_HOST:8001", …]
   unset "nodes[-1]"
-  srun --nodes=1 --nodelist="$VLLM_HOST" --ntasks="$per_node" --gpus-per-task=1 --kill-on-bad-exit=1 \
-    env HOST="$VLLM_HOST" infra/launch/vllm_server.sh "$model" &
+  # Each server is started again where it dies, and takes no other with it, until the flow has ended: this shell becomes
+  # the flow, so it is the parent of `serve` as long as it lives.
+  serve() {
+    srun --nodes=1 --nodelist="$VLLM_HOST" --ntasks="$per_node" --gpus-per-task=1 --kill-on-bad-exit=0 \
+      env HOST="$VLLM_HOST" infra/launch/again.sh infra/launch/vllm_server.sh "$model" &
+    while read -r _ _ _ parent _ </proc/self/stat && ((parent == $$)); do sleep 1; done
+    kill $!
+  }
+  serve &
 fi
 
 # `python -m tasks warm_start` and `train`, whoever calls them, become this; the other stages run on the first node alone.

@@ -8,13 +8,15 @@ from pathlib import Path
 
 # In one write: several programs of a job write to one pipe.
 SAYS = 'said=$(printf "%s " "$(basename "$0")"; printf "%q " "$@"); echo "$said"'
-# As many processes as --ntasks says, each with the numbers that Slurm gives it, and the worst of their statuses.
+# As many processes as --ntasks says, each with the numbers that Slurm gives it, and the worst of their statuses. One
+# that fails ends the others where --kill-on-bad-exit is 1, and SIGTERM ends all.
 SRUN = """
 while [[ $1 == --* ]]; do
-  case $1 in --ntasks=*) tasks=${1#*=} ;; --nodes=*) nodes=${1#*=} ;; esac
+  case $1 in --ntasks=*) tasks=${1#*=} ;; --nodes=*) nodes=${1#*=} ;; --kill-on-bad-exit=*) kills=${1#*=} ;; esac
   shift
 done
 here=$((tasks / nodes)) started=()
+trap 'kill "${started[@]}"; exit 143' TERM
 for ((rank = 0; rank < tasks; rank++)); do
   SLURM_PROCID=$rank SLURM_NTASKS=$tasks SLURM_LOCALID=$((rank % here)) "$@" &
   started+=($!)
@@ -22,7 +24,8 @@ done
 worst=0
 for process in "${started[@]}"; do
   status=0
-  wait "$process" || status=$?
+  wait -n || status=$?
+  ((status && ${kills:-0})) && kill "${started[@]}" 2>/dev/null
   ((status > worst)) && worst=$status
 done
 exit "$worst"

@@ -10,13 +10,14 @@ import shlex
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tasks.engines.vllm.server_process import serve_command
 from tasks.engines.vllm.settings import address_of
 from tests.conftest import ROOT
 from tests.engine_benches import vllm_settings
-from tests.infra.slurm import SAYS, allocation, stand_ins
+from tests.infra.slurm import SAYS, SRUN, allocation, stand_ins
 
 LAUNCH = ROOT / "infra" / "launch"
 
@@ -35,10 +36,36 @@ def test_slurm_gives_the_last_node_to_vllm_and_each_gpu_of_the_others_a_rank(tmp
     lines = words_of(done.stdout)
     servers = next(line for line in lines if "infra/launch/vllm_server.sh" in line)
     assert {"--nodelist=a7", "--ntasks=8", "--gpus-per-task=1"} <= set(servers)
-    assert servers[-2:] == ["infra/launch/vllm_server.sh", "models/m"]
+    assert servers[-3:] == ["infra/launch/again.sh", "infra/launch/vllm_server.sh", "models/m"]
     assert ["flow", "-m", "flows", "run"] in lines and ["a1", "a7"] in lines
     ranks = next(line for line in lines if line[0] == "srun" and line is not servers)
     assert {"--nodes=2", "--nodelist=a1,a2", "--ntasks=16", "--gpus-per-task=1", "--kill-on-bad-exit=0"} < set(ranks)
+
+
+def test_a_server_that_dies_is_started_again_takes_no_other_with_it_and_ends_with_the_flow(tmp_path: Path) -> None:
+    """Two servers, of which the second dies once; the flow ends when it has been started again."""
+    (tmp_path / "infra").symlink_to(ROOT / "infra")
+    starts = tmp_path / "starts"
+    python = f"""
+    if [[ $* == "-m flows run" ]]; then
+      until [[ -e {starts} ]] && (( $(wc -l < {starts}) > 2 )); do /bin/sleep 0.1; done
+      exit
+    fi
+    [[ $* =~ --port\\ ([0-9]+) ]] && port=${{BASH_REMATCH[1]}}
+    echo "$port $$" >> {starts}
+    [[ $port != 8001 || $(grep -c ^8001 {starts}) -gt 1 ]] || exit 1
+    exec /bin/sleep 600"""
+    variables = allocation(tmp_path, nodes=["a1", "a2"], per_node=2)
+    stand_ins(tmp_path, srun=SRUN, python=python, sleep='exec /bin/sleep "0.$1"')
+    done = subprocess.run(
+        [LAUNCH / "slurm.sh"], cwd=tmp_path, env={**variables, "MODEL": "models/m"}, capture_output=True, text=True,
+        check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "ended with status 1 and is started again" in done.stderr
+    started = [line.split() for line in starts.read_text().splitlines()]
+    assert sorted(port for port, _ in started) == ["8000", "8001", "8001"]
+    assert not [pid for _, pid in started if psutil.pid_exists(int(pid))]  # `run` waited for all who had its output
 
 
 def test_a_job_without_the_servers_model_does_not_start(tmp_path: Path) -> None:
