@@ -198,6 +198,71 @@ def test_whoever_may_send_to_a_store_is_let_in_there_and_nobody_else():
         assert sends == set().union(*lets_in), store
 
 
+def _matches(selector: Manifest | None, app: str) -> bool:
+    if selector is None:
+        return False
+    wanted = selector.get("matchLabels", {})
+    listed = selector.get("matchExpressions", [])
+    return wanted.items() <= {"app": app}.items() and all(app in each["values"] for each in listed)
+
+
+def reaches(policies: list[Manifest], source: str, target: str, port: int) -> bool:
+    """As Kubernetes has it: where a policy is about a pod, only what one of them allows, on both sides."""
+
+    def allows(way: str, pod: str, peers: str, other: str) -> bool:
+        about = [rule for rule in policies if way in rule["policyTypes"] and _matches(rule["podSelector"], pod)]
+        rules = [rule for each in about for rule in each.get(way.lower(), [])]
+        return not about or any(
+            port in [item["port"] for item in rule.get("ports", [{"port": port}])]
+            and any(
+                "namespaceSelector" not in peer and _matches(peer.get("podSelector"), other)
+                for peer in rule.get(peers, [{"podSelector": {}}])
+            )
+            for rule in rules
+        )
+
+    return allows("Egress", source, "to", target) and allows("Ingress", target, "from", source)
+
+
+def addresses(items: list[Manifest]) -> dict[str, list[tuple[str, int]]]:
+    """What the stages in a pod of an app talk to: MLflow, S3, the servers of `engine.settings.urls`, Prefect."""
+    comment = (FOLDER / "training" / "servers.yaml").read_text(encoding="utf-8")
+    (leader,) = (item for item in items if item["metadata"]["name"] == "training")
+    port = re.search(r"leader\+=:(\d+)", (ROOT / "infra" / "launch" / "torchrun.sh").read_text(encoding="utf-8"))
+    store = next(item["data"] for item in items if item["metadata"]["name"] == "store")
+    profile = yaml.safe_load((ROOT / "infra" / "profiles" / "services.yaml").read_text(encoding="utf-8"))
+
+    def of(text: str) -> list[tuple[str, int]]:
+        """(service, port) of each url: a pod of a service is `pod.service`."""
+        return [(host.split(".")[-1], int(number)) for host, number in re.findall(r"http://([a-z0-9.-]+):(\d+)", text)]
+
+    stores = [*of(profile["tracking"]["uri"]), *of(" ".join(store.values()))]
+    servers = of(comment)
+    assert servers and stores and port
+    meeting = (leader["spec"]["template"]["spec"]["subdomain"], int(port[1]))
+    return {
+        "job": [*stores, *servers, *of("http://prefect:4200")],
+        "trainers": [*stores, *servers, meeting],
+        "ray": stores,
+    }
+
+
+def test_every_address_that_a_stage_uses_is_reached_from_its_pod_and_servers_by_no_other():
+    items = [*manifests("training", folder=""), *manifests("gpu")]
+    policies = [item["spec"] for item in items if item["kind"] == "NetworkPolicy"]
+    used = addresses(items)
+    closed = [
+        f"{app} -> {target}:{port}"
+        for app, wanted in used.items()
+        for target, port in wanted
+        if not reaches(policies, app, target, port)
+    ]
+    assert closed == []
+    others = ("prefect", "mlflow", "worker", "ray", "s3", "postgres")
+    assert not [app for app in others if reaches(policies, app, "servers", 8000)]
+    assert not reaches(policies, "job", "trainers", 29400)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_job_of_a_run_is_valid_and_keeps_every_rule(overlay: str, tmp_path: Path):
@@ -332,6 +397,22 @@ def test_the_pods_of_kuberays_job_are_valid_and_keep_every_rule_but_the_probes_t
     found = faults([*manifests("gpu"), *ray_pods()])
     assert [line for line in found if "Probe" not in line] == []
     assert {line.split(":")[0] for line in found} == {"ray-head", "ray-gpus"}
+
+
+def test_the_pods_of_kuberays_job_have_the_stores_and_keys_of_the_trainers():
+    """The driver on the head asks S3 and MLflow, and so does rank 0 on a worker."""
+    trainers = yaml.safe_load_all((FOLDER / "training" / "trainers.yaml").read_text(encoding="utf-8"))
+    trainer = next(item for item in trainers if item["kind"] == "Job")["spec"]["template"]["spec"]
+    for pod in (item["spec"]["template"]["spec"] for item in ray_pods()):
+        assert _secrets(pod) == _secrets(trainer)
+        assert pod["containers"][0]["envFrom"] == trainer["containers"][0]["envFrom"]
+    entrypoint = yaml.safe_load((FOLDER / "ray" / "train.yaml").read_text(encoding="utf-8"))["spec"]["entrypoint"]
+    assert entrypoint.split()[:2] == trainer["containers"][0]["command"][:2]  # a password is in a file
+
+
+def _secrets(pod: Manifest) -> list[Manifest]:
+    (container,) = pod["containers"]
+    return [item for item in (*pod["volumes"], *container["volumeMounts"]) if item["name"] == "secrets"]
 
 
 def test_kuberays_job_has_the_locked_ray_and_room_for_as_many_ranks_as_its_nodes_have_gpus():
