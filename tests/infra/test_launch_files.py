@@ -78,6 +78,40 @@ def test_a_job_without_the_servers_model_does_not_start(tmp_path: Path) -> None:
     assert "MODEL" in done.stderr
 
 
+# A cluster with one Job, whose state is a file: it is `running` once it is applied, and then what `next` says.
+KUBECTL = """
+echo "$*" >> calls
+state=$(cat state 2>/dev/null || echo none)
+case "$1 $2" in
+  "wait --for=condition=$state") exit 0 ;;
+  wait*) exit 1 ;;
+  delete*) rm state ;;
+  apply*) [[ $state != none ]] || echo running > state ;;
+  get*) [[ $state != none ]] && cp next state ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("before", [None, "running", "complete", "failed"])
+@pytest.mark.parametrize(("end", "status"), [("complete", 0), ("failed", 1)])
+def test_a_job_of_kubernetes_is_waited_for_until_either_end_and_one_that_has_ended_is_no_other(
+    tmp_path: Path, before: str | None, end: str, status: int
+) -> None:
+    stand_ins(tmp_path, kubectl=KUBECTL, sleep="exit 0")
+    (tmp_path / "next").write_text(end)
+    if before:
+        (tmp_path / "state").write_text(before)
+    variables = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [LAUNCH / "kubernetes.sh"], cwd=tmp_path, env=variables, capture_output=True, text=True, check=False, timeout=60
+    )
+    calls = (tmp_path / "calls").read_text()
+    assert done.returncode == status
+    assert ("job/training failed" in done.stderr) == (status == 1)
+    assert ("delete" in calls) == (before in ("complete", "failed"))
+    assert "get" in calls  # it did not take an older end for its own
+
+
 def test_torchrun_waits_for_the_other_nodes_as_long_as_it_says(tmp_path: Path) -> None:
     stand_ins(tmp_path, python=SAYS)
     variables = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "JOIN_SECONDS": "40"}
