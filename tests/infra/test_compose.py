@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tasks.core.settings import read_params
 from tests.conftest import ROOT
@@ -30,7 +31,7 @@ def is_job(service: dict[str, Any]) -> bool:
 
 
 def faults(compose: dict[str, Any]) -> list[str]:
-    return sorted({*_loose(compose), *_open(compose), *_unready(compose), *_unknown(compose)})
+    return sorted({*_loose(compose), *_unloadable(compose), *_open(compose), *_unready(compose), *_unknown(compose)})
 
 
 def _loose(compose: dict[str, Any]) -> Iterator[str]:
@@ -41,12 +42,19 @@ def _loose(compose: dict[str, Any]) -> Iterator[str]:
             yield f"{name}: image {image} is not pinned"
         if not image.startswith("turnwise-") and service.get("user", "root").split(":")[0] in ("root", "0"):
             yield f"{name}: runs as root"  # ours have a USER (test_images)
-        if not service["read_only"] or "/tmp" not in service["tmpfs"]:
+        if not service["read_only"] or "/tmp" not in {place.split(":")[0] for place in service["tmpfs"]}:
             yield f"{name}: its root can be written"
         if service["cap_drop"] != ["ALL"] or "no-new-privileges:true" not in service["security_opt"]:
             yield f"{name}: may gain rights"
         if service.get("privileged") or any("docker.sock" in text for text in texts(service)):
             yield f"{name}: has the machine"
+
+
+def _unloadable(compose: dict[str, Any]) -> Iterator[str]:
+    """Docker mounts a tmpfs noexec unless told otherwise, and HOME of our images is /tmp."""
+    for name, service in compose["services"].items():
+        if _computes(service) and "/tmp:exec" not in service["tmpfs"]:
+            yield f"{name}: what it compiles in /tmp cannot be loaded"
 
 
 def _open(compose: dict[str, Any]) -> Iterator[str]:
@@ -91,7 +99,7 @@ def _waits_for(services: dict[str, Any], name: str) -> set[str]:
 
 
 def _unknown(compose: dict[str, Any]) -> Iterator[str]:
-    """What is named and not there, or there and not named."""
+    """What is named and not there, there and not named, or there and of no use."""
     used: set[str] = set()
     for name, service in compose["services"].items():
         given = set(service.get("secrets", []))
@@ -109,8 +117,23 @@ def _unknown(compose: dict[str, Any]) -> Iterator[str]:
             is_there = (COMPOSE.parent / source).exists() if source.startswith(".") else source in compose["volumes"]
             if not is_there:
                 yield f"{name}: the volume {source} is not there"
+            if volume.endswith(":ro") and source in compose["volumes"] and not _is_filled(compose, source):
+                yield f"{name}: nobody writes to the volume {source}"
     yield from (f"the secret {secret} is not used" for secret in set(compose["secrets"]) - used)
     yield from (f"the secret {secret} is not defined" for secret in used - set(compose["secrets"]))
+
+
+def _is_filled(compose: dict[str, Any], volume: str) -> bool:
+    """Whether a service writes to it."""
+    mounts = [mount for service in compose["services"].values() for mount in service.get("volumes", [])]
+    return any(mount.split(":")[0] == volume and not mount.endswith(":ro") for mount in mounts)
+
+
+def _computes(service: dict[str, Any]) -> bool:
+    """Whether it plays or trains: torch, Triton or our C is compiled there and loaded."""
+    return service["image"].startswith("turnwise-gpu:") or any(
+        word.endswith("/workspace.sh") for word in words(service)
+    )
 
 
 def schema_errors(file: Path) -> str:
@@ -166,6 +189,9 @@ def test_compose_is_what_the_specification_allows(tmp_path: Path):
             "prepare: /opt/turnwise/infra/docker/prepared.py is not in the image",
         ),
         ("  workspace:\n", "", "worker: the volume workspace is not there"),
+        ('tmpfs: ["/tmp:exec"] # what', "tmpfs: [/tmp] # what", "worker: what it compiles in /tmp cannot be loaded"),
+        ('  tmpfs: ["/tmp:exec"]\n', "  tmpfs: [/tmp]\n", "vllm: what it compiles in /tmp cannot be loaded"),
+        ('volumes: ["models:/models"]', "volumes: []", "worker-gpu: nobody writes to the volume models"),
     ],
 )
 def test_a_planted_fault_is_found(was: str, becomes: str, fault: str):
@@ -201,3 +227,19 @@ def test_the_profile_of_services_names_the_servers_of_compose():
     assert (
         params["storage"] == read_params(ROOT / "params.yaml")["storage"]
     )  # the endpoint is a variable of the machine
+
+
+def test_the_worker_on_a_gpu_finds_the_model_of_its_profiles_where_the_service_model_puts_it():
+    compose = parse(compose_text())["services"]
+    worker, model = compose["worker-gpu"], compose["model"]
+    first, *_ = environment(worker)["TURNWISE_PROFILES"].split()
+    (mount,) = (volume.split(":")[1] for volume in worker["volumes"] if volume.startswith("models:"))
+    (place,) = (volume.split(":")[1] for volume in model["volumes"] if volume.startswith("models:"))
+    wanted = Path(worker["working_dir"]) / profile_params(first)["model"]["path"]
+    _, _, hub, _, folder = words(model)
+    assert wanted.relative_to(mount) == Path(folder).relative_to(place)
+    assert hub.rpartition("/")[2] == wanted.name
+    of_kubernetes = yaml.safe_load((ROOT / "infra" / "kubernetes" / "model.yaml").read_text(encoding="utf-8"))
+    (container,) = of_kubernetes["spec"]["template"]["spec"]["containers"]
+    assert container["args"][:3] == words(model)[:3]
+    assert Path(container["workingDir"]) / container["args"][-1] == wanted

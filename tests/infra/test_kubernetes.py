@@ -276,6 +276,17 @@ def test_the_job_of_a_run_is_valid_and_keeps_every_rule(overlay: str, tmp_path: 
 
 
 @pytest.mark.slow
+def test_the_job_that_fetches_a_model_is_valid_keeps_every_rule_and_reaches_the_hub(tmp_path: Path):
+    made = yaml.safe_load((FOLDER / "model.yaml").read_text(encoding="utf-8"))
+    made["metadata"] = {"name": "model-job", "namespace": "turnwise"}
+    assert invalid(yaml.safe_dump(made), tmp_path) == ""
+    assert [line for line in faults([*manifests("gpu"), made]) if "Probe" not in line] == []
+    policies = [item["spec"] for item in manifests("gpu") if item["kind"] == "NetworkPolicy"]
+    (egress,) = (rule for rule in policies if _matches(rule["podSelector"], "job") and rule["podSelector"])
+    assert {"port": 443} in [port for way in egress["egress"] for port in way["ports"]]
+
+
+@pytest.mark.slow
 def test_ranks_and_servers_on_several_nodes_are_valid_and_keep_every_rule(tmp_path: Path):
     assert invalid(rendered("training"), tmp_path) == ""
     items = [*manifests("training", folder=""), *manifests("gpu")]

@@ -113,3 +113,23 @@ def test_a_compiler_that_hangs_is_ended_with_what_it_started(tmp_path: Path, mon
 def test_a_folder_that_takes_none_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "CACHE", Path("/proc/no-folder"))
     assert compiled.load_library("decode_step") is None
+
+
+IN_NOEXEC = """
+mount -t tmpfs -o noexec tmpfs "$1" && cd "$2" && exec "$3" -c "
+import sys
+from pathlib import Path
+from tasks.models.native import compiled
+compiled.CACHE = Path('$1')
+print(compiled.load_library('tree_attention'), compiled.fault_of('tree_attention'))"
+"""
+
+
+def test_a_folder_from_which_nothing_is_loaded_gives_none_and_says_so(tmp_path: Path) -> None:
+    """As Docker mounts a tmpfs."""
+    command = ["unshare", "-Urm", "bash", "-c", IN_NOEXEC, "bash", str(tmp_path), str(ROOT), sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip(f"this machine lets nobody mount a file system: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("None ") and f"{tmp_path} is mounted noexec" in done.stdout

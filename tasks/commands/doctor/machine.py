@@ -15,7 +15,7 @@ from tasks.commands.doctor.estimates import (
 from tasks.commands.doctor.findings import Finding, failed, passed, warned
 from tasks.core.machine import num_processors
 from tasks.core.progress import span, spell
-from tasks.models.native.compiled import COMPILERS, fault_of, find_compilers
+from tasks.models.native.compiled import COMPILERS, NOEXEC, fault_of, find_compilers
 from tasks.planning.hardware import amount
 from tasks.planning.memory import loaded_bytes, plan_memory, share_fault, snapshot_bytes, warm_start_memory
 from tasks.planning.nearest import (
@@ -50,7 +50,8 @@ def compiler(context: DoctorContext) -> Finding:
     if not found:
         return warned(f"no C compiler is on the PATH ({', '.join(COMPILERS)})", f"{SLOWER} without one. {INSTALL}.")
     if fault := fault_of("decode_step"):
-        return warned(f"no C compiler succeeds ({fault})", f"{SLOWER} without it. {INSTALL}, with its headers.")
+        way_out = "Mount it with exec" if NOEXEC in fault else f"{INSTALL}, with its headers"
+        return warned(f"no C compiler succeeds ({fault})", f"{SLOWER} without it. {way_out}.")
     return passed("a C compiler makes what a small model needs on a CPU")
 
 

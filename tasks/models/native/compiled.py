@@ -39,6 +39,7 @@ FLAGS = (
 )
 SECONDS = 120.0  # after which a compiler is taken to hang
 HASH_BYTES = hashlib.sha256().digest_size  # at the end of a library, where the loader does not look
+NOEXEC = "noexec"  # of a file system, as Docker mounts a tmpfs
 _FAULTS: dict[str, str] = {}
 
 
@@ -115,7 +116,11 @@ def _in_words(error: Exception) -> str:
     if isinstance(error, subprocess.CalledProcessError):
         lines = [line for line in error.stderr.decode(errors="replace").splitlines() if line.strip()]
         return one_line(next((line for line in lines if "error" in line), f"ended with status {error.returncode}"))
-    return one_line(f"did not end within {SECONDS:.0f} s" if isinstance(error, subprocess.TimeoutExpired) else error)
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"did not end within {SECONDS:.0f} s"
+    if CACHE.exists() and os.statvfs(CACHE).f_flag & os.ST_NOEXEC:
+        return f"{CACHE} is mounted {NOEXEC}, so what it made cannot be loaded"
+    return one_line(error)
 
 
 def _key(compiler: str, name: str, defines: Sequence[str]) -> str:
