@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tasks.core import json_text
 from tasks.core.kept_files import check_shape, damaged, kept_file, row_check
+from tasks.core.targets import behind_links, put_back
 from tasks.core.text import one_line
 
 if TYPE_CHECKING:
@@ -46,7 +47,10 @@ _hashes: dict[tuple[int, int], _Hash] = {}  # by device and inode: a file keeps 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it replaces `path`, on error it is removed."""
+    """Yield a temporary path beside `path`; on success it replaces `path`, on error it is removed. Where `path` is a
+    link, what it leads to is replaced.
+    """
+    path = behind_links(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -58,22 +62,32 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    """The same for a folder. It takes two renames; a call that is killed between them leaves the old folder hidden, and
+    the next call puts it back.
+    """
+    path = behind_links(path)
+    temporary, replaced = (path.with_name(f".{path.name}.{os.getpid()}.{end}") for end in ("partial", "replaced"))
+    put_back(path)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
         yield temporary
-        replaced = path.with_name(f".{path.name}.{os.getpid()}.replaced")
         if path.exists():
             os.replace(path, replaced)
         os.replace(temporary, path)
-        shutil.rmtree(replaced, ignore_errors=True)
+        if replaced.exists():
+            os.replace(replaced, temporary)  # what is put back is whole: only a .partial is removed file by file
     finally:
+        put_back(path)
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed runs left unfinished in `folder`. For a caller who is the only one to write there."""
+    """Remove what killed runs left unfinished in `folder`, and put back what they had only moved away. For a caller who
+    is the only one to write there.
+    """
+    for hidden in folder.glob(".*.*.replaced"):
+        put_back(folder / hidden.name[1:].rsplit(".", 2)[0])
     for leftover in (*folder.glob(".*.partial"), *folder.glob(".*.replaced")):
         if leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)

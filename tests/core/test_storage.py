@@ -30,6 +30,7 @@ from tasks.core.files import (
     numbered_folders,
     read_json,
     read_jsonl,
+    remove_leftovers,
     require,
     write_json,
     write_jsonl,
@@ -179,6 +180,69 @@ with atomic_folder(base / "out") as folder, atomic_file(base / "a.txt") as file:
     with atomic_folder(tmp_path / "out") as temporary:
         (temporary / "new").write_text("new")
     assert names(tmp_path / "out") == ["new"]
+
+
+def test_what_a_link_leads_to_is_replaced_and_the_link_stays(tmp_path: Path) -> None:
+    """A web server's folder, or a shared file: whoever looks behind the link sees the new one."""
+    web, shared = tmp_path / "web" / "root", tmp_path / "shared" / "rows.jsonl"
+    for file in (web / "index.html", shared):
+        write_text(file, "old")
+    (tmp_path / "report").symlink_to("web/root")
+    (tmp_path / "rows.jsonl").symlink_to(shared)
+    (tmp_path / "dangling").symlink_to(tmp_path / "later")
+    for name in ("report", "dangling"):
+        with atomic_folder(tmp_path / name) as temporary:
+            (temporary / "index.html").write_text("new")
+    write_text(tmp_path / "rows.jsonl", "new")
+    assert [file.read_text() for file in (web / "index.html", shared, tmp_path / "later" / "index.html")] == ["new"] * 3
+    assert all((tmp_path / name).is_symlink() for name in ("report", "rows.jsonl", "dangling"))
+    assert names(tmp_path) == ["dangling", "later", "report", "rows.jsonl", "shared", "web"]
+    assert (names(web.parent), names(shared.parent)) == (["root"], ["rows.jsonl"])
+
+
+def test_a_cache_behind_a_link_is_never_written(tmp_path: Path) -> None:
+    """DVC's links lead to files that nobody may write."""
+    cached = tmp_path / "cache"
+    cached.write_text("old")
+    cached.chmod(0o444)
+    (tmp_path / "a.txt").symlink_to(cached)
+    write_text(tmp_path / "a.txt", "new")
+    assert (cached.read_text(), (tmp_path / "a.txt").read_text()) == ("old", "new")
+
+
+KILL_BETWEEN_RENAMES = """
+import os, signal, sys
+from pathlib import Path
+from typing import Any
+from tasks.core.files import atomic_folder
+rename = os.replace
+def stop(source: Any, target: Any) -> None:
+    rename(source, target)
+    if Path(target).suffix == ".replaced":
+        os.kill(os.getpid(), signal.SIGKILL) if sys.argv[2] == "killed" else sys.exit(3)
+os.replace = stop
+with atomic_folder(Path(sys.argv[1]) / "[out].1") as folder:
+    (folder / "new").write_text("new")
+"""
+
+
+@pytest.mark.parametrize("way", ["killed", "stopped"])
+@pytest.mark.parametrize("then", ["write", "leftovers"])
+def test_a_folder_whose_replacement_was_cut_between_its_renames_is_put_back(
+    tmp_path: Path, way: str, then: str
+) -> None:
+    out = tmp_path / "[out].1"
+    out.mkdir()
+    (out / "kept").write_text("old")
+    assert run_python(KILL_BETWEEN_RENAMES, tmp_path, way).returncode == (-signal.SIGKILL if way == "killed" else 3)
+    assert out.exists() == (way == "stopped")
+    if then == "leftovers":
+        remove_leftovers(tmp_path)
+        assert names(tmp_path) == ["[out].1"]
+    else:
+        with pytest.raises(KeyError), atomic_folder(out):
+            raise KeyError
+    assert names(out) == ["kept"]
 
 
 FILL = """
