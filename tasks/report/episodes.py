@@ -27,6 +27,8 @@ TOOL_CALL = re.compile(
     re.DOTALL,
 )
 MALFORMED = "malformed call"
+ESCAPES = re.compile(r'(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))+')  # of JSON; a run, since two may be one character
+MAX_LEVELS = 3  # of JSON in a string of JSON
 
 Pairs = list[tuple[str, Any]]
 
@@ -62,14 +64,48 @@ def errors_of(episode: Trajectory) -> set[str]:
 def texts_of(episode: Trajectory) -> Iterator[str]:
     """What a search may find: the problem, what was asked, written, called and replied, and what went wrong."""
     yield episode.problem_id
-    yield episode.request
-    yield episode.fault or ""
+    yield from _as_read(episode.request)
+    yield from _as_read(episode.fault or "")
     for turn in episode.turns:
-        yield turn.thought or ""
-        yield turn.text
-        yield from turn.replies
+        yield from _as_read(turn.thought or "")
+        yield from _texts_of_calls(turn) if turn.calls else _as_read(turn.text)
+        for reply in turn.replies:
+            yield from _as_read(reply)
         yield from (error for error in turn.errors if error is not None)
-        yield turn.follow_up or ""
+        yield from _as_read(turn.follow_up or "")
+
+
+def _texts_of_calls(turn: Turn) -> Iterator[str]:
+    """The message as written, its words apart, and the arguments, which only some formats write as JSON."""
+    yield from _as_read(turn.text, is_json=all((call or {}).get("name") for call in turn.calls))
+    yield TOOL_CALL.sub("", turn.text)
+    for call in turn.calls:
+        if (arguments := (call or {}).get("arguments")) is not None:
+            yield from _as_read(_json(arguments))
+
+
+def _as_read(text: str, *, is_json: bool = False) -> Iterator[str]:
+    r"""The text with the escapes of JSON decoded, at each level where JSON is within JSON: a reader of the text
+    `one\nrefund Krak\u00f3w` looks for refund and Kraków. What is no JSON comes as it is, too.
+    """
+    if not (ESCAPES.search(text) and (is_json or _is_json(text))):
+        yield text
+    for _ in range(MAX_LEVELS):
+        decoded = ESCAPES.sub(lambda found: str(json.loads(f'"{found[0]}"')), text)
+        if decoded == text:
+            return
+        yield decoded
+        text = decoded
+
+
+def _is_json(text: str) -> bool:
+    if not text.lstrip().startswith(("{", "[", '"')):
+        return False
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def shorten(text: str) -> str:

@@ -2,7 +2,7 @@
 
 Scripts with few characters have a file for each, the others one per block of 256. A word is a run of letters, digits
 and `_`; it is found by its beginning, and by that of each part after a `_`. Scripts without spaces are found by
-character. page/search.js splits a query in the same way.
+character. page/search.js splits a query in the same way. What no screen shows is a word's end, as the page writes it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from itertools import chain
 
+from tasks.core.pages import page_text
 from tasks.report.script_files import ScriptFolder, script_json
 
 UNSPACED = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\u0e00-\u0eff"  # Han, kana, hangul; Thai and Lao
@@ -29,7 +30,7 @@ class WordIndex:
     def add(self, number: int, texts: Iterable[str]) -> None:
         words: set[str] = set()
         for text in texts:
-            words.update(WORD.findall(text.lower()))
+            words.update(WORD.findall(page_text(text).lower()))
         known = self._beginnings
         known.update((word, _beginnings(word)) for word in words.difference(known))
         for beginning in set(chain.from_iterable(map(known.__getitem__, words))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -164,6 +165,23 @@ def test_a_search_finds_words_of_requests_calls_and_replies(shared_page, words: 
     page.wait_for_function(IS_SEARCHED, arg=words)
     wait_for_rows(page, len(problems))
     assert listed(page) == problems
+
+
+def test_a_search_finds_words_of_escaped_text_and_beside_invisible_letters(tmp_path: Path, open_page: Open):
+    policies = small_policies(tmp_path)[:2]
+    for policy in policies:
+        mail, korean = (small_episode(policy.name, problem, 0, True) for problem in ("p-better", "p-same"))
+        call = {"name": "send", "arguments": {"body": "Dear Ann,\nrefund granted in Łódź"}}
+        mail.turns = [Turn(text=json.dumps(call), calls=[call], replies=[json.dumps({"to": "x\nKraków"})])]
+        korean.turns = [Turn(text="ｱｲｳ ｶﾅ \uffa0 việt viết vi\u115f")]
+        write_jsonl(policy.trajectories, [episode.to_row() for episode in (mail, korean)])
+    page = open_page(build_browser(tmp_path / "report", policies, title="").absolute()).page
+    for words in ("refund", "łódź", "Kraków", "nrefund", "ｱｲｳ", "ｶﾅ", "việt", "viết"):
+        page.fill("#q", words)
+        page.wait_for_function(IS_SEARCHED, arg=words)
+        found = {"nrefund": []}.get(words, ["p-better"] if words in ("refund", "łódź", "Kraków") else ["p-same"])
+        wait_for_rows(page, len(found))
+        assert (words, listed(page)) == (words, found)
 
 
 def test_a_search_reads_the_index_of_its_first_letters_and_no_episode(small: Path, open_page: Open):

@@ -15,7 +15,7 @@ from tasks.core.files import write_json, write_jsonl
 from tasks.core.records import ToolCall, Turn
 from tasks.core.settings import Paths
 from tasks.report.browser import PAGE, Policy, build_browser, write_browser
-from tasks.report.episodes import HEAD_CHARACTERS, TAIL_CHARACTERS, TOOL_CALL, shorten, shown_episode
+from tasks.report.episodes import HEAD_CHARACTERS, TAIL_CHARACTERS, TOOL_CALL, shorten, shown_episode, texts_of
 from tasks.report.script_files import CHUNK_CHARACTERS, ChunkWriter, ScriptFolder, script_json
 from tasks.report.token_heat import MOST, Numbers, TokenReader, load_tokenizer
 from tasks.report.word_index import WordIndex
@@ -149,6 +149,45 @@ def test_words_of_every_script_are_spread_over_files(tmp_path: Path):
     keys = ["n", "u005f", "u0431", "u0440", "u0e27", "u0e2a", "u4e00", "u6700", "uc100", "uc600", "u1d400"]
     assert set(index.write(ScriptFolder(tmp_path))) >= set(keys)
     assert received(tmp_path / "words-u0431.js")["words"] == ["билет", "билеты"]
+
+
+def words_of(turn: Turn, folder: Path) -> set[str]:
+    """The words that find an episode of this turn."""
+    episode, index = small_episode("base", "p-same", 0, True), WordIndex()
+    episode.turns = [turn]
+    index.add(0, texts_of(episode))
+    return {word for key in index.write(ScriptFolder(folder)) for word in received(folder / f"words-{key}.js")["words"]}
+
+
+@pytest.mark.parametrize("num_levels", [0, 1])
+def test_words_of_json_are_those_that_its_strings_say(tmp_path: Path, num_levels: int):
+    """As `json.dumps` and most models write it: the letter of an escape is no part of a word."""
+    arguments = {"body": "Dear Ann,\nrefund granted\n\tsignature", "city": "Łódź", "path": "C:\\new", "sign": "𝒳"}
+    call, reply = {"name": "send_mail", "arguments": arguments}, json.dumps({"text": "one\nfailure", "to": "Kraków"})
+    for _ in range(num_levels):
+        reply = json.dumps({"content": reply})
+    written = f"I write. <tool_call>{json.dumps(call)}</tool_call>"
+    words = words_of(Turn(text=written, calls=[call], replies=[reply], errors=[None]), tmp_path)
+    assert words >= {"dear", "refund", "granted", "signature", "łódź", "new", "𝒳", "send_mail", "write", "tool_call"}
+    assert words >= {"one", "failure", "kraków"}
+    assert not words & {"nrefund", "tsignature", "u0141", "0141"} and (num_levels or "nfailure" not in words)
+
+
+def test_words_beside_a_backslash_that_is_none_of_json_are_found(tmp_path: Path):
+    reply, mail = r"saved C:\new\table", {"name": "save", "arguments": {"path": r"D:\fonts"}}
+    assert words_of(Turn(text="", calls=[{}], replies=[reply]), tmp_path / "a") >= {"new", "table"}
+    assert words_of(Turn(text=r"<function=save>D:\fonts", calls=[mail]), tmp_path / "b") >= {"save", "fonts"}
+    assert words_of(Turn(text=r"<tool_call>{C:\new", calls=[{"malformed": True}]), tmp_path / "c") >= {"new"}
+
+
+@pytest.mark.parametrize("hidden", ["\u115f", "\u1160", "\u3164", "\uffa0", "\xad"])
+def test_what_no_screen_shows_ends_a_word_and_leaves_the_others_in_order(tmp_path: Path, hidden: str):
+    index = WordIndex()
+    index.add(0, [f"name: {hidden} vi{hidden}", "việt viết ｱｲｳ ｶﾅ ᄀ"])
+    for key in index.write(ScriptFolder(tmp_path)):
+        words = received(tmp_path / f"words-{key}.js")["words"]
+        assert words == sorted(words)
+    assert received(tmp_path / "words-v.js")["words"] == ["vi", "viết", "việt"]  # by code point
 
 
 def test_a_word_of_a_megabyte_takes_forty_characters_of_the_index(tmp_path: Path):
