@@ -142,8 +142,8 @@ class DataWriter:
         return self.numbers["sets"].of(tuple(sorted(self.numbers[kind].of(value) for value in sorted(values))))
 
     def changes(self) -> dict[str, int]:
-        """Problems by whether the second policy solves more, fewer or as many shared samples; page/data.js counts the
-        same way.
+        """Problems by whether the second policy solves more, fewer or as many of the samples that both were measured
+        on; page/data.js counts the same way. An episode that the environment lost says nothing about a policy.
         """
         first, second = self._successes(0), self._successes(1)
         gains: dict[int | None, int] = {}
@@ -157,10 +157,10 @@ class DataWriter:
         }
 
     def _successes(self, number: int) -> dict[tuple[int | None, int | None], bool]:
-        success = self.numbers["outcomes"].of("success")
+        success, lost = (self.numbers["outcomes"].of(outcome) for outcome in ("success", "environment_error"))
         bounds = [*(policy["first"] for policy in self.policies), len(self.rows)]
         rows = self.rows[bounds[number] : bounds[number + 1]]
-        return {(row["problem"], row["sample"]): row["outcome"] == success for row in rows}
+        return {(row["problem"], row["sample"]): row["outcome"] == success for row in rows if row["outcome"] != lost}
 
     def finish(self) -> dict[str, Any]:
         self.shown.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,7 +18,7 @@ import pytest
 
 from tasks.core.files import read_jsonl, write_jsonl
 from tasks.core.records import Turn
-from tasks.report.browser import build_browser
+from tasks.report.browser import Policy, build_browser, write_browser
 from tests.browser.conftest import PATIENCE, Tab
 from tests.browser.test_report_page import SHAPES
 from tests.core.test_records import with_a_helper
@@ -568,6 +569,60 @@ def test_a_problem_that_only_one_policy_met_is_no_change_of_any_kind(tmp_path: P
     assert page.locator("#status").inner_text() == "4 problems · 1 met by both"
     signs = dict(zip(listed(page), page.locator(".row .change").all_inner_texts(), strict=True))
     assert signs == {"p-better": "▲", "p-same": "–", "p-worse": "–", "p-mixed": "–"}
+
+
+def test_an_episode_that_the_environment_lost_is_marked_and_counts_for_neither(tmp_path: Path, open_page: Open):
+    policies = small_policies(tmp_path)[:2]
+    lose(policies[1], {("p-better", 0), ("p-worse", 0), ("p-worse", 1), ("p-same", 1)})
+    lose(policies[0], {("p-mixed", 1)})
+    page = open_page(build_browser(tmp_path / "report", policies, title="").absolute(), "problem=p-same").page
+    assert [text.replace("\n", "") for text in page.locator(".row .marks").all_inner_texts()] == [
+        "✗✗→–✓", "✓✓→––", "✗–→✓✗", "✓✓→✓–",
+    ]  # fmt: skip
+    assert page.locator(".row .change").all_inner_texts() == ["▲", "–", "▲", "="]
+    assert page.get_by_role("option", name="book/none, same, base 2 of 2, iteration-0100 1 of 1").count() == 1
+    assert page.locator(".samples button").all_inner_texts() == ["sample 0 ✓ ✓", "sample 1 ✓ –"]
+    page.get_by_role("button", name="sample 1").click()
+    page.wait_for_selector(".badge:has-text('– environment error')")
+
+
+def test_the_page_counts_what_the_overview_counts(tmp_path: Path, open_page: Open):
+    """Two policies on problems of one to five samples; either may have lost, or not met, any of them."""
+    rng, policies, outcomes = (
+        random.Random(3),
+        small_policies(tmp_path)[:2],
+        ("success", "failure", "environment_error"),
+    )
+    for policy in policies:
+        episodes = [
+            replace(
+                small_episode(policy.name, "p-same", sample, True), problem_id=f"p-{i}", outcome=rng.choice(outcomes)
+            )
+            for i in range(200)
+            for sample in range(1 + i % 5)
+            if rng.random() < 0.9
+        ]
+        write_jsonl(policy.trajectories, [episode.to_row() for episode in episodes])
+    folder = tmp_path / "report"
+    folder.mkdir()
+    changes = write_browser(folder, policies, title="")
+    page = open_page((folder / "trajectories.html").absolute()).page
+    assert [int(count) for count in page.locator("#changes b").all_inner_texts()[1:]] == [
+        changes[change] for change in ("improved", "regressed", "same")
+    ]
+    page.evaluate("location.hash = 'of=best&outcome=not_success'")  # as the overview links to it
+    page.wait_for_function("() => turnwise.state.of === 'best'")
+    assert len(page.evaluate("turnwise.rows()")) == changes["failing"]
+    assert min(changes.values()) > 20
+
+
+def lose(policy: Policy, places: set[tuple[str, int]]) -> None:
+    """Have the environment lose the policy's episodes at these problems and samples."""
+    rows = [row for _, row in read_jsonl(policy.trajectories)]
+    for row in rows:
+        if (row["problem_id"], row["sample_index"]) in places:
+            row |= {"outcome": "environment_error", "limit": None, "fault": "the booking server was down"}
+    write_jsonl(policy.trajectories, rows)
 
 
 def test_in_high_contrast_what_is_chosen_has_an_outline_and_policies_have_shapes(small: Path, open_page: Open):

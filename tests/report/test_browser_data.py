@@ -111,6 +111,18 @@ def test_changes_are_counted_by_problem_over_the_samples_both_met(tmp_path: Path
     assert by_frontier == {"improved": 1, "regressed": 0, "same": 3, "failing": 0}  # sample 0 alone: p-mixed is equal
 
 
+def test_an_episode_that_the_environment_lost_changes_nothing_and_fails_nothing(tmp_path: Path):
+    """As in the statistics: equal policies, of which one lost episodes, are equal."""
+    policies = small_policies(tmp_path)[:2]
+    for policy, outcome in zip(policies, ("success", "environment_error"), strict=True):
+        episodes = [small_episode(policy.name, problem, 0, True) for problem in TYPES]
+        episodes[0].outcome = episodes[1].outcome = outcome
+        write_jsonl(policy.trajectories, [episode.to_row() for episode in episodes])
+    assert write_browser(tmp_path / "ab", policies, title="") == {
+        "improved": 0, "regressed": 0, "same": 2, "failing": 0,
+    }  # fmt: skip
+
+
 def test_a_frontier_whose_endpoint_counted_no_tokens_is_shown_without_a_reward(tmp_path: Path):
     """`token_cost` cannot be computed of it, which is no reason to have no page."""
     policies, paths = small_policies(tmp_path), Paths(tmp_path)

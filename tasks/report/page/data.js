@@ -69,6 +69,7 @@ const turnwise = {};
     turnwise.index = {
       ...raw,
       success: raw.outcomes.indexOf("success"),
+      lost: raw.outcomes.indexOf(turnwise.LOST),
       problemNumbers: new Map(problems.map(([id], number) => [id, number])),
       policyNamed: (name) => policies.find((policy) => policy.name === name),
     };
@@ -76,17 +77,24 @@ const turnwise = {};
 
   turnwise.isSuccess = (episode) => turnwise.index.episodes.outcome[episode] === turnwise.index.success;
 
+  // Whether the environment lost it: then it says nothing about the policy, and no count has it.
+  turnwise.LOST = "environment_error";
+  turnwise.isLost = (episode) => turnwise.index.episodes.outcome[episode] === turnwise.index.lost;
+
+  // ✓, ✗, or – for an episode that was lost or is not there.
+  turnwise.markOf = (episode) => (episode === undefined || turnwise.isLost(episode) ? "–" : turnwise.isSuccess(episode) ? "✓" : "✗");
+
   // The episode of a policy on a problem and sample, undefined where it has none.
   turnwise.episodeOf = (policy, problem, sample) =>
     policy.samplesOf.get(problem)?.find((e) => turnwise.index.episodes.sample[e] === sample);
 
-  // "improved" where `after` solves more of the samples that both have, "regressed" where fewer, else "same"; "unmatched"
-  // where they share none.
+  // "improved" where `after` solves more of the samples that both were measured on, "regressed" where fewer, else "same";
+  // "unmatched" where they share none. `changes` in browser.py counts the same way.
   turnwise.changeOf = (problem, before, after) => {
     let [gain, isMatched] = [0, false];
     for (const earlier of before.samplesOf.get(problem) ?? []) {
       const later = turnwise.episodeOf(after, problem, turnwise.index.episodes.sample[earlier]);
-      if (later === undefined) continue;
+      if (later === undefined || turnwise.isLost(earlier) || turnwise.isLost(later)) continue;
       isMatched = true;
       gain += turnwise.isSuccess(later) - turnwise.isSuccess(earlier);
     }

@@ -31,10 +31,10 @@
 
   // A test of one episode, by its columns of the index.
   function episodeTest(state, found) {
-    const { episodes, outcomes, limits, tools, errors, sets, success } = turnwise.index;
+    const { episodes, outcomes, limits, tools, errors, sets } = turnwise.index;
     const tests = [];
     if (found) tests.push((e) => found[e]);
-    if (state.outcome === turnwise.NOT_SUCCESS) tests.push((e) => episodes.outcome[e] !== success);
+    if (state.outcome === turnwise.NOT_SUCCESS) tests.push((e) => !turnwise.isSuccess(e) && !turnwise.isLost(e));
     else if (state.outcome) tests.push(equals(episodes.outcome, outcomes.indexOf(state.outcome)));
     if (state.limit) tests.push(equals(episodes.limit, limits.indexOf(state.limit)));
     if (state.tool) tests.push(contains(episodes.tools, sets, tools.indexOf(state.tool)));

@@ -5,6 +5,7 @@
   const { el } = turnwise;
   const SPARE_ROWS = 6; // above and below the visible rows
   const MAX_MARKS = 4; // samples shown one by one; more are counted
+  const CLASSES = { "✓": "i.hit", "✗": "i.miss", "–": "i.lost" };
   const SIGNS = { improved: "▲", regressed: "▼", same: "=", unmatched: "–" };
   const box = document.getElementById("list");
   const sizer = document.getElementById("sizer");
@@ -79,12 +80,12 @@
   function marks(policy, problem) {
     const episodes = policy.samplesOf.get(problem) ?? [];
     if (episodes.length > MAX_MARKS) return el("span.count", { title: policy.label }, solved(policy, problem).replace(" of ", "/"));
-    const signs = episodes.map((episode) => el(turnwise.isSuccess(episode) ? "i.hit" : "i.miss", turnwise.isSuccess(episode) ? "✓" : "✗"));
+    const signs = episodes.map((episode) => el(CLASSES[turnwise.markOf(episode)], turnwise.markOf(episode)));
     return el("span.signs", { title: policy.label }, ...(signs.length ? signs : ["–"]));
   }
 
   function solved(policy, problem) {
-    const episodes = policy.samplesOf.get(problem) ?? [];
+    const episodes = (policy.samplesOf.get(problem) ?? []).filter((episode) => !turnwise.isLost(episode));
     return `${episodes.filter(turnwise.isSuccess).length} of ${episodes.length}`;
   }
 

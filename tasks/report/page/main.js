@@ -74,7 +74,7 @@
     for (const id of ["before", "after"]) byId(id).append(...policies.map(({ name, label }) => option(name, label)));
     byId("category").append(option("", "any"), ...[...categories].sort().map((name) => option(name, name)));
     byId("of").append(option("", "any policy shown"), ...policies.map(({ name, label }) => option(name, label)));
-    byId("outcome").append(option("", "any"), option(turnwise.NOT_SUCCESS, "any but success"), ...sorted(outcomes));
+    byId("outcome").append(option("", "any"), option(turnwise.NOT_SUCCESS, "any that failed"), ...sorted(outcomes));
     byId("error").append(option("", "any"), ...sorted(errors));
     byId("tool").append(option("", "any"), ...[...tools].sort().map((name) => option(name, name)));
     byId("limit").append(option("", "any"), ...sorted(limits));

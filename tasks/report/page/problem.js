@@ -77,10 +77,7 @@
   }
 
   function sampleButton(problem, number, current) {
-    const marks = turnwise.shownPolicies().map((policy) => {
-      const episode = turnwise.episodeOf(policy, problem, number);
-      return episode === undefined ? "–" : turnwise.isSuccess(episode) ? "✓" : "✗";
-    });
+    const marks = turnwise.shownPolicies().map((policy) => turnwise.markOf(turnwise.episodeOf(policy, problem, number)));
     return toggle(`sample ${number}`, `sample ${number} ${marks.join(" ")}`, number === current, () => turnwise.go({ sample: number }));
   }
 

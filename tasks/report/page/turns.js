@@ -81,5 +81,8 @@
     shown.details ? fold("details", el("pre", { dir: directionOf(shown.details) }, shown.details)) : null,
     el("p.foot", `line ${shown.line} of `, el("code", policy.file)));
 
-  turnwise.badge = (outcome) => el(`span.badge.${outcome === "success" ? "good" : "bad"}`, `${outcome === "success" ? "✓" : "✗"} ${words(outcome)}`);
+  turnwise.badge = (outcome) => {
+    if (outcome === turnwise.LOST) return el("span.badge", `– ${words(outcome)}`);
+    return outcome === "success" ? el("span.badge.good", `✓ ${words(outcome)}`) : el("span.badge.bad", `✗ ${words(outcome)}`);
+  };
 })();
