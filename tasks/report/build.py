@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from tasks.core.files import atomic_file, atomic_folder, write_json, write_text
-from tasks.core.pages import render
+from tasks.core.pages import page_text, render
 from tasks.core.records import Outcome
 from tasks.core.settings import Paths
 from tasks.measurement.points import difference_text
@@ -73,7 +73,7 @@ def build_report(paths: Paths, rewards: RewardSettings | None = None) -> Path:
         changes = write_browser(temporary, shown, title=title, overview="index.html", rescorer=rescorer)
         for name, style in CHARTS.items():
             progress_chart(paths, temporary / name, style=style)
-        filters: dict[str, Callable[..., Any]] = {"percent": percent, "interval": interval, "in_browser": _in_browser}
+        filters: dict[str, Callable[..., Any]] = {"percent": percent, "interval": interval, "in_browser": in_browser}
         page = render(
             TEMPLATES,
             "index.html.jinja",
@@ -128,5 +128,6 @@ def champion_met(results: StoredResults) -> str | None:
     return f"champion{' before' if decision['is_champion'] else ''}, version {before['version']}"
 
 
-def _in_browser(filters: Mapping[str, str]) -> str:
-    return f"trajectories.html#{urlencode(filters)}"
+def in_browser(filters: Mapping[str, str]) -> str:
+    """A link to the list with these filters, whose values are written as the browser's index writes them."""
+    return f"trajectories.html#{urlencode({name: page_text(value) for name, value in filters.items()})}"
