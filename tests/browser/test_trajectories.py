@@ -19,7 +19,8 @@ import pytest
 from tasks.core.files import read_jsonl, write_jsonl
 from tasks.core.records import Turn
 from tasks.report.browser import Policy, build_browser, write_browser
-from tests.browser.conftest import PATIENCE, Tab
+from tasks.report.build import in_browser
+from tests.browser.conftest import CHROMIUM_FLAGS, PATIENCE, Tab, find_chromium
 from tests.browser.test_report_page import SHAPES
 from tests.core.test_records import with_a_helper
 from tests.measurement.hostile import HANDLER, NO_UTF_8_SHOWN, PROBLEM, SCRIPT
@@ -64,6 +65,8 @@ def wait_for_request(page: Any, words: str) -> None:
 
 
 def place_of(page: Any) -> str:
+    """The address, once it is that of the state."""
+    page.wait_for_function("() => (location.hash || '#') === turnwise.addressOf(turnwise.state)")
     return unquote(page.evaluate("location.hash").removeprefix("#"))
 
 
@@ -204,8 +207,8 @@ def test_a_link_shows_the_same_problem_sample_policies_and_filters(small: Path, 
     page.get_by_role("button", name="+ champion, version 3").click()
     page.get_by_role("button", name="log-probs").click()
     page.wait_for_selector(".tokens")
-    place = page.evaluate("location.hash").removeprefix("#")
-    assert unquote(place) == ("problem=p-better&sample=1&policies=warm_start,best,champion&q=rome&of=base&heat=1")
+    place = place_of(page)
+    assert place == "problem=p-better&sample=1&policies=warm_start,best,champion&q=rome&of=base&heat=1"
     again = open_page(small, place).page
     again.wait_for_selector(".tokens")
     for what in ("#filters", "#list", "#problem"):
@@ -219,6 +222,100 @@ def test_a_link_to_what_is_not_there_opens_the_list(small: Path, open_page: Open
     tab = open_page(small, "problem=gone&policies=nobody,best&category=none&outcome=__proto__")
     assert tab.page.locator("#problem").inner_text().startswith("a small world")
     assert tab.complaints == []
+
+
+@pytest.mark.parametrize("words", ["$", "…!"])
+def test_a_search_without_a_letter_matches_nothing_and_says_what_it_needs(shared_page, words: str):
+    page = cleared(shared_page)
+    page.fill("#q", words)
+    wait_for_rows(page, 0)
+    assert page.locator("#status").inner_text() == "A search finds words: type a letter or a digit."
+    page.fill("#q", " ")
+    wait_for_rows(page, 4)
+    page.fill("#q", f"{words}vienna")
+    wait_for_rows(page, 1)
+
+
+def test_a_link_to_the_episodes_of_a_policy_that_is_not_there_is_of_any(small: Path, open_page: Open):
+    page = open_page(small, "of=gone&outcome=max_turns").page
+    assert listed(page) == ["p-worse"]
+    assert page.locator("#of").evaluate("select => select.selectedOptions[0].text") == "any policy shown"
+
+
+def test_a_category_with_an_invisible_character_is_found_by_the_overviews_link(tmp_path: Path, open_page: Open):
+    policies, category = small_policies(tmp_path)[:2], "hotel\u200fbooking"
+    for policy in policies:
+        rows = [row for _, row in read_jsonl(policy.trajectories)]
+        write_jsonl(
+            policy.trajectories,
+            [row | {"category": category} if row["problem_id"] == "p-same" else row for row in rows],
+        )
+    file = build_browser(tmp_path / "report", policies, title="").absolute()
+    page = open_page(file, in_browser({"category": category}).partition("#")[2]).page
+    assert listed(page) == ["p-same"]
+    assert page.locator("#category").input_value() == "hotel⟨U+200F⟩booking"
+
+
+def test_back_shows_the_words_that_were_searched_there_while_the_cursor_is_in_the_field(small: Path, open_page: Open):
+    page = open_page(small).page
+    page.fill("#q", "rome")
+    page.wait_for_function(IS_SEARCHED, arg="rome")
+    page.locator(".row", has_text="p-better").click()
+    for words in ("vienna", "vienna is typed and not yet searched"):
+        page.fill("#q", words)
+        if words == "vienna":
+            page.wait_for_function(IS_SEARCHED, arg=words)
+        page.go_back()
+        page.wait_for_function("() => turnwise.state.problem === null")
+        assert page.evaluate("document.activeElement.id") == "q"
+        assert page.locator("#q").input_value() == "rome"
+        page.wait_for_timeout(300)  # longer than the pause after which typed words are searched
+        assert place_of(page) == "q=rome"
+        page.go_forward()
+        page.wait_for_function("() => turnwise.state.problem === 'p-better'")
+
+
+def test_s_goes_through_the_samples_that_any_shown_policy_has(tmp_path: Path, open_page: Open):
+    base, best = small_policies(tmp_path)[:2]
+    rows = [row for _, row in read_jsonl(best.trajectories)]
+    write_jsonl(best.trajectories, [row for row in rows if row["problem_id"] != "p-same"])
+    page = open_page(build_browser(tmp_path / "report", [base, best], title="").absolute(), "problem=p-same").page
+    for sample in (1, 0):
+        page.keyboard.press("s")
+        page.wait_for_selector(f"button[aria-pressed=true]:has-text('sample {sample}')")
+
+
+def test_a_held_key_moves_on_where_the_browser_drops_what_a_page_writes_to_its_address(browser, tmp_path: Path):
+    """Chromium as people run it drops what is beyond 200 addresses in 10 seconds; Playwright's takes them all."""
+    policies = small_policies(tmp_path)[:2]
+    for policy in policies:
+        episodes = [replace(small_episode(policy.name, "p-same", 0, True), problem_id=f"p-{i:03d}") for i in range(400)]
+        write_jsonl(policy.trajectories, [episode.to_row() for episode in episodes])
+    file = build_browser(tmp_path / "report", policies, title="").absolute()
+    chromium = browser.browser_type.launch(
+        executable_path=find_chromium(), args=CHROMIUM_FLAGS, timeout=PATIENCE,
+        ignore_default_args=["--disable-ipc-flooding-protection"],
+    )  # fmt: skip
+    page = chromium.new_page()
+    page.set_default_timeout(PATIENCE)
+    page.goto(file.as_uri())
+    page.wait_for_selector("html[data-ready]")
+    hold = """() => { for (let i = 0; i < 300; i++) document.body.dispatchEvent(
+      new KeyboardEvent("keydown", { key: "j", bubbles: true, cancelable: true })); }"""
+    page.evaluate(hold)
+    assert page.evaluate("turnwise.currentRow()") == 299
+    page.get_by_role("radio", name="Improved").check(force=True)
+    assert page.locator("#status").inner_text() == "0 of 400 problems"
+    assert place_of(page) == "problem=p-299&sample=0&change=improved"
+    page.get_by_role("radio", name="All").check(force=True)
+    page.locator("#row-299").click()  # a step of its own: back leads to where the key was let go
+    page.locator("#row-300").click()
+    page.evaluate(hold.replace("300", "5"))
+    page.go_back()
+    page.wait_for_function("() => turnwise.state.problem === 'p-299'")
+    page.wait_for_timeout(500)  # no address is due of the place that was left
+    assert place_of(page) == "problem=p-299&sample=0"
+    chromium.close()
 
 
 def test_everything_is_reached_from_the_keyboard(small: Path, open_page: Open):

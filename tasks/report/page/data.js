@@ -84,6 +84,10 @@ const turnwise = {};
   // ✓, ✗, or – for an episode that was lost or is not there.
   turnwise.markOf = (episode) => (episode === undefined || turnwise.isLost(episode) ? "–" : turnwise.isSuccess(episode) ? "✓" : "✗");
 
+  // The samples of a problem that any shown policy has, in order.
+  turnwise.samplesOf = (problem) => [...new Set(turnwise.shownPolicies().flatMap((policy) =>
+    (policy.samplesOf.get(problem) ?? []).map((episode) => turnwise.index.episodes.sample[episode])))].sort((a, b) => a - b);
+
   // The episode of a policy on a problem and sample, undefined where it has none.
   turnwise.episodeOf = (policy, problem, sample) =>
     policy.samplesOf.get(problem)?.find((e) => turnwise.index.episodes.sample[e] === sample);

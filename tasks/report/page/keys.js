@@ -22,8 +22,7 @@
   function nextSample() {
     const { problem, sample } = turnwise.state;
     if (problem === null) return;
-    const number = turnwise.index.problemNumbers.get(problem);
-    const samples = (turnwise.shownPolicies()[1].samplesOf.get(number) ?? []).map((episode) => turnwise.index.episodes.sample[episode]);
+    const samples = turnwise.samplesOf(turnwise.index.problemNumbers.get(problem));
     if (samples.length) turnwise.go({ sample: samples[(samples.indexOf(sample) + 1) % samples.length] });
   }
 

@@ -1,4 +1,4 @@
-// Builds the page: loads the index, fills the controls, and draws the state of the address whenever it changes.
+// Builds the page: loads the index, fills the controls, and draws the state whenever it changes.
 "use strict";
 
 (() => {
@@ -13,7 +13,7 @@
 
   async function start() {
     turnwise.openIndex(await turnwise.load("index"));
-    turnwise.state = turnwise.readState(location.hash);
+    turnwise.readAddress();
     document.title = `Trajectories · ${turnwise.index.title}`;
     if (turnwise.index.overview) { byId("overview").href = turnwise.index.overview; byId("overview").hidden = false; }
     fillControls();
@@ -28,6 +28,8 @@
 
   // The reader went back or forward, or changed the address.
   function follow() {
+    turnwise.readAddress();
+    stopTyping(); // what was being typed is of the place that the reader left
     turnwise.changed();
     showWhatIsChosen();
     turnwise.revealRow();
@@ -38,11 +40,10 @@
     document.body.dataset.view = turnwise.state.problem === null ? "list" : "problem";
   }
 
-  // The address has changed: read it and draw.
+  // The state has changed: draw it.
   turnwise.changed = () => { drawn = draw(); return drawn; };
 
   async function draw() {
-    turnwise.state = turnwise.readState(location.hash);
     const { q } = turnwise.state;
     let failure = null;
     if (flags.q !== q) {
@@ -83,7 +84,7 @@
     byId("after").addEventListener("change", comparePolicies);
     byId("changes").addEventListener("change", (event) => turnwise.go({ change: event.target.value }));
     byId("q").addEventListener("input", () => {
-      clearTimeout(typing);
+      stopTyping();
       typing = setTimeout(() => turnwise.setSearch(byId("q").value), TYPING_PAUSE);
     });
     byId("filters").addEventListener("submit", (event) => event.preventDefault());
@@ -97,9 +98,13 @@
     }
   }
 
-  turnwise.setSearch = (q) => {
+  function stopTyping() {
     clearTimeout(typing);
     typing = null;
+  }
+
+  turnwise.setSearch = (q) => {
+    stopTyping();
     byId("q").value = q;
     turnwise.go({ q });
   };
@@ -120,7 +125,7 @@
 
   function drawControls(rows, counts, total) {
     const { state } = turnwise;
-    if (typing === null && document.activeElement !== byId("q")) byId("q").value = state.q;
+    if (typing === null && byId("q").value !== state.q) byId("q").value = state.q; // the caret stays where it is the same
     [byId("before").value, byId("after").value] = state.policies;
     for (const id of SELECTS) byId(id).value = state[id];
     for (const input of byId("changes").querySelectorAll("input")) input.checked = input.value === state.change;

@@ -63,14 +63,12 @@
   function head(problem, sample, columns, isDifferent) {
     const [id, category, beginning] = turnwise.index.problems[problem];
     const request = columns.find(({ shown }) => shown)?.shown.request ?? beginning;
-    const samples = [...new Set(turnwise.shownPolicies().flatMap((policy) =>
-      (policy.samplesOf.get(problem) ?? []).map((episode) => turnwise.index.episodes.sample[episode])))].sort((a, b) => a - b);
     return el("header.head",
       el("p.where", el("button.plain.back", { type: "button", "data-key": "back", onclick: () => turnwise.close() }, "‹ problems"),
         el("bdi.category", turnwise.index.categories[category]), el("code", id)),
       el("h2.request", { dir: "auto" }, request),
       el("div.tools",
-        el("div.samples", { role: "group", "aria-label": "Sample" }, ...samples.map((number) => sampleButton(problem, number, sample))),
+        el("div.samples", { role: "group", "aria-label": "Sample" }, ...turnwise.samplesOf(problem).map((number) => sampleButton(problem, number, sample))),
         el("div.also", { role: "group", "aria-label": "Also show" }, ...alsoButtons()),
         toggle("heat", "log-probs", turnwise.state.heat, () => turnwise.go({ heat: !turnwise.state.heat }), "Colour every sampled token by its log-prob"),
         el("button.plain.jump", { type: "button", "data-key": "jump", disabled: !isDifferent, onclick: () => turnwise.jumpToDifference() }, "first difference")));

@@ -10,10 +10,11 @@
   turnwise.wordsOf = (query) =>
     [...new Set(query.toLowerCase().match(WORD) ?? [])].map((word) => [...word].slice(0, MAX_WORD_CHARACTERS).join(""));
 
-  // Which episodes contain every word of the query: one flag per episode, or null for a query without a word.
+  // Which episodes contain every word of the query: one flag per episode, or null for no query.
   turnwise.search = async (query) => {
     const words = turnwise.wordsOf(query);
-    if (!words.length) return null;
+    if (!query.trim()) return null;
+    if (!words.length) throw new Error("A search finds words: type a letter or a digit.");
     const each = await Promise.all(words.map(episodesWith));
     return each.reduce((all, some) => all.map((flag, e) => flag & some[e]));
   };
