@@ -6,22 +6,25 @@ episode and the word index. A page opened from disk may fetch nothing, so all da
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.core.files import atomic_folder
+from tasks.core.files import atomic_folder, write_text
 from tasks.core.pages import STYLE
 from tasks.core.records import Trajectory
 from tasks.report.episodes import errors_of, shown_episode, texts_of, tools_of
-from tasks.report.script_files import ChunkWriter, ScriptFolder, script_json
+from tasks.report.script_files import ChunkWriter, ScriptFolder, address_of, script_json
 from tasks.report.token_heat import Numbers, TokenReader
 from tasks.report.word_index import WordIndex
 from tasks.rewards.stored import Rescorer, read_trajectories
 
 PAGE = Path(__file__).parent / "page"
+PAGE_FILE = "trajectories.html"
+FILE_OF_PAGE = re.compile(r'(?<==")\w+\.(?:js|css)(?=")')
 MAX_REQUEST_CHARACTERS = 160  # of a request in the list
 NAMES = ("categories", "outcomes", "limits", "tools", "errors", "sets")  # the index has numbers for these
 
@@ -44,7 +47,7 @@ def build_browser(folder: Path, policies: Sequence[Policy], *, title: str) -> Pa
     """
     with atomic_folder(folder) as temporary:
         write_browser(temporary, policies, title=title)
-    return folder / "trajectories.html"
+    return folder / PAGE_FILE
 
 
 def write_browser(
@@ -74,7 +77,14 @@ def write_browser(
     scripts.write("index", script_json({"title": title, "overview": overview, **writer.finish()}))
     for file in [*PAGE.iterdir(), STYLE]:
         shutil.copyfile(file, folder / file.name)
+    write_text(folder / PAGE_FILE, _page_with_digests(folder, scripts.digests["index"]))
     return writer.changes()
+
+
+def _page_with_digests(folder: Path, index: str) -> str:
+    page = (folder / PAGE_FILE).read_text(encoding="utf-8")
+    page = page.replace("<html ", f'<html data-index="{index}" ', 1)
+    return FILE_OF_PAGE.sub(lambda found: address_of(folder / found[0]), page)
 
 
 def files_of_browser() -> set[str]:

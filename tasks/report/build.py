@@ -28,6 +28,7 @@ from tasks.report.results import (
     read_results,
     short_name,
 )
+from tasks.report.script_files import address_of
 from tasks.report.summary import build_summary
 from tasks.rewards.settings import RewardSettings
 from tasks.rewards.stored import Rescorer
@@ -73,7 +74,11 @@ def build_report(paths: Paths, rewards: RewardSettings | None = None) -> Path:
         changes = write_browser(temporary, shown, title=title, overview="index.html", rescorer=rescorer)
         for name, style in CHARTS.items():
             progress_chart(paths, temporary / name, style=style)
-        filters: dict[str, Callable[..., Any]] = {"percent": percent, "interval": interval, "in_browser": in_browser}
+        if decision_page:
+            text = decision_page.read_text(encoding="utf-8").replace(OVERVIEW_FROM_DECISION, 'href="index.html"')
+            write_text(temporary / decision_page.name, text)
+            shutil.copyfile(decision_page.with_suffix(".json"), temporary / "decision.json")
+        filters: dict[str, Callable[..., Any]] = {"percent": percent, "interval": interval, "place": place_in_browser}
         page = render(
             TEMPLATES,
             "index.html.jinja",
@@ -87,12 +92,9 @@ def build_report(paths: Paths, rewards: RewardSettings | None = None) -> Path:
             rate_of_category=rate_of_category,
             points=difference_text,
             decision_page=decision_page.name if decision_page else None,
+            addresses={file.name: address_of(file) for file in temporary.iterdir() if file.is_file()},
         )
         write_text(temporary / "index.html", page)
-        if decision_page:
-            text = decision_page.read_text(encoding="utf-8").replace(OVERVIEW_FROM_DECISION, 'href="index.html"')
-            write_text(temporary / decision_page.name, text)
-            shutil.copyfile(decision_page.with_suffix(".json"), temporary / "decision.json")
     return folder / "index.html"
 
 
@@ -128,6 +130,6 @@ def champion_met(results: StoredResults) -> str | None:
     return f"champion{' before' if decision['is_champion'] else ''}, version {before['version']}"
 
 
-def in_browser(filters: Mapping[str, str]) -> str:
-    """A link to the list with these filters, whose values are written as the browser's index writes them."""
-    return f"trajectories.html#{urlencode({name: page_text(value) for name, value in filters.items()})}"
+def place_in_browser(filters: Mapping[str, str]) -> str:
+    """Where trajectories.html lists what fits the filters, whose values are written as its index writes them."""
+    return f"#{urlencode({name: page_text(value) for name, value in filters.items()})}"

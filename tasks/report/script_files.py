@@ -1,8 +1,8 @@
 """Data as script files, since a page opened from disk may fetch nothing.
 
 Each file is one line, `turnwise.receive("name","digest",…)`. Every string in it is made visible, and nothing in it can
-end a script or open markup. The index lists the digest of every other file, so that a page left open notices when the
-report is built again.
+end a script or open markup. The index lists the digest of every other file, and the page that of the index: they are
+part of each address, and a page left open notices when the report is built again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from tasks.core.files import write_text
+from tasks.core.files import file_hash, write_text
 from tasks.core.json_text import json_line, json_row
 from tasks.core.pages import HIDDEN_IN_JSON, page_text
 
@@ -28,6 +28,13 @@ def script_json(value: Any) -> str:
     for character, escape in IN_SCRIPTS.items():
         text = text.replace(character, escape)
     return text
+
+
+def address_of(file: Path) -> str:
+    """How a page names a file beside it: with a digest, since web servers let browsers keep what has the same address.
+    On disk, what follows the `?` is ignored.
+    """
+    return f"{file.name}?{file_hash(file)[:DIGEST_CHARACTERS]}"
 
 
 def digest_of(text: str) -> str:

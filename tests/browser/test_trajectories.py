@@ -7,19 +7,16 @@ import random
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
 from tasks.core.files import read_jsonl, write_jsonl
-from tasks.core.records import Turn
+from tasks.core.records import TokenSequence, Turn
 from tasks.report.browser import Policy, build_browser, write_browser
-from tasks.report.build import in_browser
+from tasks.report.build import place_in_browser
 from tests.browser.conftest import CHROMIUM_FLAGS, PATIENCE, Tab, find_chromium
 from tests.browser.test_report_page import SHAPES
 from tests.core.test_records import with_a_helper
@@ -64,6 +61,11 @@ def wait_for_request(page: Any, words: str) -> None:
     page.wait_for_function("words => document.querySelector('.request').textContent.includes(words)", arg=words)
 
 
+def loaded(tab: Tab, what: str) -> list[str]:
+    """The files with these letters in their address that the page asked for, in order."""
+    return [Path(urlsplit(address).path).name for address in tab.requests if what in address]
+
+
 def place_of(page: Any) -> str:
     """The address, once it is that of the state."""
     page.wait_for_function("() => (location.hash || '#') === turnwise.addressOf(turnwise.state)")
@@ -78,24 +80,6 @@ def test_it_opens_from_disk_without_complaint_or_request_off_its_folder(small: P
     assert {address.rpartition("/")[0] for address in tab.requests} == {
         small.parent.as_uri(), (small.parent / "data").as_uri(),
     }  # fmt: skip
-
-
-def test_any_static_server_shows_the_same(small: Path, open_page: Open):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(small.parent)))
-    Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}"
-    tab = open_page(f"{address}/trajectories.html", "problem=p-better")
-    assert tab.page.locator(".side").count() == 2
-    assert tab.complaints == []
-    assert all(request.startswith(f"{address}/") for request in tab.requests)
-    server.shutdown()
-
-
-class QuietHandler(SimpleHTTPRequestHandler):
-    """A server that says nothing."""
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        pass
 
 
 def test_problems_are_listed_with_outcomes_before_and_after(small: Path, open_page: Open):
@@ -192,8 +176,24 @@ def test_a_search_reads_the_index_of_its_first_letters_and_no_episode(small: Pat
     tab = open_page(small)
     tab.page.fill("#q", "vienna")
     wait_for_rows(tab.page, 1)
-    data = {address.rpartition("/")[2] for address in tab.requests if "/data/" in address}
-    assert data == {"index.js", "words-v.js"}
+    assert loaded(tab, "data/") == ["index.js", "words-v.js"]
+
+
+def test_a_chunk_is_loaded_once_while_it_is_in_use_and_few_are_kept(tmp_path: Path, open_page: Open):
+    policies, num_chunks = small_policies(tmp_path)[:2], 60
+    for policy in policies:
+        episodes = [small_episode(policy.name, "p-same", 0, True) for _ in range(num_chunks)]  # two fill a chunk
+        for i, episode in enumerate(episodes):
+            episode.problem_id, episode.turns = f"p-{i:02d}", [Turn(text=letters) for letters in ["x" * 9_000] * 15]
+        write_jsonl(policy.trajectories, [episode.to_row() for episode in episodes])
+    tab = open_page(build_browser(tmp_path / "report", policies, title="").absolute())
+    assert len(list((tmp_path / "report" / "data").glob("episodes-*.js"))) == num_chunks
+    tab.page.evaluate("""async () => {
+      for (let e = 0; e < 120; e++) for (const one of [e, 0]) await turnwise.loadEpisode("episodes", one);
+    }""")
+    assert len(loaded(tab, "episodes-")) == num_chunks  # the first was in use throughout
+    tab.page.evaluate("() => turnwise.loadEpisode('episodes', 2)")
+    assert loaded(tab, "episodes-").count("episodes-0001.js") == 2
 
 
 def test_a_link_shows_the_same_problem_sample_policies_and_filters(small: Path, open_page: Open):
@@ -251,7 +251,7 @@ def test_a_category_with_an_invisible_character_is_found_by_the_overviews_link(t
             [row | {"category": category} if row["problem_id"] == "p-same" else row for row in rows],
         )
     file = build_browser(tmp_path / "report", policies, title="").absolute()
-    page = open_page(file, in_browser({"category": category}).partition("#")[2]).page
+    page = open_page(file, place_in_browser({"category": category})[1:]).page
     assert listed(page) == ["p-same"]
     assert page.locator("#category").input_value() == "hotel⟨U+200F⟩booking"
 
@@ -425,6 +425,32 @@ def test_tokens_are_loaded_when_asked_for_and_coloured_by_their_log_prob(small: 
     assert tokens.nth(1).get_attribute("title") == '"economy"\nlog-prob −2.00, p 14%'
     assert base.locator(".note").nth(1).inner_text() == "Mean log-prob −1.00; least likely economy, −2.00 (p 14%)."
     assert "No tokens are stored for this episode." in frontier.inner_text()
+
+
+def test_a_turn_of_many_tokens_is_drawn_in_pieces(tmp_path: Path, open_page: Open):
+    """Of 130,000: no call of JavaScript takes as many arguments."""
+    policies = small_policies(tmp_path)[:2]
+    for policy in policies:
+        long, short = (small_episode(policy.name, problem, 0, True) for problem in ("p-same", "p-mixed"))
+        for episode, number in ((long, 130_000), (short, 7_000)):
+            ids, mask, logp = [0] * (number + 1), [False, *[True] * number], [0.0, *[-0.5] * (number - 1), -3.0]
+            episode.turns, episode.sequences = [Turn(text="done")], [TokenSequence(ids, mask, logp)]
+        write_jsonl(policy.trajectories, [episode.to_row() for episode in (long, short)])
+    file = build_browser(tmp_path / "report", policies, title="").absolute()
+    page = open_page(file, "problem=p-same&heat=1").page
+    side = page.locator(".side").first
+    tokens, more = side.locator(".stream span"), side.locator(".tokens button")
+    assert tokens.count() == 5_000
+    assert "−3.00" in side.locator(".note").inner_text()
+    assert more.inner_text() == "show 5,000 more tokens of 125,000"
+    more.click()
+    assert tokens.count() == 10_000 and more.inner_text() == "show 5,000 more tokens of 120,000"
+    page.evaluate("location.hash = 'problem=p-mixed&heat=1'")
+    page.wait_for_selector(".where:has-text('p-mixed')")
+    assert more.inner_text() == "show 2,000 more tokens of 2,000"
+    more.click()
+    assert tokens.count() == 7_000 and more.count() == 0
+    assert page.evaluate("document.activeElement.className") == "stream"
 
 
 @pytest.mark.parametrize(
@@ -797,4 +823,4 @@ def test_writing_from_right_to_left_keeps_json_and_names_in_their_order_and_is_f
     page.fill("#q", "القاهرة")
     page.wait_for_function(IS_SEARCHED, arg="القاهرة")
     assert listed(page) == ["p-same"]
-    assert [address.rpartition("/")[2] for address in tab.requests if "words-" in address] == ["words-u0627.js"]
+    assert loaded(tab, "words-") == ["words-u0627.js"]

@@ -16,7 +16,7 @@ from tasks.core.records import ToolCall, Turn
 from tasks.core.settings import Paths
 from tasks.report.browser import PAGE, Policy, build_browser, write_browser
 from tasks.report.episodes import HEAD_CHARACTERS, TAIL_CHARACTERS, TOOL_CALL, shorten, shown_episode, texts_of
-from tasks.report.script_files import CHUNK_CHARACTERS, ChunkWriter, ScriptFolder, script_json
+from tasks.report.script_files import CHUNK_CHARACTERS, ChunkWriter, ScriptFolder, address_of, script_json
 from tasks.report.token_heat import MOST, Numbers, TokenReader, load_tokenizer
 from tasks.report.word_index import WordIndex
 from tasks.rewards.stored import Rescorer
@@ -47,7 +47,7 @@ def test_a_browser_is_one_folder_with_the_page_and_its_data(data: Path):
     }
     page = (data.parent / "trajectories.html").read_text(encoding="utf-8")
     for file in data.parent.glob("*.*"):
-        assert file.name == "trajectories.html" or f'="{file.name}"' in page
+        assert file.name == "trajectories.html" or f'="{address_of(file)}"' in page
 
 
 def test_every_file_of_the_page_is_read_at_a_sitting():

@@ -12,6 +12,7 @@ from tasks.core.files import content_hash, read_json, read_jsonl, write_json, wr
 from tasks.core.settings import Paths
 from tasks.report.build import build_all, build_report, shown_policies
 from tasks.report.results import read_results
+from tasks.report.script_files import address_of
 from tasks.report.summary import build_summary
 from tasks.stages.promote.page import render_decision
 from tests.measurement.decisions import ROWS
@@ -108,15 +109,10 @@ def test_a_type_has_base_warm_start_and_best_in_the_columns_that_say_so(finished
 
 def test_the_page_leads_to_the_trajectories_behind_its_numbers(finished_run: Paths):
     hrefs = [attrs["href"] or "" for tag, attrs in page_of(finished_run).elements if tag == "a"]
-    links = [href for href in hrefs if href.startswith("trajectories.html")]
-    assert links[:5] == [
-        "trajectories.html#change=improved",
-        "trajectories.html#change=regressed",
-        "trajectories.html#change=same",
-        "trajectories.html#of=best&outcome=not_success",
-        "trajectories.html",
-    ]
-    assert links[5:] == [f"trajectories.html#category={category.replace('/', '%2F')}" for category in sorted(RATES)]
+    browser = address_of(finished_run.artifacts / "report" / "trajectories.html")
+    places = [href.removeprefix(browser) for href in hrefs if href.startswith("trajectories.html")]
+    assert places[:5] == ["#change=improved", "#change=regressed", "#change=same", "#of=best&outcome=not_success", ""]
+    assert places[5:] == [f"#category={category.replace('/', '%2F')}" for category in sorted(RATES)]
 
 
 def test_problems_are_counted_by_how_many_of_their_episodes_succeed(finished_run: Paths):
@@ -182,7 +178,8 @@ def test_the_decisions_page_is_beside_its_numbers_and_leads_back_to_the_overview
 def test_the_overview_asks_for_nothing_but_the_pictures_beside_it(finished_run: Paths):
     page = page_of(finished_run)
     wanted = [attrs[name] or "" for _, attrs in page.elements for name in ("src", "srcset") if name in attrs]
-    assert set(wanted) == {"progress.png", "progress-dark.png", "progress-narrow.png", "progress-narrow-dark.png"}
+    names = ("progress.png", "progress-dark.png", "progress-narrow.png", "progress-narrow-dark.png")
+    assert set(wanted) == {address_of(finished_run.artifacts / "report" / name) for name in names}
     assert not {"script", "link"} & {tag for tag, attrs in page.elements if attrs.get("href") != "data:,"}
 
 

@@ -6,19 +6,26 @@ const turnwise = {};
 
 (() => {
   const CHUNK_NAME = /^[a-z]+(-[a-z0-9]+)*$/;
-  const loads = new Map();
+  const DIGEST = /^[0-9a-f]{12}$/;
+  const MAX_LOADS = 40; // chunks that are kept
+  const loads = new Map(); // the least recently used first
   const received = new Map();
 
+  // With its digest, so that no cache between a web server and the page gives that of an older report.
   function chunkAddress(name) {
-    if (!CHUNK_NAME.test(name)) throw new TypeError(`${name} is no chunk of a report`);
-    return `data/${name}.js`;
+    if (!CHUNK_NAME.test(name) || !DIGEST.test(digestOf(name))) throw new TypeError(`${name} is no chunk of a report`);
+    return `data/${name}.js?${digestOf(name)}`;
   }
+  const digestOf = (name) => (name === "index" ? document.documentElement.dataset.index : turnwise.index.digests[name]);
   const trusted = window.trustedTypes?.createPolicy("turnwise", { createScriptURL: chunkAddress });
 
-  // The content of a chunk, loaded once; a load that failed may be tried again.
+  // The content of a chunk, loaded once while it is in use; a load that failed may be tried again.
   turnwise.load = (name) => {
-    if (!loads.has(name)) loads.set(name, loadScript(name).catch((error) => { loads.delete(name); throw error; }));
-    return loads.get(name);
+    const load = loads.get(name) ?? loadScript(name).catch((error) => { loads.delete(name); throw error; });
+    loads.delete(name);
+    loads.set(name, load);
+    if (loads.size > MAX_LOADS) loads.delete(loads.keys().next().value);
+    return load;
   };
 
   function loadScript(name) {
@@ -30,9 +37,8 @@ const turnwise = {};
         received.delete(name);
         if (digest === undefined) reject(new Error(`data/${name}.js did not load. Reload this page if the report was ` +
           "built again; else keep the whole report folder together, or build it again with python -m tasks report."));
-        else if (name !== "index" && digest !== turnwise.index.digests[name]) {
-          reject(new Error("The report was built again; reload this page."));
-        } else resolve(value);
+        else if (digest !== digestOf(name)) reject(new Error("The report was built again; reload this page."));
+        else resolve(value);
       };
       script.src = trusted ? trusted.createScriptURL(name) : chunkAddress(name);
       script.onload = script.onerror = settle; // a script that was cut loads and gives nothing

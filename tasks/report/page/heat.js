@@ -7,6 +7,7 @@
   const CLASSES = [11, 69, 161, 300, 461];
   const NAMES = ["over 90%", "50 to 90%", "20 to 50%", "5 to 20%", "1 to 5%", "under 1%"];
   const MOST = 9999; // token_heat.py: unknown
+  const PIECE = 5000; // tokens that are drawn at once
 
   // Turns of tokens for each episode, by number; null where none are stored.
   turnwise.loadHeat = async (episodes) => {
@@ -17,13 +18,32 @@
   };
 
   turnwise.heatOf = ({ texts, heats }) => {
-    const worst = heats.indexOf(Math.max(...heats));
+    const worst = heats.reduce((most, heat, i) => (heat > heats[most] ? i : most), 0);
     const mean = Math.round(heats.reduce((sum, heat) => sum + heat, 0) / heats.length);
-    return el("div.tokens",
-      el("p.stream", { dir: "ltr" }, ...texts.map((text, i) => el(`span.h${classOf(heats[i])}`, { title: describe(text, heats[i]) }, visible(text)))),
+    return el("div.tokens", ...drawStream(texts, heats),
       el("p.note", `Mean log-prob ${format(mean)}; `, ...(classOf(heats[worst]) === 0 ? ["every token over 90% likely."]
         : ["least likely ", el("code", visible(texts[worst])), `, ${format(heats[worst])} (${probability(heats[worst])}).`])));
   };
+
+  // The tokens, and a button for the next of them where there are more.
+  function drawStream(texts, heats) {
+    const stream = el("p.stream", { dir: "ltr" });
+    const more = el("button.plain", { type: "button", onclick: drawPiece });
+    function drawPiece() {
+      const begin = stream.childElementCount;
+      for (let i = begin; i < Math.min(begin + PIECE, texts.length); i++) {
+        stream.append(el(`span.h${classOf(heats[i])}`, { title: describe(texts[i], heats[i]) }, visible(texts[i])));
+      }
+      const rest = texts.length - stream.childElementCount;
+      more.textContent = `show ${turnwise.count(Math.min(PIECE, rest), "more token")} of ${rest.toLocaleString("en")}`;
+      if (begin === 0 || rest > 0) return;
+      stream.tabIndex = -1;
+      stream.focus({ preventScroll: true }); // the button that had the focus goes
+      more.remove();
+    }
+    drawPiece();
+    return [stream, stream.childElementCount < texts.length && more];
+  }
 
   turnwise.heatLegend = () => el("p.heat-legend.muted", "How likely the chosen token was: ",
     ...NAMES.map((name, i) => el(`span.h${i}`, name)));
