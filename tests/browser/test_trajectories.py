@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from tasks.core.files import read_jsonl, write_jsonl
-from tasks.core.records import TokenSequence, Turn
+from tasks.core.records import Outcome, TokenSequence, Turn
 from tasks.report.browser import Policy, build_browser, write_browser
 from tasks.report.build import place_in_browser
 from tests.browser.conftest import CHROMIUM_FLAGS, PATIENCE, Tab, find_chromium
@@ -711,11 +711,8 @@ def test_an_episode_that_the_environment_lost_is_marked_and_counts_for_neither(t
 
 def test_the_page_counts_what_the_overview_counts(tmp_path: Path, open_page: Open):
     """Two policies on problems of one to five samples; either may have lost, or not met, any of them."""
-    rng, policies, outcomes = (
-        random.Random(3),
-        small_policies(tmp_path)[:2],
-        ("success", "failure", "environment_error"),
-    )
+    rng, policies = random.Random(3), small_policies(tmp_path)[:2]
+    outcomes: tuple[Outcome, ...] = ("success", "failure", "environment_error")
     for policy in policies:
         episodes = [
             replace(
