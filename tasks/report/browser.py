@@ -83,7 +83,7 @@ def write_browser(
 
 def _page_with_digests(folder: Path, index: str) -> str:
     page = (folder / PAGE_FILE).read_text(encoding="utf-8")
-    page = page.replace("<html ", f'<html data-index="{index}" ', 1)
+    page = page.replace('data-index=""', f'data-index="{index}"', 1)
     return FILE_OF_PAGE.sub(lambda found: address_of(folder / found[0]), page)
 
 
