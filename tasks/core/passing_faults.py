@@ -15,6 +15,7 @@ PASSING_STATUS = 75  # EX_TEMPFAIL of sysexits.h
 NETWORK_ERRORS = {
     ("botocore.exceptions", "HTTPClientError"),
     ("httpx", "TransportError"),
+    ("httpx2", "TransportError"),
     ("requests.exceptions", "ConnectionError"),
     ("requests.exceptions", "Timeout"),
     ("urllib3.exceptions", "HTTPError"),

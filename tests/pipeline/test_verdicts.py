@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from flows import drift_check, steps
@@ -129,6 +130,7 @@ def test_the_exit_status_tells_a_fault_that_may_pass_from_one_that_will_not():
     assert (
         exit_status(PassingFault("the server is away")) == exit_status(ConnectionResetError()) == PASSING_STATUS == 75
     )
+    assert exit_status(httpx2.RemoteProtocolError("Server disconnected")) == PASSING_STATUS
     assert exit_status(OSError(errno.ESTALE, "Stale file handle")) == PASSING_STATUS
     assert exit_status(ValueError("train.loss = 'x' is refused")) == exit_status(KeyError("x")) == 1
 

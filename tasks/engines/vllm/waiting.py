@@ -10,8 +10,7 @@ import ssl
 import time
 from collections.abc import Sequence
 
-from tasks.core.passing_faults import PassingFault
-from tasks.core.surroundings import causes
+from tasks.core.passing_faults import PassingFault, causes
 from tasks.core.terminal import tell
 from tasks.engines.vllm.client import BUSY, VLLMClient
 from tasks.engines.vllm.server_process import ServerDown
