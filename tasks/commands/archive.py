@@ -7,9 +7,6 @@ file is compared before anything is restored. What a restore replaces is moved a
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
 import os
 import shutil
 import sqlite3
@@ -17,12 +14,22 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
 
 import psutil
 
-from tasks.commands.outputs import json_in_tar, refuse_to_replace
+from tasks.commands.archive_file import (
+    FILES,
+    FORMAT,
+    MLFLOW,
+    PREFECT,
+    add_file,
+    add_manifest,
+    extract,
+    is_backup,
+    read_all,
+)
+from tasks.commands.outputs import refuse_to_replace
 from tasks.core.aside import name_aside
 from tasks.core.databases import fault_of_database
 from tasks.core.files import atomic_file
@@ -32,10 +39,7 @@ from tasks.tracking.connection import TABLES
 from tasks.tracking.relocate import FILE, database_of, replace_location
 from tasks.tracking.settings import TrackingSections, TrackingSettings
 
-MANIFEST, FORMAT = "manifest.json", 1
-MLFLOW, PREFECT, FILES = "mlflow.db", "prefect.db", "files"  # names in the archive
 JOURNALS = ("", "-wal", "-shm", "-journal")  # of a SQLite database
-CHUNK = 1 << 20
 BACKUP, RESTORE = ".backup-", ".restore-"  # begin the names of folders, which end with the number of their process
 
 
@@ -64,7 +68,7 @@ def backup(file: Path) -> Iterator[str]:
         raise ValueError(
             f"{file} is a folder, so no backup can be written there. Name a file, such as {file / 'b.tar'}."
         )
-    refuse_to_replace(file, kind="a backup", is_own=_is_backup, remedy="Name a new file.")
+    refuse_to_replace(file, kind="a backup", is_own=is_backup, remedy="Name a new file.")
     places = find_places()
     _refuse_no_registry(places.mlflow)
     with _own_folder(places.mlflow.parent, BACKUP) as folder:
@@ -72,12 +76,12 @@ def backup(file: Path) -> Iterator[str]:
         copies = {name: _copy_database(path, Path(folder) / name) for name, path in databases.items() if path.exists()}
         with atomic_file(file.absolute()) as partial:
             with tarfile.open(partial, "w") as archive:
-                hashes = {name: _add(archive, name, path) for name, path in copies.items()}
+                hashes = {name: add_file(archive, name, path) for name, path in copies.items()}
                 hashes |= _add_files(archive, places.files)
                 manifest = {"format": FORMAT, "sha256": hashes, "location": str(places.files or "")}
-                _add_manifest(archive, manifest)
+                add_manifest(archive, manifest)
             with tarfile.open(partial) as archive:
-                _read_all(archive, file)
+                read_all(archive, file)
             size = partial.stat().st_size
         elsewhere = _find_files_elsewhere(copies[MLFLOW], places.files)
     yield f"{file}: {len(hashes)} files, {size / 1e6:.1f} MB, each read again and found equal to its hash"
@@ -94,7 +98,7 @@ def restore(file: Path, *, force: bool) -> Iterator[str]:
     places.mlflow.parent.mkdir(parents=True, exist_ok=True)
     with only_run(places.artifacts), _own_folder(places.mlflow.parent, RESTORE) as folder:
         staged = Path(folder)
-        manifest = _extract(file, staged)
+        manifest = extract(file, staged)
         _refuse_open(places.mlflow, places.prefect)
         if not force:
             _refuse_loss(places.mlflow, staged / MLFLOW, file)
@@ -121,11 +125,6 @@ def _own_folder(parent: Path, prefix: str) -> Iterator[str]:
         yield str(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_backup(file: Path) -> bool:
-    manifest = json_in_tar(file, MANIFEST)
-    return isinstance(manifest, dict) and {"format", "sha256"} <= manifest.keys()
 
 
 def _refuse_no_registry(database: Path) -> None:
@@ -161,89 +160,8 @@ def _add_files(archive: tarfile.TarFile, folder: Path | None) -> dict[str, str]:
         if path.is_file():
             name = f"{FILES}/{path.relative_to(folder).as_posix()}"
             with suppress(FileNotFoundError):
-                hashes[name] = _add(archive, name, path)
+                hashes[name] = add_file(archive, name, path)
     return hashes
-
-
-def _add(archive: tarfile.TarFile, name: str, path: Path) -> str:
-    """The file as it is now: what is appended while it is read is left out."""
-    with path.open("rb") as stream:
-        entry = tarfile.TarInfo(name)
-        status = os.fstat(stream.fileno())
-        entry.size, entry.mode = status.st_size, status.st_mode & 0o777
-        hashed = _Hashed(stream)
-        archive.addfile(entry, hashed)
-    return hashed.digest()
-
-
-class _Hashed:
-    """A stream that hashes what is read of it."""
-
-    def __init__(self, stream: Any):
-        self.stream, self.hash = stream, hashlib.sha256()
-
-    def read(self, size: int = -1) -> bytes:
-        data: bytes = self.stream.read(size)
-        self.hash.update(data)
-        return data
-
-    def digest(self) -> str:
-        return self.hash.hexdigest()
-
-
-def _add_manifest(archive: tarfile.TarFile, manifest: dict[str, Any]) -> None:
-    text = json.dumps(manifest, sort_keys=True).encode()
-    entry = tarfile.TarInfo(MANIFEST)
-    entry.size = len(text)
-    archive.addfile(entry, io.BytesIO(text))
-
-
-def _read_all(archive: tarfile.TarFile, file: Path, target: Path | None = None) -> dict[str, Any]:
-    """Compare every file with its hash, and write it under `target`; the manifest. ValueError for any difference."""
-    found, manifest = {}, None
-    for entry in archive:
-        stream = archive.extractfile(entry)
-        if stream is None or PurePosixPath(entry.name).is_absolute() or ".." in PurePosixPath(entry.name).parts:
-            raise _not_a_backup(file, f"{entry.name!r} is no plain file")
-        if entry.name == MANIFEST:
-            manifest = json.load(stream)
-            continue
-        hashed = _Hashed(stream)
-        _drain(hashed, entry, target)
-        found[entry.name] = hashed.digest()
-    if manifest is None or manifest.get("format") != FORMAT or MLFLOW not in found:
-        raise _not_a_backup(file, "it has no manifest of this version")
-    if found != manifest["sha256"]:
-        raise _not_a_backup(file, "a file in it is not the one that was stored")
-    return dict(manifest)
-
-
-def _drain(hashed: _Hashed, entry: tarfile.TarInfo, target: Path | None) -> None:
-    if target is None:
-        while hashed.read(CHUNK):
-            pass
-        return
-    path = target / entry.name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as out:
-        while data := hashed.read(CHUNK):
-            out.write(data)
-    path.chmod(entry.mode | 0o400)
-
-
-def _extract(file: Path, target: Path) -> dict[str, Any]:
-    try:
-        with tarfile.open(file) as archive:
-            return _read_all(archive, file, target)
-    except (tarfile.TarError, EOFError, json.JSONDecodeError) as error:
-        raise _not_a_backup(file, str(error)) from None
-
-
-def _not_a_backup(file: Path, fault: str) -> ValueError:
-    return ValueError(
-        f"{file} is no sound backup ({fault}), so nothing was changed. Take another, or copy the file again from where "
-        f"it is kept."
-    )
 
 
 def _refuse_open(*databases: Path) -> None:
