@@ -1,7 +1,8 @@
 """`python -m tasks backup FILE` and `restore FILE`: MLflow's and Prefect's databases and MLflow's files in one tar.
 
 A database is copied by SQLite's own backup, which is consistent while others write, and before the files: what it names
-is there by then. Every file's SHA-256 is in the manifest. The archive is read again before it gets its name, and each
+is there by then. Of a promotion journal, whose files are written in turn, the file that the copied database names is
+copied with it. Every file's SHA-256 is in the manifest. The archive is read again before it gets its name, and each
 file is compared before anything is restored. What a restore replaces is moved aside, never removed.
 """
 
@@ -11,13 +12,14 @@ import os
 import shutil
 import sqlite3
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from tasks.commands.archive_copies import copy_of_one_moment, journal_is_another, journals_not_in, name_in_archive
 from tasks.commands.archive_file import (
     FILES,
     FORMAT,
@@ -35,6 +37,7 @@ from tasks.core.databases import fault_of_database
 from tasks.core.files import atomic_file
 from tasks.core.settings import load, load_paths, read_params
 from tasks.pipeline.run_lock import only_run
+from tasks.tracking.aliases import ADOPT
 from tasks.tracking.connection import TABLES
 from tasks.tracking.relocate import FILE, database_of, replace_location
 from tasks.tracking.settings import TrackingSections, TrackingSettings
@@ -73,15 +76,17 @@ def backup(file: Path) -> Iterator[str]:
     _refuse_no_registry(places.mlflow)
     with _own_folder(places.mlflow.parent, BACKUP) as folder:
         databases = {MLFLOW: places.mlflow, PREFECT: places.prefect}
-        copies = {name: _copy_database(path, Path(folder) / name) for name, path in databases.items() if path.exists()}
+        copies, journals = copy_of_one_moment(databases, places.files, Path(folder))
         with atomic_file(file.absolute()) as partial:
             with tarfile.open(partial, "w") as archive:
                 hashes = {name: add_file(archive, name, path) for name, path in copies.items()}
-                hashes |= _add_files(archive, places.files)
+                hashes |= _add_files(archive, places.files, journals)
                 manifest = {"format": FORMAT, "sha256": hashes, "location": str(places.files or "")}
                 add_manifest(archive, manifest)
             with tarfile.open(partial) as archive:
-                read_all(archive, file)
+                unreadable = journals_not_in(copies[MLFLOW], read_all(archive, file))
+            if unreadable:
+                raise journal_is_another(places.mlflow, unreadable[0])
             size = partial.stat().st_size
         elsewhere = _find_files_elsewhere(copies[MLFLOW], places.files)
     yield f"{file}: {len(hashes)} files, {size / 1e6:.1f} MB, each read again and found equal to its hash"
@@ -100,7 +105,9 @@ def restore(file: Path, *, force: bool) -> Iterator[str]:
         staged = Path(folder)
         manifest = extract(file, staged)
         _refuse_open(places.mlflow, places.prefect)
+        unreadable = journals_not_in(staged / MLFLOW, manifest)
         if not force:
+            _refuse_other_journals(unreadable, file)
             _refuse_loss(places.mlflow, staged / MLFLOW, file)
         if manifest["location"] and places.files is not None:
             replace_location(staged / MLFLOW, manifest["location"], str(places.files))
@@ -109,6 +116,8 @@ def restore(file: Path, *, force: bool) -> Iterator[str]:
     yield f"{places.mlflow} is as it was when {file} was written"
     if aside is not None:
         yield f"what was there before is in {aside}"
+    for model in unreadable:
+        yield f"the journal of {model} cannot be read: begin a new one, {ADOPT}"
 
 
 @contextmanager
@@ -133,12 +142,6 @@ def _refuse_no_registry(database: Path) -> None:
         raise ValueError(f"{database}: there is no registry to back up ({fault}). Run the flow, or restore a backup.")
 
 
-def _copy_database(source: Path, target: Path) -> Path:
-    with closing(sqlite3.connect(source, timeout=60)) as left, closing(sqlite3.connect(target)) as right:
-        left.backup(right)
-    return target
-
-
 def _find_files_elsewhere(database: Path, folder: Path | None) -> list[tuple[str, str]]:
     """(experiment, where its files are) for those with runs whose files are not in `folder`: other agents', or S3."""
     query = "SELECT name, artifact_location FROM experiments WHERE experiment_id IN (SELECT experiment_id FROM runs)"
@@ -151,16 +154,18 @@ def _find_files_elsewhere(database: Path, folder: Path | None) -> list[tuple[str
     ]
 
 
-def _add_files(archive: tarfile.TarFile, folder: Path | None) -> dict[str, str]:
-    """A file that a run removes meanwhile, such as one of its half-written ones, is left out."""
+def _add_files(archive: tarfile.TarFile, folder: Path | None, copies: Mapping[str, Path]) -> dict[str, str]:
+    """Of the files that have one, the copy. A file that a run removes meanwhile, such as one of its half-written ones,
+    is left out.
+    """
     hashes: dict[str, str] = {}
     if folder is None:
         return hashes
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            name = f"{FILES}/{path.relative_to(folder).as_posix()}"
+            name = name_in_archive(path, folder)
             with suppress(FileNotFoundError):
-                hashes[name] = add_file(archive, name, path)
+                hashes[name] = add_file(archive, name, copies.get(name, path))
     return hashes
 
 
@@ -176,6 +181,15 @@ def _refuse_open(*databases: Path) -> None:
                     f"{held.pop()} is open in process {process.pid} ({process.name()}), which would write into what is "
                     f"replaced. End it (`python -m flows serve`, `mlflow ui`), then restore again."
                 )
+
+
+def _refuse_other_journals(models: list[str], file: Path) -> None:
+    if models:
+        raise ValueError(
+            f"{file}: the journal of {models[0]} in it is not the one that its database names, so after a restore "
+            f"nobody could say who is champion, and no promotion or rollback would run. Nothing was changed. Restore "
+            f"another backup; if there is none, this one with `--force`, and begin a new journal: {ADOPT}."
+        )
 
 
 def _refuse_loss(present: Path, staged: Path, file: Path) -> None:

@@ -72,7 +72,7 @@ class Journal:
 
     def is_at(self, tag: str | None) -> bool:
         """Whether the registered model's tag points here, with nothing to mend."""
-        return tag is not None and not self.faults and self.pointer == _pointer(tag)
+        return tag is not None and not self.faults and self.pointer == parse_pointer(tag)
 
     def of(self, *kinds: Kind) -> list[Entry]:
         return [entry for entry in self.entries if entry.kind in kinds]
@@ -149,9 +149,9 @@ def operator() -> str:
 
 def _read(registry: Registry, tag: str | None) -> Journal | None:
     """The journal that the tags point to, empty before the first entry; None where it cannot be read."""
-    of_model = _pointer(tag)
+    of_model = parse_pointer(tag)
     run = (_run(registry, of_model.run) if of_model else None) or newest_run(registry)
-    of_run = _pointer(run.data.tags.get(POINTER)) if run else None
+    of_run = parse_pointer(run.data.tags.get(POINTER)) if run else None
     if tag is None and of_run is None:
         return Journal([], None, [])
     found = {pointer for pointer in (of_model, of_run) if pointer}
@@ -236,7 +236,7 @@ def newest_run(registry: Registry, *, is_empty: bool = False) -> Any:
     return next((run for run in found if (POINTER not in run.data.tags) == is_empty), None)
 
 
-def _pointer(text: str | None) -> Pointer | None:
+def parse_pointer(text: str | None) -> Pointer | None:
     try:
         pointer = Pointer(**json.loads(text or "null"))
     except (TypeError, ValueError):

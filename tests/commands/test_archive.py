@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 import sqlite3
 import subprocess
 import tarfile
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
+from tasks.commands import archive, archive_copies
 from tasks.commands.archive import backup, restore
+from tasks.commands.archive_copies import copy_of_one_moment
 from tasks.commands.profile import read_profiles
 from tasks.core.settings import Paths
+from tasks.tracking.journal import FILES as JOURNALS
+from tasks.tracking.journal import OWNER, POINTER, Pointer
 from tests.conftest import ROOT
 from tests.tracking.project import DATABASE, SETTINGS
 
@@ -25,7 +33,9 @@ CREATE TABLE alembic_version (version_num);
 CREATE TABLE experiments (experiment_id, name, artifact_location);
 CREATE TABLE registered_models (name);
 CREATE TABLE registered_model_aliases (name, alias, version);
-CREATE TABLE runs (run_uuid, experiment_id, status, artifact_uri);
+CREATE TABLE registered_model_tags (name, key, value);
+CREATE TABLE runs (run_uuid, experiment_id, status, artifact_uri, start_time);
+CREATE TABLE tags (run_uuid, key, value);
 CREATE TABLE logged_models (artifact_location);
 CREATE TABLE model_versions (name, version, source, storage_location);
 CREATE TABLE trace_tags (value);
@@ -64,8 +74,25 @@ def record_run(name: str, experiment: str = "travel-desk", folder: Path = FILES)
     place.mkdir(parents=True)
     (place / "said.txt").write_text(name, encoding="utf-8")
     with closing(sqlite3.connect(DATABASE)) as connection, connection:
-        connection.execute("INSERT INTO runs VALUES (?, ?, 'FINISHED', ?)", (name, experiment, str(place)))
+        connection.execute("INSERT INTO runs VALUES (?, ?, 'FINISHED', ?, 0)", (name, experiment, str(place)))
     return name
+
+
+def write_journal(*ids: str, moves: int = 1) -> None:
+    """The journal of "desk" with these entries, as `journal.py` leaves it: each write is to the other of two files."""
+    folder = FILES.absolute() / "journal"
+    if not folder.exists():
+        record_run("journal")
+    for count in range(len(ids) - moves + 1, len(ids) + 1):
+        lines = "".join(json.dumps({"id": id}) + "\n" for id in ids[:count])
+        (folder / JOURNALS[count % 2]).write_text(lines, encoding="utf-8")
+    pointer = Pointer("journal", JOURNALS[len(ids) % 2], hashlib.sha256(lines.encode()).hexdigest(), len(ids))
+    text = json.dumps(pointer._asdict())
+    with closing(sqlite3.connect(DATABASE)) as connection, connection:
+        connection.execute("DELETE FROM tags")
+        connection.execute("DELETE FROM registered_model_tags")
+        connection.executemany("INSERT INTO tags VALUES ('journal', ?, ?)", [(OWNER, "desk"), (POINTER, text)])
+        connection.execute("INSERT INTO registered_model_tags VALUES ('desk', ?, ?)", (POINTER, text))
 
 
 def told(*lines: object) -> str:
@@ -210,3 +237,74 @@ def test_a_backup_restored_in_another_folder_names_that_folder(
     monkeypatch.chdir(tmp_path / "second")
     told(*restore(tmp_path / ARCHIVE, force=False))
     assert said(run) == "kept"
+
+
+def journal_in(file: Path) -> list[str]:
+    """The ids of the entries that the archive's database names, from the file with the hash on record."""
+    with tarfile.open(file) as kept, TemporaryDirectory() as folder:
+        kept.extractall(folder, filter="data")
+        with closing(sqlite3.connect(f"{folder}/mlflow.db")) as connection:
+            ((text,),) = connection.execute("SELECT value FROM registered_model_tags")
+        content = (Path(folder) / "files" / "journal" / json.loads(text)["file"]).read_bytes()
+    assert hashlib.sha256(content).hexdigest() == json.loads(text)["sha256"]
+    return [json.loads(line)["id"] for line in content.decode().splitlines()]
+
+
+def test_promotions_while_the_files_are_written_leave_the_journal_that_the_database_names(
+    project: Paths, monkeypatch: pytest.MonkeyPatch
+):
+    """Gigabytes of weights take minutes. The second entry after the copy is written over the file that it names."""
+    write_journal("a", "b")
+    add_files = archive._add_files
+
+    def promote_meanwhile(*args: Any) -> Any:
+        write_journal("a", "b", "c", "d", moves=2)
+        return add_files(*args)
+
+    monkeypatch.setattr(archive, "_add_files", promote_meanwhile)
+    told(*backup(ARCHIVE))
+    assert journal_in(ARCHIVE) == ["a", "b"]
+
+
+def test_promotions_between_the_database_and_its_journal_are_a_reason_to_copy_both_again(
+    project: Paths, monkeypatch: pytest.MonkeyPatch
+):
+    write_journal("a", "b")
+    copy, promotions = archive_copies._copy_database, iter([["a", "b", "c", "d"]])
+
+    def promote_after(source: Path, target: Path) -> Path:
+        copied = copy(source, target)
+        for ids in promotions:
+            write_journal(*ids, moves=2)
+        return copied
+
+    monkeypatch.setattr(archive_copies, "_copy_database", promote_after)
+    told(*backup(ARCHIVE))
+    assert journal_in(ARCHIVE) == ["a", "b", "c", "d"]
+
+
+def test_a_journal_that_is_not_the_one_on_record_is_not_backed_up(project: Paths):
+    write_journal("a", "b")
+    (FILES / "journal" / JOURNALS[0]).write_text("{}\n")
+    with pytest.raises(ValueError, match=r"journal of desk is gone.*registry adopt"):
+        told(*backup(ARCHIVE))
+    assert not ARCHIVE.exists()
+
+
+def test_a_backup_with_another_journal_than_its_database_names_is_restored_only_if_told(
+    project: Paths, monkeypatch: pytest.MonkeyPatch
+):
+    """As one may be that was written before journals were copied with the database."""
+    write_journal("a", "b")
+    with monkeypatch.context() as patch:
+        patch.setattr(archive, "copy_of_one_moment", lambda *args: (copy_of_one_moment(*args)[0], {}))
+        patch.setattr(archive, "journals_not_in", lambda *_: [])
+        add_files = archive._add_files
+        patch.setattr(archive, "_add_files", lambda *a: (write_journal(*"abcd", moves=2), add_files(*a))[1])
+        told(*backup(ARCHIVE))
+    before = DATABASE.read_bytes()
+    shutil.rmtree(FILES)
+    with pytest.raises(ValueError, match=r"journal of desk.*registry adopt"):
+        told(*restore(ARCHIVE, force=False))
+    assert DATABASE.read_bytes() == before
+    assert "registry adopt" in told(*restore(ARCHIVE, force=True))
