@@ -15,7 +15,9 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -41,6 +43,7 @@ from tasks.tracking.aliases import ADOPT
 from tasks.tracking.connection import TABLES
 from tasks.tracking.relocate import FILE, database_of, replace_location
 from tasks.tracking.settings import TrackingSections, TrackingSettings
+from tasks.tracking.stored_journals import entries_of, stored_journals
 
 JOURNALS = ("", "-wal", "-shm", "-journal")  # of a SQLite database
 BACKUP, RESTORE = ".backup-", ".restore-"  # begin the names of folders, which end with the number of their process
@@ -77,17 +80,17 @@ def backup(file: Path) -> Iterator[str]:
     with _own_folder(places.mlflow.parent, BACKUP) as folder:
         databases = {MLFLOW: places.mlflow, PREFECT: places.prefect}
         copies, journals = copy_of_one_moment(databases, places.files, Path(folder))
-        with atomic_file(file.absolute()) as partial:
-            with tarfile.open(partial, "w") as archive:
+        with atomic_file(file.absolute()) as unfinished:
+            with tarfile.open(unfinished, "w") as archive:
                 hashes = {name: add_file(archive, name, path) for name, path in copies.items()}
                 hashes |= _add_files(archive, places.files, journals)
                 manifest = {"format": FORMAT, "sha256": hashes, "location": str(places.files or "")}
                 add_manifest(archive, manifest)
-            with tarfile.open(partial) as archive:
+            with tarfile.open(unfinished) as archive:
                 unreadable = journals_not_in(copies[MLFLOW], read_all(archive, file))
             if unreadable:
                 raise journal_is_another(places.mlflow, unreadable[0])
-            size = partial.stat().st_size
+            size = unfinished.stat().st_size
         elsewhere = _find_files_elsewhere(copies[MLFLOW], places.files)
     yield f"{file}: {len(hashes)} files, {size / 1e6:.1f} MB, each read again and found equal to its hash"
     for name, location in elsewhere:
@@ -108,7 +111,7 @@ def restore(file: Path, *, force: bool) -> Iterator[str]:
         unreadable = journals_not_in(staged / MLFLOW, manifest)
         if not force:
             _refuse_other_journals(unreadable, file)
-            _refuse_loss(places.mlflow, staged / MLFLOW, file)
+            _refuse_loss(places.mlflow, staged, manifest, file)
         if manifest["location"] and places.files is not None:
             replace_location(staged / MLFLOW, manifest["location"], str(places.files))
         aside = _move_aside(places)
@@ -192,18 +195,32 @@ def _refuse_other_journals(models: list[str], file: Path) -> None:
         )
 
 
-def _refuse_loss(present: Path, staged: Path, file: Path) -> None:
-    """Refuse where the present registry has runs or versions that the archive lacks, or others than it had."""
+def _refuse_loss(present: Path, staged: Path, manifest: Mapping[str, Any], file: Path) -> None:
+    """Refuse where the present registry has runs, versions or decisions that the archive lacks, or others than it had.
+    A person's "no" is an entry of a journal and nothing else.
+    """
     if not present.exists() or fault_of_database(present, TABLES) is not None:
         return
-    here, there = _contents(present), _contents(staged)
+    here = _contents(present) | entries_of(stored_journals(present), _find_here)
+    find_staged = partial(_find_staged, staged, manifest["location"])
+    there = _contents(staged / MLFLOW) | entries_of(stored_journals(staged / MLFLOW), find_staged)
     lost = here - there
     if lost:
         which = "a newer state of the same registry" if here & there else "another registry"
         raise ValueError(
-            f"{present} is {which}: {len(lost)} runs, versions or aliases in it are not in {file}. Nothing was "
-            f"changed. To replace it all the same, `--force`; it is moved aside then."
+            f"{present} is {which}: {len(lost)} runs, versions, aliases or entries of journals in it are not in "
+            f"{file}. Nothing was changed. To replace it all the same, `--force`; it is moved aside then."
         )
+
+
+def _find_here(path: Path) -> Path | None:
+    return path if path.is_absolute() else None  # in a store such as S3
+
+
+def _find_staged(staged: Path, location: str, path: Path) -> Path | None:
+    if location and path.is_relative_to(location):
+        return staged / name_in_archive(path, Path(location))
+    return _find_here(path)  # not in the archive, so as it is
 
 
 def _contents(database: Path) -> set[tuple[str, ...]]:

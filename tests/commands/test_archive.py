@@ -308,3 +308,23 @@ def test_a_backup_with_another_journal_than_its_database_names_is_restored_only_
         told(*restore(ARCHIVE, force=False))
     assert DATABASE.read_bytes() == before
     assert "registry adopt" in told(*restore(ARCHIVE, force=True))
+
+
+def test_a_registry_with_a_newer_decision_alone_is_kept_unless_told(project: Paths):
+    """A withdrawal takes an alias away, and a hold moves none: both are entries of the journal."""
+    write_journal("promotion", "waiting")
+    told(*backup(ARCHIVE))
+    told(*restore(ARCHIVE, force=False))
+    write_journal("promotion", "waiting", "withdrawal")
+    with pytest.raises(ValueError, match=r"newer state.*1 runs.*entries.*--force"):
+        told(*restore(ARCHIVE, force=False))
+
+
+def test_a_journal_that_was_altered_here_is_no_reason_to_keep_the_registry(project: Paths):
+    write_journal("promotion", "waiting")
+    told(*backup(ARCHIVE))
+    for file in (FILES / "journal").glob("*.jsonl"):
+        file.write_text("{}\n")
+    told(*restore(ARCHIVE, force=False))
+    told(*backup(ARCHIVE))
+    assert journal_in(ARCHIVE) == ["promotion", "waiting"]
