@@ -8,14 +8,15 @@ file is compared before anything is restored. What a restore replaces is moved a
 
 from __future__ import annotations
 
+import functools
 import os
+import shlex
 import shutil
 import sqlite3
 import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from tasks.core.settings import load, load_paths, read_params
 from tasks.pipeline.run_lock import only_run
 from tasks.tracking.aliases import ADOPT
 from tasks.tracking.connection import TABLES
+from tasks.tracking.half_restored import refuse_half_restored, unfinished
 from tasks.tracking.relocate import FILE, database_of, replace_location
 from tasks.tracking.settings import TrackingSections, TrackingSettings
 from tasks.tracking.stored_journals import entries_of, stored_journals
@@ -80,17 +82,17 @@ def backup(file: Path) -> Iterator[str]:
     with _own_folder(places.mlflow.parent, BACKUP) as folder:
         databases = {MLFLOW: places.mlflow, PREFECT: places.prefect}
         copies, journals = copy_of_one_moment(databases, places.files, Path(folder))
-        with atomic_file(file.absolute()) as unfinished:
-            with tarfile.open(unfinished, "w") as archive:
+        with atomic_file(file.absolute()) as partial:
+            with tarfile.open(partial, "w") as archive:
                 hashes = {name: add_file(archive, name, path) for name, path in copies.items()}
                 hashes |= _add_files(archive, places.files, journals)
                 manifest = {"format": FORMAT, "sha256": hashes, "location": str(places.files or "")}
                 add_manifest(archive, manifest)
-            with tarfile.open(unfinished) as archive:
+            with tarfile.open(partial) as archive:
                 unreadable = journals_not_in(copies[MLFLOW], read_all(archive, file))
             if unreadable:
                 raise journal_is_another(places.mlflow, unreadable[0])
-            size = unfinished.stat().st_size
+            size = partial.stat().st_size
         elsewhere = _find_files_elsewhere(copies[MLFLOW], places.files)
     yield f"{file}: {len(hashes)} files, {size / 1e6:.1f} MB, each read again and found equal to its hash"
     for name, location in elsewhere:
@@ -114,8 +116,10 @@ def restore(file: Path, *, force: bool) -> Iterator[str]:
             _refuse_loss(places.mlflow, staged, manifest, file)
         if manifest["location"] and places.files is not None:
             replace_location(staged / MLFLOW, manifest["location"], str(places.files))
-        aside = _move_aside(places)
-        _move_in(staged, places)
+        again = f"python -m tasks restore {shlex.quote(str(file.absolute()))}{' --force' if force else ''}"
+        with unfinished(places.mlflow, again):
+            aside = _move_aside(places)
+            _move_in(staged, places)
     yield f"{places.mlflow} is as it was when {file} was written"
     if aside is not None:
         yield f"what was there before is in {aside}"
@@ -140,6 +144,7 @@ def _own_folder(parent: Path, prefix: str) -> Iterator[str]:
 
 
 def _refuse_no_registry(database: Path) -> None:
+    refuse_half_restored(database)
     fault = fault_of_database(database, TABLES) if database.exists() else "it does not exist"
     if fault is not None:
         raise ValueError(f"{database}: there is no registry to back up ({fault}). Run the flow, or restore a backup.")
@@ -202,7 +207,7 @@ def _refuse_loss(present: Path, staged: Path, manifest: Mapping[str, Any], file:
     if not present.exists() or fault_of_database(present, TABLES) is not None:
         return
     here = _contents(present) | entries_of(stored_journals(present), _find_here)
-    find_staged = partial(_find_staged, staged, manifest["location"])
+    find_staged = functools.partial(_find_staged, staged, manifest["location"])
     there = _contents(staged / MLFLOW) | entries_of(stored_journals(staged / MLFLOW), find_staged)
     lost = here - there
     if lost:
@@ -248,7 +253,6 @@ def _move_aside(places: Places) -> Path | None:
 
 
 def _move_in(staged: Path, places: Places) -> None:
-    """The database last: a kill before that leaves files without it, which every command refuses to work with."""
     if places.files is not None and (staged / FILES).exists():
         places.files.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(staged / FILES, places.files)

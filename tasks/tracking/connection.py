@@ -22,6 +22,7 @@ from tasks.core.passing_faults import PassingFault
 from tasks.core.secrets import hide_known_secrets
 from tasks.storage.client import explain as explain_s3
 from tasks.tracking.faults import RESTORE, explain, find_fault
+from tasks.tracking.half_restored import refuse_half_restored
 from tasks.tracking.metrics import quiet_mlflow
 from tasks.tracking.settings import DATABASES, SQLITE, TrackingSettings
 
@@ -97,6 +98,7 @@ def refuse_lost_registry(settings: TrackingSettings) -> None:
     if not settings.uri.startswith(SQLITE):
         return
     database, location = Path(settings.uri.removeprefix(SQLITE)), Path(settings.artifact_location)
+    refuse_half_restored(database)
     is_local = "://" not in settings.artifact_location
     files = sorted(item for item in location.iterdir() if item.is_dir()) if is_local and location.is_dir() else []
     if database.exists():

@@ -20,6 +20,7 @@ from tasks.commands.archive import backup, restore
 from tasks.commands.archive_copies import copy_of_one_moment
 from tasks.commands.profile import read_profiles
 from tasks.core.settings import Paths
+from tasks.tracking.connection import refuse_lost_registry
 from tasks.tracking.journal import FILES as JOURNALS
 from tasks.tracking.journal import OWNER, POINTER, Pointer
 from tests.conftest import ROOT
@@ -296,11 +297,16 @@ def test_a_backup_with_another_journal_than_its_database_names_is_restored_only_
 ):
     """As one may be that was written before journals were copied with the database."""
     write_journal("a", "b")
+    add_files = archive._add_files
+
+    def promote_meanwhile(*args: Any) -> Any:
+        write_journal("a", "b", "c", "d", moves=2)
+        return add_files(*args)
+
     with monkeypatch.context() as patch:
         patch.setattr(archive, "copy_of_one_moment", lambda *args: (copy_of_one_moment(*args)[0], {}))
         patch.setattr(archive, "journals_not_in", lambda *_: [])
-        add_files = archive._add_files
-        patch.setattr(archive, "_add_files", lambda *a: (write_journal(*"abcd", moves=2), add_files(*a))[1])
+        patch.setattr(archive, "_add_files", promote_meanwhile)
         told(*backup(ARCHIVE))
     before = DATABASE.read_bytes()
     shutil.rmtree(FILES)
@@ -328,3 +334,31 @@ def test_a_journal_that_was_altered_here_is_no_reason_to_keep_the_registry(proje
     told(*restore(ARCHIVE, force=False))
     told(*backup(ARCHIVE))
     assert journal_in(ARCHIVE) == ["promotion", "waiting"]
+
+
+@pytest.mark.parametrize("step", ["_move_aside", "_move_in"])
+@pytest.mark.parametrize("is_after", [False, True])
+def test_a_restore_that_was_killed_is_no_new_project_and_a_second_one_finishes_it(
+    project: Paths, monkeypatch: pytest.MonkeyPatch, step: str, is_after: bool
+):
+    """Killed before or after what was there is aside, and before or after the archive's files are in their place."""
+    told(*backup(ARCHIVE))
+    move = getattr(archive, step)
+
+    def be_killed(*args: Any) -> None:
+        if is_after:
+            move(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(archive, step, be_killed)
+        with pytest.raises(KeyboardInterrupt):
+            told(*restore(ARCHIVE, force=False))
+    finish = f"python -m tasks restore {ARCHIVE.absolute()}"
+    for verb in (lambda: refuse_lost_registry(SETTINGS), lambda: told(*backup(Path("another.tar")))):
+        with pytest.raises(ValueError, match=rf"stopped half-way.*{finish}\.$"):
+            verb()
+    told(*restore(ARCHIVE, force=False))
+    refuse_lost_registry(SETTINGS)
+    assert said("first") == "first"
+    assert PREFECT.exists()
