@@ -78,14 +78,21 @@ def backup(file: Path) -> Iterator[str]:
         )
     refuse_to_replace(file, kind="a backup", is_own=is_backup, remedy="Name a new file.")
     places = find_places()
+    if places.files is not None and file.resolve().is_relative_to(places.files.resolve()):
+        raise ValueError(
+            f"{file} is under {places.files}, and a backup of that folder would contain itself. Name a file elsewhere, "
+            f"best on another disk."
+        )
     _refuse_no_registry(places.mlflow)
     with _own_folder(places.mlflow.parent, BACKUP) as folder:
         databases = {MLFLOW: places.mlflow, PREFECT: places.prefect}
+        weights = _find_weights(places.files)
         copies, journals = copy_of_one_moment(databases, places.files, Path(folder))
         with atomic_file(file.absolute()) as partial:
             with tarfile.open(partial, "w") as archive:
                 hashes = {name: add_file(archive, name, path) for name, path in copies.items()}
                 hashes |= _add_files(archive, places.files, journals)
+                _refuse_pruned(weights - hashes.keys())
                 manifest = {"format": FORMAT, "sha256": hashes, "location": str(places.files or "")}
                 add_manifest(archive, manifest)
             with tarfile.open(partial) as archive:
@@ -160,6 +167,18 @@ def _find_files_elsewhere(database: Path, folder: Path | None) -> list[tuple[str
         for name, location in found
         if folder is None or not Path(location.removeprefix(FILE)).is_relative_to(folder)
     ]
+
+
+def _find_weights(folder: Path | None) -> set[str]:
+    return {name_in_archive(path, folder) for path in folder.rglob("*.safetensors")} if folder else set()
+
+
+def _refuse_pruned(gone: set[str]) -> None:
+    if gone:
+        raise ValueError(
+            f"{min(gone)}: these weights went while the backup was written, by `prune` perhaps, and the copy of "
+            f"the database may name them as a champion's. Nothing was written; run `python -m tasks backup` again."
+        )
 
 
 def _add_files(archive: tarfile.TarFile, folder: Path | None, copies: Mapping[str, Path]) -> dict[str, str]:

@@ -362,3 +362,26 @@ def test_a_restore_that_was_killed_is_no_new_project_and_a_second_one_finishes_i
     refuse_lost_registry(SETTINGS)
     assert said("first") == "first"
     assert PREFECT.exists()
+
+
+def test_a_backup_among_the_files_that_it_would_contain_is_refused(project: Paths):
+    with pytest.raises(ValueError, match="would contain itself"):
+        told(*backup(FILES / "kept.tar"))
+    assert not (FILES / "kept.tar").exists()
+
+
+def test_weights_that_are_pruned_meanwhile_are_no_part_of_a_backup_that_says_it_is_sound(
+    project: Paths, monkeypatch: pytest.MonkeyPatch
+):
+    weights = FILES / "first" / "model.safetensors"
+    weights.touch()
+    add_files = archive._add_files
+
+    def prune_before(*args: Any) -> Any:
+        weights.unlink()
+        return add_files(*args)
+
+    monkeypatch.setattr(archive, "_add_files", prune_before)
+    with pytest.raises(ValueError, match=r"prune.*backup` again"):
+        told(*backup(ARCHIVE))
+    assert not ARCHIVE.exists()
