@@ -26,6 +26,7 @@ import yaml
 
 from tasks.core.files import content_hash, read_json
 from tasks.models.files import INDEX, LINEAGE, NOT_OF_THE_MODEL, TRAINED_ON, files_hash, only_the_model
+from tasks.tracking.connection import or_none
 from tasks.tracking.settings import logged_model_name
 from tasks.tracking.versions import EARLIER_FILE, FOLDER_TAG, Version
 
@@ -55,24 +56,33 @@ class Uploads:
         self.client, self.model = client, model
         self._verified: set[str] = set()  # logged models whose stored files were compared with their hash
 
-    def upload(self, snapshot: Path, folder_hash: str, experiment_id: str, source_run: str | None) -> Any:
-        """The logged model with the files of `snapshot`, READY. ValueError where the store has other files. Only the
-        same folder continues a partial upload: elsewhere the process that began it may still be at work.
+    def upload(
+        self, snapshot: Path, folder_hash: str, experiment_id: str, source_run: str | None, *, registered: str | None
+    ) -> Any:
+        """The logged model with the files of `snapshot`, READY; `registered` is the id of the version's, where there is
+        one. ValueError where the store has other files. Only the same folder continues a partial upload: elsewhere the
+        process that began it may still be at work. Another registered model's is its own to prune.
         """
-        same, here = f"tags.{FOLDER_TAG} = '{folder_hash}'", f"{socket.gethostname()}:{snapshot.absolute()}"
-        found = list(self.client.search_logged_models([experiment_id], same))
+        here = f"{socket.gethostname()}:{snapshot.absolute()}"
+        known = or_none(lambda: self.client.get_logged_model(registered)) if registered else None
+        found = [known] if known else self._find(experiment_id, folder_hash)
         usable = [model for model in found if str(model.status) == "READY" or model.tags.get("folder") == here]
         model = max(usable, key=lambda item: str(item.status) == "READY", default=None)
         if model is None:
             tags = {FOLDER_TAG: folder_hash, "folder": here}
             model = self.client.create_logged_model(experiment_id, logged_model_name(self.model), source_run, tags=tags)
-        if str(model.status) != "READY" or not self._has_stored(model, folder_hash):
+        if str(model.status) != "READY" or not self._has_stored(model, snapshot, folder_hash):
+            self._verified.discard(model.model_id)
             self._store(model, snapshot)
-            if not self._has_stored(model, folder_hash):
+            if not self._has_stored(model, snapshot, folder_hash):
                 raise self._other_files(model, snapshot, folder_hash)
         if str(model.status) != "READY":
             model = self.client.finalize_logged_model(model.model_id, "READY")
         return model
+
+    def _find(self, experiment_id: str, folder_hash: str) -> list[Any]:
+        same = f"name = '{logged_model_name(self.model)}' AND tags.{FOLDER_TAG} = '{folder_hash}'"
+        return list(self.client.search_logged_models([experiment_id], same))
 
     def _store(self, model: Any, snapshot: Path) -> None:
         with only_the_model(snapshot) as folder, TemporaryDirectory() as beside:
@@ -85,15 +95,15 @@ class Uploads:
                 self.client.log_model_artifacts(model.model_id, str(rest))
             self.client.log_model_artifacts(model.model_id, beside)
 
-    def _has_stored(self, model: Any, folder_hash: str) -> bool:
+    def _has_stored(self, model: Any, snapshot: Path, folder_hash: str) -> bool:
         """Whether the store has exactly the files of this hash. A remote store is downloaded for that, once per
-        process.
+        process; later only whether the weights are still there is asked, which another machine may have pruned.
         """
         from mlflow.artifacts import download_artifacts
         from mlflow.exceptions import MlflowException
 
         if model.model_id in self._verified:
-            return True
+            return {file.name for file in snapshot.glob("*.safetensors")} <= weight_files(self.client, model).keys()
         here = store_folder(model)
         try:
             with TemporaryDirectory() as folder:
@@ -118,6 +128,12 @@ class Uploads:
             f"{model.artifact_location}: contains other files than {snapshot}, also after a second upload. "
             f"Nothing was registered. Remove that folder from the store, then run `python -m tasks promote` again."
         )
+
+
+def weight_files(client: MlflowClient, model: Any) -> dict[str, int]:
+    """The weights of a logged model that are in the store: bytes by path."""
+    found = client.list_logged_model_artifacts(model.model_id)
+    return {file.path: file.file_size or 0 for file in found if file.path.endswith(".safetensors")}
 
 
 def store_folder(model: Any) -> Path | None:
@@ -193,6 +209,12 @@ def has_flavour(model: Path) -> bool:
 
 def refuse_altered_model(version: Version, folder: Path, *, store: str) -> None:
     weights = sorted(folder.glob("*.safetensors"))
+    if not weights and version.weights != "none":
+        raise ValueError(
+            f"{version.name}: its weights are gone, so it can be neither played nor served. Where `python -m tasks "
+            f"registry show` says that they were pruned, make it again: python -m tasks lineage "
+            f"models:/{version.model}/{version.version} --verify DIR; else restore {store} from a backup."
+        )
     found = {
         "weights": (version.tags.get("weights_hash"), content_hash(*weights) if weights else "none"),
         "files (its configuration, tokenizer or another was altered, added or lost)": (

@@ -5,18 +5,21 @@ it; only its weight files go, and the journal says when and by whom. Registering
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tasks.models.files import LINEAGE
 from tasks.tracking.aliases import lock_registry, record
-from tasks.tracking.connection import mlflow_errors
+from tasks.tracking.connection import mlflow_errors, or_none
 from tasks.tracking.history import anchors, summarise_journal
 from tasks.tracking.journal import Journal, new_entry, read_journal
-from tasks.tracking.model_files import store_folder
+from tasks.tracking.model_files import store_folder, weight_files
 from tasks.tracking.settings import logged_model_name
-from tasks.tracking.versions import CHALLENGER, CHAMPION, Version
+from tasks.tracking.stored_models import every_version, logged_models
+from tasks.tracking.versions import CHALLENGER, CHAMPION, FOLDER_TAG, Version
 
 if TYPE_CHECKING:
     from tasks.tracking.registry import Registry
@@ -25,9 +28,14 @@ ABANDONED_AFTER_DAYS = 1.0  # an upload takes hours at most, and another machine
 
 
 class StoredWeights(NamedTuple):
-    """Weight files of a logged model: of a registered version, or of an upload that never became one (None)."""
+    """Weight files of a logged model. `version` is the registered version that they are of, also of one that was
+    deleted by hand; None where that is not known, or they are of an upload that never became one: `was_version` says
+    which.
+    """
 
     version: int | None
+    was_version: bool
+    is_deleted: bool
     model_id: str
     location: str
     files: dict[str, int]  # bytes by path
@@ -35,7 +43,10 @@ class StoredWeights(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"version {self.version}" if self.version else f"an upload that became no version ({self.model_id})"
+        if not self.was_version:
+            return f"an upload that became no version ({self.model_id})"
+        known = f"version {self.version}" if self.version else f"a version ({self.model_id})"
+        return f"{known}, which was deleted in MLflow" if self.is_deleted else known
 
     def here(self) -> tuple[Path, ...]:
         """Its files on this machine, which may be links to what stays elsewhere."""
@@ -70,41 +81,66 @@ def remove_unneeded(registry: Registry, model_id: str, *, keep: int) -> None:
     """
     with lock_registry(registry) as lock, mlflow_errors(registry.settings):
         for item in _unneeded(registry, read_journal(registry), keep, only=model_id):
-            if item.version is not None:
-                record(registry, lock, [new_entry("pruning", {"versions": [item.version]})])
+            if item.was_version:
+                versions = [] if item.version is None else [item.version]
+                record(registry, lock, [new_entry("pruning", {"versions": versions, "files_of": item.model_id})])
             lock.check()
             _remove(registry, item)
 
 
 def _unneeded(registry: Registry, journal: Journal, keep: int, *, only: str | None = None) -> Iterator[StoredWeights]:
+    """What a version of another name has its files in stays: a renamed model's champion, or a copy."""
     versions = registry.versions()
     needed = needed_versions(registry, journal, versions, keep=keep)
     numbers = {version.model_id: version.version for version in versions}
-    for model in _logged_models(registry):
-        if only not in (None, model.model_id):
+    used = _places_of_needed(registry, needed)
+    deleted = _deleted_versions(journal, versions)
+    for model in _logged_models(registry, numbers):
+        if {model.model_id, model.artifact_location} & used or only not in (None, model.model_id):
             continue
-        number = numbers.get(model.model_id)
+        is_there = model.model_id in numbers
+        number = numbers[model.model_id] if is_there else deleted.get(model.tags.get(FOLDER_TAG))
         is_old = time.time() - model.last_updated_timestamp / 1000 > 86_400 * ABANDONED_AFTER_DAYS
-        if number in needed or (number is None and not is_old):
+        if number in needed or (number is None and not is_old):  # also a champion that was deleted by hand
             continue
-        files = _weight_files(registry, model.model_id)
-        if files or number is None:
-            yield StoredWeights(number, model.model_id, model.artifact_location, files, store_folder(model))
+        files = weight_files(registry.client, model)
+        was_version = number is not None or _has_lineage(registry, model)
+        if files or not was_version:
+            place, folder = model.artifact_location, store_folder(model)
+            yield StoredWeights(number, was_version, not is_there, model.model_id, place, files, folder)
 
 
-def _logged_models(registry: Registry) -> Iterator[Any]:
-    where, token = f"name = '{logged_model_name(registry.model)}'", None
-    while True:
-        page = registry.client.search_logged_models([registry.experiment_id], where, page_token=token)
-        yield from page
-        token = page.token
-        if not token:
-            return
+def _places_of_needed(registry: Registry, needed: Collection[int]) -> set[str]:
+    return {
+        place
+        for place, versions in every_version(registry).items()
+        if any(version.model != registry.model or version.version in needed for version in versions)
+    }
 
 
-def _weight_files(registry: Registry, model_id: str) -> dict[str, int]:
-    found = registry.client.list_logged_model_artifacts(model_id)
-    return {file.path: file.file_size or 0 for file in found if file.path.endswith(".safetensors")}
+def _deleted_versions(journal: Journal, versions: Sequence[Version]) -> dict[str, int]:
+    """The numbers of the versions that the journal names and MLflow does not have any more, by the hash of their files.
+    Of those before the registered model was deleted, whose numbers came again, none is known.
+    """
+    there = {version.version for version in versions}
+    kept = summarise_journal(journal.entries).kept
+    return {tags[FOLDER_TAG]: number for number, tags in kept.items() if number not in there and FOLDER_TAG in tags}
+
+
+def _has_lineage(registry: Registry, model: Any) -> bool:
+    """Whether an upload became a version once: its lineage is stored just before."""
+    return any(file.path == LINEAGE for file in registry.client.list_logged_model_artifacts(model.model_id))
+
+
+def _logged_models(registry: Registry, own: Collection[str]) -> Iterator[Any]:
+    """Those of this name, and of the versions that were registered before the model was renamed."""
+    named = list(logged_models(registry, f"name = '{logged_model_name(registry.model)}'"))
+    yield from named
+    seen = {model.model_id for model in named}
+    for model_id in sorted(set(own) - seen):
+        renamed = or_none(partial(registry.client.get_logged_model, model_id))
+        if renamed:
+            yield renamed
 
 
 def _remove(registry: Registry, item: StoredWeights) -> None:
@@ -112,7 +148,7 @@ def _remove(registry: Registry, item: StoredWeights) -> None:
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     store = get_artifact_repository(item.location)
-    if item.version is None:
+    if not item.was_version:
         store.delete_artifacts()
         registry.client.delete_logged_model(item.model_id)
     else:

@@ -69,18 +69,18 @@ class Registry:
     def at(self, alias: str) -> Version | None:
         with mlflow_errors(self.settings):
             found = or_none(lambda: self.client.get_model_version_by_alias(self.model, alias))
-        return _version(found) if found else None
+        return as_version(found) if found else None
 
     def version(self, number: int) -> Version | None:
         """None where there is none, or it was deleted."""
         with mlflow_errors(self.settings):
             found = or_none(lambda: self.client.get_model_version(self.model, str(number)))
-        return _version(found) if found else None
+        return as_version(found) if found else None
 
     def _tagged(self, tag: str, value: str) -> list[Version]:
         with mlflow_errors(self.settings):
             found = self.client.search_model_versions(f"name = '{self.model}' and tag.{tag} = '{value}'")
-        return sorted(map(_version, found), key=lambda version: version.version)
+        return sorted(map(as_version, found), key=lambda version: version.version)
 
     def exists(self, number: int | None) -> bool:
         return number is not None and self.version(number) is not None
@@ -88,7 +88,7 @@ class Registry:
     def versions(self) -> list[Version]:
         """All of them, by number: for what needs every one, since there may be thousands."""
         with mlflow_errors(self.settings):
-            return sorted(map(_version, self._pages()), key=lambda version: version.version)
+            return sorted(map(as_version, self._pages()), key=lambda version: version.version)
 
     def _pages(self) -> Iterator[ModelVersion]:
         token = None
@@ -140,7 +140,10 @@ class Registry:
     def store(self, snapshot: Path, *, folder_hash: str, run_id: str | None) -> Any:
         """Upload the snapshot's files: slow, and without a lock. ValueError where their hash is not `folder_hash`."""
         with mlflow_errors(self.settings):
-            return self._uploads.upload(snapshot, folder_hash, self.experiment_id, self._parent_of(run_id))
+            existing = self.find(folder_hash)
+            registered = existing.model_id if existing else None
+            run = self._parent_of(run_id)
+            return self._uploads.upload(snapshot, folder_hash, self.experiment_id, run, registered=registered)
 
     def register(
         self,
@@ -173,13 +176,13 @@ class Registry:
                     if existing.tags.get(name) != value:
                         check()
                         self.client.set_model_version_tag(self.model, str(existing.version), name, value)
-                return _version(self.client.get_model_version(self.model, str(existing.version)))
+                return as_version(self.client.get_model_version(self.model, str(existing.version)))
             check()
             created = self.client.create_model_version(
                 self.model, model.model_uri, run_id=self._parent_of(run_id), tags=all_tags, model_id=model.model_id
             )
             link_version(self.client, model, created)
-        return _version(created)
+        return as_version(created)
 
     def download(self, version: Version, folder: Path) -> Path:
         """The version's files in `folder`, complete or not at all."""
@@ -301,6 +304,6 @@ def _size(snapshot: Path) -> str:
     return str(sum(file.stat().st_size for file in snapshot.iterdir() if file.is_file() and file.name != MLMODEL))
 
 
-def _version(found: ModelVersion) -> Version:
+def as_version(found: ModelVersion) -> Version:
     model_id = str(found.source).removeprefix("models:/")
     return Version(found.name, int(found.version), found.tags.get("weights_hash", ""), dict(found.tags), model_id)

@@ -7,7 +7,9 @@ import sys
 import time
 import uuid
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,6 +17,7 @@ from typer.testing import CliRunner
 
 from tasks.__main__ import app
 from tasks.commands.lineage import lineage
+from tasks.commands.registry import adopt
 from tasks.commands.rollback import rollback
 from tasks.core.settings import Paths
 from tasks.core.urls import S3Url, parse_url
@@ -35,6 +38,15 @@ from tests.tracking.candidates import MODEL, promote, state, wait, write_project
 from tests.tracking.project import SETTINGS as TRACKING
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def no_other_names(registry: Registry) -> Iterator[None]:
+    """The tests share one MLflow, in which a version of another name keeps the files that it has."""
+    yield
+    for model in registry.client.search_registered_models():
+        if model.name != MODEL:
+            registry.client.delete_registered_model(model.name)
 
 
 def unneeded(registry: Registry, keep: int = 1) -> list[int | None]:
@@ -79,6 +91,8 @@ def test_a_version_without_weights_keeps_its_lineage_and_no_rollback_leads_to_it
         promote(name)
     prune_all(registry)
     assert "weights are gone" in str(registry.missing_files(first(registry)))
+    with pytest.raises(ValueError, match=rf"weights are gone.*pruned.*lineage models:/{MODEL}/1 --verify"):
+        registry.verify(first(registry))
     assert unneeded(registry) == []
     row = lineage(f"models:/{MODEL}/1", None)
     assert row["params"] is not None
@@ -117,6 +131,99 @@ def test_an_upload_that_became_no_version_goes_after_a_day(registry: Registry, m
     prune_all(registry)
     assert ids(registry) == set()
     assert registry.missing_files(first(registry)) is None
+
+
+def test_two_names_with_the_same_files_have_a_copy_each(registry: Registry):
+    for name in ("a", "b", "c"):
+        promote(name)
+    assert promote("a", model="agent-two").model_id != first(registry).model_id
+    prune_all(registry)
+    two = Registry(TRACKING, "agent-two")
+    two.verify(first(two))
+
+
+def test_weights_that_a_version_of_another_name_has_too_stay(registry: Registry):
+    """As copied by MLflow from a name to another, and as two names shared them before each had a copy."""
+    for name in ("a", "b", "c", "d"):
+        promote(name)
+    client, one = registry.client, first(registry)
+    client.create_registered_model("agent-three")
+    client.create_model_version("agent-three", f"models:/{one.model_id}", tags=one.tags)
+    client.copy_model_version(f"models:/{MODEL}/2", "desk-live")
+    assert unneeded(registry) == []
+    client.delete_model_version("desk-live", "1")
+    assert unneeded(registry) == [2]
+
+
+def test_a_copy_keeps_the_files_of_a_version_that_was_deleted(registry: Registry, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pruning, "ABANDONED_AFTER_DAYS", -1.0)
+    for name in ("a", "b", "c"):
+        promote(name)
+    model_id = first(registry).model_id
+    registry.client.copy_model_version(f"models:/{MODEL}/1", "desk-kept")
+    registry.client.delete_model_version(MODEL, "1")
+    assert model_id not in ids(registry)
+
+
+def test_a_model_that_was_renamed_keeps_its_champion_whoever_has_its_old_name(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(pruning, "ABANDONED_AFTER_DAYS", -1.0)
+    for name in ("a", "b", "c"):
+        promote(name)
+    registry.client.rename_registered_model(MODEL, "desk-renamed")
+    registry.client.create_registered_model(MODEL)
+    production = Registry(TRACKING, "desk-renamed")
+    assert not ids(registry) & {version.model_id for version in production.versions()}
+    assert unneeded(production) == [1]
+    prune_all(production)
+    assert read_history(production).pruned.keys() == {1}
+    assert promote("a", model="desk-renamed").version == 1
+    production.verify(first(production))
+
+
+@pytest.mark.parametrize("begun_anew", [False, True])
+def test_a_version_that_was_deleted_is_called_that_and_keeps_its_lineage(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, begun_anew: bool
+):
+    for name in ("a", "b", "c"):
+        promote(name)
+    model_id = first(registry).model_id
+    registry.client.delete_model_version(MODEL, "1")
+    if begun_anew:  # and its number came again
+        monkeypatch.setattr(pruning, "ABANDONED_AFTER_DAYS", -1.0)
+        registry.client.delete_registered_model(MODEL)
+        adopt(reason="anew")
+        promote("d")
+        assert first(registry).model_id != model_id
+    (item,) = (item for item in find_unneeded(registry, keep=5) if item.model_id == model_id)
+    expected = f"a version ({model_id})" if begun_anew else "version 1"
+    assert item.name == f"{expected}, which was deleted in MLflow"
+    remove_unneeded(registry, model_id, keep=5)
+    assert [file.path for file in registry.client.list_logged_model_artifacts(model_id, "lineage")]
+    entry = read_journal(registry).entries[-1]
+    assert (entry.kind, entry.body["files_of"]) == ("pruning", model_id)
+    assert read_history(registry).pruned.keys() == (set() if begun_anew else {1})
+    assert model_id not in {item.model_id for item in find_unneeded(registry, keep=5)}
+
+
+def test_weights_that_another_machine_pruned_after_the_upload_are_uploaded_again(registry: Registry):
+    """They are stored without the lock, then registered with it; a verified store is not downloaded twice."""
+    for name in ("a", "b", "c"):
+        promote(name)
+    prune_all(registry)
+    before = Registry.store
+
+    def prune_after(self: Registry, *args: Any, **kwargs: Any) -> Any:
+        stored = before(self, *args, **kwargs)
+        if not self.is_locked:
+            prune_all(Registry(TRACKING, MODEL))
+        return stored
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Registry, "store", prune_after)
+        assert promote("a").version == 1
+    registry.verify(first(registry))
 
 
 GRAPH = """
