@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tasks.models.files import LINEAGE
 from tasks.tracking.aliases import lock_registry, record
 from tasks.tracking.connection import mlflow_errors, or_none
-from tasks.tracking.history import anchors, summarise_journal
+from tasks.tracking.history import ChampionHistory, anchors, summarise_journal
 from tasks.tracking.journal import Journal, new_entry, read_journal
 from tasks.tracking.model_files import store_folder, weight_files
 from tasks.tracking.settings import logged_model_name
@@ -66,7 +66,20 @@ def needed_versions(registry: Registry, journal: Journal, versions: Sequence[Ver
     reasons += [(number, "the anchor of decisions") for number in anchors(journal.entries)[-1:]]
     reasons += [(number, f"alias {alias}") for alias, number in (registry.all_aliases() or {}).items()]
     reasons += [(history.champion, f"{CHAMPION} by the journal"), (history.challenger, f"{CHALLENGER} that waits")]
-    return {number: reason for number, reason in reasons if number is not None}
+    found = {number: reason for number, reason in reasons if number is not None}
+    for number in sorted(set(numbers) & set(found), reverse=True):  # an anchor may be gone back to as well
+        for anchor in _anchor_after_rollback(journal, history, number):
+            found.setdefault(anchor, f"the anchor of decisions after a rollback to version {number}")
+    return found
+
+
+def _anchor_after_rollback(journal: Journal, history: ChampionHistory, target: int) -> list[int]:
+    """The version that success may not fall below then; none where no rollback leads to the target."""
+    closed = {*history.defects, *history.pruned, history.champion}
+    if target in closed or not history.was_champion(target):
+        return []
+    body = {"champion": target, "instead_of": history.champion, "undone": history.gone_back_over(target)}
+    return anchors([*journal.entries, new_entry("rollback", body)])[-1:]
 
 
 def find_unneeded(registry: Registry, *, keep: int) -> list[StoredWeights]:

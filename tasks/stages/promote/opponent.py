@@ -1,7 +1,7 @@
 """The opponent: the champion, or before the first one the model that the challenger grew from; and the anchor.
 
 The anchor, which success may not fall below, is usually the champion. Where the champion was promoted as cheaper, it is
-an earlier version that the journal names; if that one was deleted, the best that is left.
+an earlier version that the journal names; if that one was deleted or pruned, the best that is left.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ def _first_policy(paths: Paths) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FoundAnchor(Anchor):
-    """The anchor with its version; `deleted` is the version that should be it and is gone from the registry."""
+    """The anchor with its version; `deleted` is the version that should be it and is gone from the registry, or has
+    lost its weights to `prune`.
+    """
 
     version: int
     deleted: int | None
@@ -108,8 +110,8 @@ class FoundAnchor(Anchor):
         if self.deleted is None:
             return None
         return (
-            f"Version {self.deleted}, which success may not fall below, was deleted from the registry; of those left, "
-            f"{self.name} is best and takes its place."
+            f"Version {self.deleted}, which success may not fall below, was deleted from the registry or lost its "
+            f"weights to `prune`; of those left, {self.name} is best and takes its place."
         )
 
     def to_row(self, challenger: list[Trajectory], *, alpha: float) -> dict[str, Any]:
@@ -125,13 +127,14 @@ class FoundAnchor(Anchor):
 
 def find_anchor(opponent: Opponent, unseen: Unseen, conditions: Conditions) -> FoundAnchor | None:
     """The anchor that the journal names, None before the first champion, with its episodes on the `unseen` problems."""
-    from tasks.tracking.history import anchors
+    from tasks.tracking.history import anchors, summarise_journal
 
     registry, champion = conditions.registry, conditions.champion
     if champion is None:
         return None
-    path = anchors(conditions.journal.entries)
-    number = next(filter(registry.exists, reversed(path)), None)
+    path, pruned = anchors(conditions.journal.entries), summarise_journal(conditions.journal.entries).pruned
+    left = (number for number in reversed(path) if number not in pruned and registry.exists(number))
+    number = next(left, None)
     deleted = path[-1] if path and path[-1] != number else None
     of_champion = FoundAnchor(opponent.name, opponent.trajectories, champion.version, deleted)
     version = None if number is None else registry.version(number)

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from tasks.commands.rollback import rollback
 from tasks.core.records import Trajectory
+from tasks.tracking import pruning
 from tasks.tracking.history import anchors
 from tasks.tracking.journal import read_journal
+from tasks.tracking.pruning import find_unneeded, needed_versions, remove_unneeded
 from tasks.tracking.registry import Registry
 from tests.stages.promote import test_promote
 from tests.stages.promote.test_promote import Pipeline, pipeline
@@ -67,3 +70,37 @@ def test_where_the_anchor_was_deleted_the_best_that_is_left_takes_its_place_and_
         warning.startswith("Version 1, which success may not fall below, was") for warning in decision["warnings"]
     )
     assert anchors(read_journal(registry).entries)[-1] == 2
+
+
+def promote_a_better_one(cheaper: Pipeline) -> Registry:
+    """The third champion, which is the anchor from now on; the registry."""
+    cheaper.evaluate(0.97)
+    assert cheaper.promote()["anchor"]["is_next"]
+    return Registry(SETTINGS, "travel-desk-agent")
+
+
+def test_prune_keeps_the_anchor_of_the_champion_that_a_rollback_leads_to(cheaper: Pipeline):
+    """Version 2, which a rollback leads to, was promoted as cheaper than version 1."""
+    registry = promote_a_better_one(cheaper)
+    needed = needed_versions(registry, read_journal(registry), registry.versions(), keep=1)
+    assert (needed[1], needed[3]) == (
+        "the anchor of decisions after a rollback to version 2",
+        "champion by the journal",
+    )
+    assert list(find_unneeded(registry, keep=1)) == []
+
+
+def test_an_anchor_that_was_pruned_is_as_one_that_was_deleted(cheaper: Pipeline):
+    """Version 1, which a release before this pruned, cannot be played on another test set."""
+    registry = promote_a_better_one(cheaper)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pruning, "_anchor_after_rollback", lambda *_: [])
+        for item in find_unneeded(registry, keep=1):
+            remove_unneeded(registry, item.model_id, keep=1)
+    rollback(reason="version 3 leaks names")
+    assert anchors(read_journal(registry).entries) == [1]
+    cheaper.drawn_from = {"temperature": 0.8, "top_p": 0.9}
+    cheaper.evaluate(0.95)
+    decision = cheaper.promote()
+    assert (decision["anchor"]["version"], decision["anchor"]["deleted"]) == (2, 1)
+    assert any("lost its weights to `prune`" in warning for warning in decision["warnings"])
