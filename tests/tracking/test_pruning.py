@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
@@ -17,6 +18,8 @@ from typer.testing import CliRunner
 
 from tasks.__main__ import app
 from tasks.commands.lineage import lineage
+from tasks.commands.prune.dvc_cache import DvcCache, OldResults
+from tasks.commands.prune.prune import _find_old_results, _lineage_locks
 from tasks.commands.registry import adopt
 from tasks.commands.rollback import rollback
 from tasks.core.settings import Paths
@@ -27,6 +30,7 @@ from tasks.storage.mirror import RESULTS
 from tasks.tracking import pruning
 from tasks.tracking.history import read_history
 from tasks.tracking.journal import read_journal
+from tasks.tracking.model_files import store_folder
 from tasks.tracking.pruning import find_unneeded, needed_versions, remove_unneeded
 from tasks.tracking.registry import Registry
 from tasks.tracking.versions import Version
@@ -38,6 +42,7 @@ from tests.tracking.candidates import MODEL, promote, state, wait, write_project
 from tests.tracking.project import SETTINGS as TRACKING
 
 pytestmark = pytest.mark.slow
+LOCK = "schema: '2.0'\nstages: {}\n"
 
 
 @pytest.fixture(autouse=True)
@@ -224,6 +229,27 @@ def test_weights_that_another_machine_pruned_after_the_upload_are_uploaded_again
         patch.setattr(Registry, "store", prune_after)
         assert promote("a").version == 1
     registry.verify(first(registry))
+
+
+def test_what_lineages_need_of_dvcs_cache_is_asked_of_every_name_that_was_trained_here(registry: Registry):
+    for name, model in (("a", MODEL), ("b", "agent-two")):
+        Path("dvc.lock").write_text(f"{LOCK}# {name}\n")
+        promote(name, model=model)
+    Path("dvc.lock").unlink()
+    assert sorted(_lineage_locks(registry)) == [f"{LOCK}# a\n", f"{LOCK}# b\n"]
+
+
+def test_where_a_versions_lineage_is_gone_dvcs_cache_stays_and_that_is_said(
+    registry: Registry, capsys: pytest.CaptureFixture[str]
+):
+    Path("dvc.lock").write_text(LOCK)
+    promote("a")
+    Path("dvc.lock").unlink()
+    folder = store_folder(registry.client.get_logged_model(first(registry).model_id))
+    assert folder is not None
+    shutil.rmtree(folder)
+    assert _find_old_results(DvcCache(Path(".dvc/cache")), 1, registry) == OldResults([], set())
+    assert f"{MODEL} version 1" in capsys.readouterr().err
 
 
 GRAPH = """

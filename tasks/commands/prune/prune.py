@@ -24,7 +24,7 @@ from tasks.commands.prune.dvc_cache import DvcCache, OldResults, find_old_result
 from tasks.core.console import SafeConsole
 from tasks.core.resume import resume_root
 from tasks.core.settings import Paths, Settings, load, load_paths, read_params
-from tasks.core.terminal import tell
+from tasks.core.terminal import tell, warn
 from tasks.core.urls import parse_url
 from tasks.pipeline.order import STAGES
 from tasks.pipeline.run_lock import only_run
@@ -33,9 +33,11 @@ from tasks.stages.promote.settings import PromoteSettings
 from tasks.storage.inputs import at_endpoint
 from tasks.storage.settings import PathsSettings, StorageSettings
 from tasks.tracking.aliases import open_registry
+from tasks.tracking.connection import mlflow_errors
 from tasks.tracking.pruning import find_unneeded, remove_unneeded
 from tasks.tracking.registry import Registry
 from tasks.tracking.settings import TrackingSettings
+from tasks.tracking.stored_models import versions_of_experiment
 
 
 class PruneSections(Settings):
@@ -89,7 +91,9 @@ def _find(settings: PruneSections, paths: Paths, registry: Registry, keep: int) 
 
 
 def _find_old_results(cache: DvcCache, keep: int, registry: Registry) -> OldResults:
-    """None in a cache that other projects may use: its notes are theirs too, and what they need is not known here."""
+    """None in a cache that other projects may use: its notes are theirs too, and what they need is not known here. None
+    either where a version's lineage is gone.
+    """
     if not cache.folder.resolve().is_relative_to(Path().resolve()):
         tell(
             f"DVC's cache {cache.folder} is outside this folder, so other projects may need what is in it, and it "
@@ -97,7 +101,15 @@ def _find_old_results(cache: DvcCache, keep: int, registry: Registry) -> OldResu
             f"project nor those of FOLDER … name."
         )
         return OldResults([], set())
-    return find_old_results(cache, keep, _lineage_locks(registry))
+    try:
+        locks = list(_lineage_locks(registry))
+    except ValueError as error:
+        warn(
+            f"warning: {error} What that version needs of DVC's cache is unknown, so the cache stays. If nobody "
+            f"needs it, delete it in MLflow."
+        )
+        return OldResults([], set())
+    return find_old_results(cache, keep, locks)
 
 
 def _of_registry(registry: Registry, keep: int) -> Iterator[Removal]:
@@ -160,9 +172,13 @@ def _of_checkpoints(paths: Paths) -> Iterator[Removal]:
 
 
 def _lineage_locks(registry: Registry) -> Iterator[str]:
-    with TemporaryDirectory() as folder:
-        for version in registry.versions():
-            file = registry.lineage_file(version, "dvc.lock", Path(folder))
+    """Also of versions under another promote.model_name, which was trained here too."""
+    registries = {registry.model: registry}
+    with TemporaryDirectory() as folder, mlflow_errors(registry.settings):
+        for version in versions_of_experiment(registry):
+            if version.model not in registries:
+                registries[version.model] = Registry(registry.settings, version.model)
+            file = registries[version.model].lineage_file(version, "dvc.lock", Path(folder))
             if file:
                 yield file.read_text(encoding="utf-8")
 
