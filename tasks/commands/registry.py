@@ -22,7 +22,7 @@ from tasks.tracking.aliases import (
 )
 from tasks.tracking.connection import mlflow_errors
 from tasks.tracking.history import ChampionHistory, read_history, summarise_journal
-from tasks.tracking.journal import Entry, append, begin_again, new_entry, read_journal
+from tasks.tracking.journal import Entry, LostJournal, append, begin_again, new_entry, read_journal
 from tasks.tracking.registry import Registry
 from tasks.tracking.registry_lock import hold_lock
 from tasks.tracking.relocate import relocate as correct_locations
@@ -83,20 +83,20 @@ def adopt(*, reason: str) -> str:
         is_gone = registry.all_aliases() is None
         registry.make_model()
         with hold_lock(registry.client, registry.model) as lock:
-            entries, is_lost = _read_entries(registry)
+            entries, lost = _read_entries(registry)
             history = summarise_journal(entries)
-            if not (is_gone or is_lost or find_discrepancies(registry, history, registry.all_aliases())):
+            if not (is_gone or lost or find_discrepancies(registry, history, registry.all_aliases())):
                 raise ValueError(f"{registry.model} matches the record, so there is nothing to adopt.")
-            entry = new_entry("adoption", {**_adoption_body(registry, history, anew=is_gone), "reason": reason})
-            if is_gone or is_lost:
+            body = {**_adoption_body(registry, history, anew=is_gone), "reason": reason}
+            entry = new_entry("adoption", {**body, **({"lost_entries": lost.num_lost} if lost else {})})
+            if is_gone or lost:
                 begin_again(registry, lock, [*entries, entry])
                 align(registry, lock)
             else:
                 record(registry, lock, [entry])
     champion = entry.body["champion"]
     told = f"{registry.model}: recorded as it is, with {f'version {champion} as' if champion else 'no'} champion."
-    lost = " The earlier journal could not be read: its holds, defects and decisions no longer count."
-    return told + lost if is_lost else told
+    return f"{told} {_describe_loss(lost)}" if lost else told
 
 
 def release(*, reason: str) -> str:
@@ -119,12 +119,20 @@ def _recorded_aliases(history: ChampionHistory, registry: Registry) -> tuple[int
     return history.champion, next(history.way_back(registry.exists), None), history.challenger
 
 
-def _read_entries(registry: Registry) -> tuple[list[Entry], bool]:
-    """The entries of the journal; where it is lost those from before there was one, and True."""
+def _read_entries(registry: Registry) -> tuple[list[Entry], LostJournal | None]:
+    """The entries of the journal, or those that can still be verified and what was lost."""
     try:
-        return read_journal(registry).entries, False
-    except ValueError:
-        return [], True
+        return read_journal(registry).entries, None
+    except LostJournal as lost:
+        return lost.entries, lost
+
+
+def _describe_loss(lost: LostJournal) -> str:
+    if not lost.entries:
+        return "The earlier journal could not be read: its holds, defects and decisions no longer count."
+    told = f"The first {len(lost.entries)} entries of the earlier journal count on"
+    later = f"the last {lost.num_lost} could" if lost.num_lost else "those that MLflow's database did not name could"
+    return f"{told}; {later} not be verified, so a hold, a defect or a decision among them no longer counts."
 
 
 def _adoption_body(registry: Registry, history: ChampionHistory, *, anew: bool) -> dict[str, object]:

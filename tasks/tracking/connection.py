@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from tasks.core.aside import name_aside
 from tasks.core.databases import copy_empty, fault_of_database, holds_rows, why_unusable
@@ -47,6 +48,13 @@ def absolute_uri(uri: str) -> str:
 
 def absolute_location(location: str) -> str:
     return location if ":/" in location else str(Path(location).absolute())
+
+
+def local_folder(location: str) -> Path | None:
+    """The folder behind one of MLflow's locations, where that is a folder of this machine."""
+    from mlflow.utils.file_utils import local_file_uri_to_path
+
+    return Path(local_file_uri_to_path(location)) if urlsplit(location).scheme in ("", "file") else None
 
 
 def connect(settings: TrackingSettings) -> MlflowClient:

@@ -2,15 +2,15 @@
 
 A JSON-lines file in an MLflow run called "journal of NAME"; entries are never removed. Two file names are written in
 turn, so the file in use is never being written. Two tags, the run's and then the registered model's, name the file, its
-number of entries and its SHA-256. An entry counts once the first is set; of two that differ the one with more entries
-counts, if its file has that hash. So a kill leaves the journal with or without its entry, and `mend` repairs a tag
-edited in MLflow. Appending needs the lock (`registry_lock.py`) and is idempotent by id.
+number of entries, its SHA-256 and that of the file before. An entry counts once the first is set; of two that differ
+the one with more entries counts, if its file has that hash. So a kill leaves the journal with or without its entry, and
+`mend` repairs a tag edited in MLflow. Where no file has its hash, LostJournal contains what can still be verified.
+Appending needs the lock (`registry_lock.py`) and is idempotent by id.
 """
 
 from __future__ import annotations
 
 import getpass
-import hashlib
 import json
 import os
 import socket
@@ -18,11 +18,18 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tasks.tracking.connection import mlflow_errors, or_none
+from tasks.tracking.journal_files import (
+    FILES,
+    Pointer,
+    hash_of,
+    parse_pointer,
+    read_still_verified,
+    read_verified,
+    sync_file,
+)
 from tasks.tracking.metrics import log_table
 
 if TYPE_CHECKING:
@@ -35,7 +42,6 @@ Kind = Literal[
 ]  # fmt: skip
 POINTER = "promotion.journal"  # the tag of the registered model, and of the run
 OWNER = "promotion.journal_of"  # a tag of the run: the registered model
-FILES = ("journal-0.jsonl", "journal-1.jsonl")
 TABLE = "journal.json"  # the same as a table, for MLflow's page
 NUM_READS = 5  # a quick writer may replace the file while it is read
 MAX_REASON = 1000  # characters of an entry's reason, which is also a tag
@@ -55,11 +61,14 @@ class Entry:
         return {name: value for name, value in self.body.items() if name != "kept"}
 
 
-class Pointer(NamedTuple):
-    run: str
-    file: str
-    sha256: str
-    entries: int
+class LostJournal(ValueError):
+    """The journal's file is gone or altered. `entries` are those that can still be verified, the oldest ones; of the
+    others `num_lost` are known to have been there.
+    """
+
+    def __init__(self, message: str, entries: list[Entry], num_lost: int):
+        super().__init__(message)
+        self.entries, self.num_lost = entries, num_lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +88,9 @@ class Journal:
 
 
 def read_journal(registry: Registry) -> Journal:
-    """The journal, verified. ValueError in one line where it is gone or altered."""
+    """The journal, verified. LostJournal where it is gone or altered: to go on without the last entry could forget a
+    hold or a defect, so a person decides that.
+    """
     with mlflow_errors(registry.settings):
         for _ in range(NUM_READS):
             known: Journal | None = registry.journal
@@ -94,11 +105,7 @@ def read_journal(registry: Registry) -> Journal:
                 return journal
             if tag == registry.model_tags().get(POINTER):
                 break
-    raise ValueError(
-        f"{registry.model}: the journal of its promotions is gone or altered ({POINTER} = {tag}), so it is unknown "
-        f"who was champion and why. Restore MLflow's database and {registry.settings.artifact_location} from a backup, "
-        f'or begin a new journal with the registry as it is: python -m tasks registry adopt --reason "…".'
-    )
+        raise _lost(registry, tag)
 
 
 def append(
@@ -149,17 +156,40 @@ def operator() -> str:
 
 def _read(registry: Registry, tag: str | None) -> Journal | None:
     """The journal that the tags point to, empty before the first entry; None where it cannot be read."""
+    found, of_model, of_run = _pointers(registry, tag)
+    if tag is None and of_run is None:
+        return Journal([], None, [])
+    for pointer in sorted(found, key=lambda item: item.entries, reverse=True):
+        content = read_verified(pointer)
+        if content is not None:
+            return Journal(_parse(content), pointer, _faults(registry, pointer, of_model, of_run, tag))
+    return None
+
+
+def _pointers(registry: Registry, tag: str | None) -> tuple[set[Pointer], Pointer | None, Pointer | None]:
+    """What the two tags say: together, the registered model's, and the run's."""
     of_model = parse_pointer(tag)
     run = (_run(registry, of_model.run) if of_model else None) or newest_run(registry)
     of_run = parse_pointer(run.data.tags.get(POINTER)) if run else None
-    if tag is None and of_run is None:
-        return Journal([], None, [])
-    found = {pointer for pointer in (of_model, of_run) if pointer}
-    for pointer in sorted(found, key=lambda item: item.entries, reverse=True):
-        entries = _entries(pointer)
-        if entries is not None:
-            return Journal(entries, pointer, _faults(registry, pointer, of_model, of_run, tag))
-    return None
+    return {pointer for pointer in (of_model, of_run) if pointer}, of_model, of_run
+
+
+def _lost(registry: Registry, tag: str | None) -> LostJournal:
+    pointers = sorted(_pointers(registry, tag)[0], key=lambda item: item.entries)
+    verified = max((_parse(read_still_verified(pointer)) for pointer in pointers), key=len, default=[])
+    num_lost = max((pointer.entries for pointer in pointers), default=0) - len(verified)
+    location = registry.settings.artifact_location
+    unknown, way = "who was champion and why", "begin a new journal with the registry as it is"
+    if verified:
+        unknown = f"what was decided after its first {len(verified)} entries"
+        way = "go on from these entries and the registry as it is"
+    return LostJournal(
+        f"{registry.model}: the journal of its promotions is gone or altered ({POINTER} = {tag}), so it is unknown "
+        f"{unknown}. Restore MLflow's database and {location} from one backup, or {way}: "
+        f'python -m tasks registry adopt --reason "…".',
+        verified,
+        num_lost,
+    )
 
 
 def _faults(
@@ -168,7 +198,7 @@ def _faults(
     if pointer == of_model == of_run:
         return []
     other, what = (of_model, f"registered model {registry.model}") if pointer != of_model else (of_run, "journal's run")
-    if other and other.run == pointer.run and other.entries == pointer.entries - 1:
+    if other and other.run == pointer.run and other.sha256 == pointer.sha256_before:
         return []  # a killed append, no edit
     found = "is gone" if (tag if other is of_model else other) is None else "was edited"
     return [f"the tag {POINTER} of the {what} {found}"]
@@ -182,7 +212,8 @@ def _write(registry: Registry, lock: RegistryLock, entries: Sequence[Entry], bef
     lock.check()
     registry.client.log_text(run, lines, file)
     log_table(registry.client, run, TABLE, [table_row(entry) for entry in entries])  # for people; no code reads it
-    pointer = Pointer(run, file, hashlib.sha256(lines.encode()).hexdigest(), len(entries))
+    sync_file(registry.client.get_run(run).info.artifact_uri, file)
+    pointer = Pointer(run, file, hash_of(lines.encode()), len(entries), before.sha256 if before else None)
     _point(registry, lock, pointer)
     registry.journal = Journal(list(entries), pointer, [])
 
@@ -236,25 +267,5 @@ def newest_run(registry: Registry, *, is_empty: bool = False) -> Any:
     return next((run for run in found if (POINTER not in run.data.tags) == is_empty), None)
 
 
-def parse_pointer(text: str | None) -> Pointer | None:
-    try:
-        pointer = Pointer(**json.loads(text or "null"))
-    except (TypeError, ValueError):
-        return None
-    is_whole = isinstance(pointer.entries, int) and pointer.file in FILES and isinstance(pointer.run, str)
-    return pointer if is_whole else None
-
-
-def _entries(pointer: Pointer) -> list[Entry] | None:
-    from mlflow.artifacts import download_artifacts
-    from mlflow.exceptions import MlflowException
-
-    with TemporaryDirectory() as folder:
-        try:
-            file = download_artifacts(run_id=pointer.run, artifact_path=pointer.file, dst_path=folder)
-            content = Path(file).read_bytes()
-        except (MlflowException, OSError):
-            return None
-    if hashlib.sha256(content).hexdigest() != pointer.sha256:
-        return None
+def _parse(content: bytes) -> list[Entry]:
     return [Entry(**json.loads(line)) for line in content.decode().split("\n") if line]

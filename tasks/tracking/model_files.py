@@ -20,13 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import yaml
 
 from tasks.core.files import content_hash, read_json
 from tasks.models.files import INDEX, LINEAGE, NOT_OF_THE_MODEL, TRAINED_ON, files_hash, only_the_model
-from tasks.tracking.connection import or_none
+from tasks.tracking.connection import local_folder, or_none
 from tasks.tracking.settings import logged_model_name
 from tasks.tracking.versions import EARLIER_FILE, FOLDER_TAG, Version
 
@@ -138,11 +137,7 @@ def weight_files(client: MlflowClient, model: Any) -> dict[str, int]:
 
 def store_folder(model: Any) -> Path | None:
     """Where a logged model's files are, in a store that is a folder of this machine."""
-    from mlflow.utils.file_utils import local_file_uri_to_path
-
-    location = str(model.artifact_location)
-    is_here = urlsplit(location).scheme in ("", "file")
-    return Path(local_file_uri_to_path(location)) if is_here else None
+    return local_folder(str(model.artifact_location))
 
 
 def _remove_earlier(folder: Path, store: Path) -> None:

@@ -5,7 +5,6 @@ Which of a journal's files counts is what `journal.read_journal` says: the first
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -13,7 +12,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.tracking.journal import OWNER, POINTER, Pointer, parse_pointer
+from tasks.tracking.journal import OWNER, POINTER
+from tasks.tracking.journal_files import Pointer, hash_of, parse_pointer
 from tasks.tracking.relocate import FILE
 
 OF_MODELS = "SELECT name, value FROM registered_model_tags WHERE key = ?"
@@ -81,6 +81,6 @@ def entries_of(journals: Sequence[StoredJournal], find: Callable[[Path], Path | 
             found |= {("entry", file.pointer.run, str(number)) for number in range(file.pointer.entries)}
         elif path.is_file():
             content = path.read_bytes()
-            if hashlib.sha256(content).hexdigest() == file.pointer.sha256:
+            if hash_of(content) == file.pointer.sha256:
                 found |= {("entry", json.loads(line)["id"]) for line in content.decode().split("\n") if line}
     return found

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.exceptions import MlflowException
 
+from tasks.commands.registry import adopt, show
+from tasks.commands.rollback import rollback
+from tasks.core.passing_faults import PassingFault
 from tasks.tracking.aliases import lock_registry
-from tasks.tracking.journal import OWNER, POINTER, append, begin_again, mend, read_journal
+from tasks.tracking.history import read_history
+from tasks.tracking.journal import (
+    OWNER,
+    POINTER,
+    LostJournal,
+    append,
+    append_all,
+    begin_again,
+    mend,
+    new_entry,
+    read_journal,
+)
 from tasks.tracking.registry import Registry
 from tasks.tracking.registry_lock import hold_lock
-from tests.tracking.candidates import MODEL
+from tests.tracking.candidates import MODEL, promote
 from tests.tracking.project import SETTINGS
 
 pytestmark = pytest.mark.slow
@@ -165,6 +181,85 @@ def test_an_altered_or_lost_file_is_one_line_with_the_way_on_and_a_new_journal_m
     assert numbers(registry) == []
     add(registry, 5)
     assert numbers(registry) == [5]
+
+
+def journal_file(registry: Registry) -> Path:
+    """The file in use."""
+    (file,) = Path("artifacts/mlflow/artifacts").rglob(tag_of_model(registry)["file"])
+    return file
+
+
+def test_a_file_cut_short_is_told_and_a_person_goes_on_from_the_one_before(registry: Registry):
+    promote("a")
+    defective = promote("b")
+    rollback(reason="b books twice", defect=True)
+    promote("c")  # 4 entries: only the last one is not in the file before
+    journal_file(registry).write_bytes(b"")
+    for verb in (lambda: read_journal(Registry(SETTINGS, MODEL)), lambda: list(show())):
+        with pytest.raises(ValueError, match=r"after its first 3 entries.*registry adopt"):
+            verb()
+    assert "first 3 entries of the earlier journal count on; the last 1 could not" in adopt(reason="a power cut")
+    history = read_history(Registry(SETTINGS, MODEL))
+    assert (history.champion, history.before, list(history.defects)) == (3, [1], [defective.version])
+    assert read_journal(Registry(SETTINGS, MODEL)).entries[-1].body["lost_entries"] == 1
+
+
+def test_of_a_database_that_is_an_older_copy_the_entries_it_names_are_verified_in_a_later_file(registry: Registry):
+    add(registry, 1, 2)
+    older = registry.model_tags()[POINTER]
+    add(registry, 3)
+    add(registry, 4)  # writes over the file of the older copy
+    registry.client.set_tag(tag_of_model(registry)["run"], POINTER, older)
+    registry.client.set_registered_model_tag(MODEL, POINTER, older)
+    with pytest.raises(LostJournal, match="after its first 2 entries") as caught:
+        read_journal(Registry(SETTINGS, MODEL))
+    assert [entry.body["number"] for entry in caught.value.entries] == [1, 2]
+    assert caught.value.num_lost == 0
+
+
+def test_a_pointer_without_the_hash_of_the_file_before_is_read_and_nothing_unverified_is_offered(registry: Registry):
+    add(registry, 1)
+    add(registry, 2)
+    old = json.dumps({name: value for name, value in tag_of_model(registry).items() if name != "sha256_before"})
+    registry.client.set_tag(tag_of_model(registry)["run"], POINTER, old)
+    registry.client.set_registered_model_tag(MODEL, POINTER, old)
+    assert numbers(Registry(SETTINGS, MODEL)) == [1, 2]
+    journal_file(registry).write_bytes(b"")
+    with pytest.raises(LostJournal) as caught:
+        read_journal(Registry(SETTINGS, MODEL))
+    assert caught.value.entries == []
+
+
+def test_the_file_is_on_the_disk_before_a_tag_names_it(registry: Registry, monkeypatch: pytest.MonkeyPatch):
+    steps: list[str] = []
+    sync, set_tag = os.fsync, registry.client.set_tag
+    monkeypatch.setattr(os, "fsync", lambda number: [steps.append("sync"), sync(number)][1])
+    monkeypatch.setattr(registry.client, "set_tag", lambda *args: [steps.append("tag"), set_tag(*args)][1])
+    add(registry, 1)
+    assert steps[-3:] == ["sync", "sync", "tag"]  # the file and its folder
+
+
+def test_a_store_that_fails_for_a_moment_has_lost_no_journal(registry: Registry, monkeypatch: pytest.MonkeyPatch):
+    add(registry, 1)
+
+    def fail(**kwargs: Any) -> str:
+        raise MlflowException("API request failed with error code 503")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mlflow.artifacts.download_artifacts", fail)
+        with pytest.raises(PassingFault, match="internal error"):
+            adopt(reason="x")
+    assert numbers(registry) == [1]
+
+
+def test_a_killed_write_of_two_entries_is_no_edited_tag(registry: Registry):
+    add(registry, 1)
+    before = registry.model_tags()[POINTER]
+    with lock_registry(registry) as lock:
+        append_all(registry, lock, [new_entry("decision", {"number": number}) for number in (2, 3)])
+        registry.client.set_registered_model_tag(MODEL, POINTER, before)
+    registry.journal = None
+    assert numbers(registry) == [1, 2, 3] and read_journal(registry).faults == []
 
 
 def test_a_journal_outlives_the_registered_model(registry: Registry):
