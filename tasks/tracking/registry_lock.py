@@ -6,14 +6,17 @@ then reads all locks, and holds only if no other one does; else it takes that ba
 the later reader sees the other. A lock is deleted by its own key, so a late deletion never hits its successor.
 
 A lock is dead where its process is gone (`processes.py`), after STALE_SECONDS, or where its text is malformed; a
-waiting one rewrites itself and is skipped when it falls silent. `RegistryLock.check`, called before every write,
-forbids writing after HOLD_SECONDS or without the lock. One gap remains: a process stopped for ten minutes between that
-check and its one write. Clocks of machines must agree within ten minutes.
+waiting one rewrites itself and is skipped when it falls silent. A lock that could not be deleted, as where the database
+is busy, is ignored by its own process, which tries again in a thread: for others its holder lives.
+`RegistryLock.check`, called before every write, forbids writing after HOLD_SECONDS or without the lock. One gap
+remains: a process stopped for ten minutes between that check and its one write. Clocks of machines must agree within
+ten minutes.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -23,6 +26,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.processes import is_gone, this_process
+from tasks.tracking.connection import or_none
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -34,6 +38,8 @@ REFRESH_SECONDS = 10.0  # after which a waiting lock is rewritten
 SILENT_SECONDS = 40.0  # after which a waiting lock that was not rewritten is skipped
 HOLD_SECONDS = 300.0  # after which its holder writes nothing more
 STALE_SECONDS = 900.0  # after which others take its holder for dead
+RELEASE_SECONDS = 2.0  # between two tries to delete a lock
+_abandoned: set[str] = set()  # keys of this process's locks that are still to be deleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,9 @@ class RegistryLock:
         self.text = json.dumps({**_signed(time.time()), "place": self.place, "holds": holds})
         self.client.set_registered_model_tag(self.model, self.key, self.text)
 
+    def delete(self) -> None:
+        or_none(lambda: self.client.delete_registered_model_tag(self.model, self.key))  # None: no such model any more
+
 
 @contextmanager
 def hold_lock(client: MlflowClient, model: str) -> Iterator[RegistryLock]:
@@ -79,8 +88,23 @@ def hold_lock(client: MlflowClient, model: str) -> Iterator[RegistryLock]:
         _take(lock)
         yield lock
     finally:
-        with suppress(MlflowException):  # a lock that cannot be deleted dies with this process
-            client.delete_registered_model_tag(model, lock.key)
+        try:
+            lock.delete()
+        except MlflowException:
+            _abandoned.add(lock.key)
+            threading.Thread(target=_delete_later, args=(lock,), daemon=True).start()
+
+
+def _delete_later(lock: RegistryLock) -> None:
+    """Delete an abandoned lock as soon as that is possible, at the latest when it counts as dead anyway."""
+    from mlflow.exceptions import MlflowException
+
+    for _ in range(int(STALE_SECONDS / RELEASE_SECONDS)):
+        time.sleep(RELEASE_SECONDS)
+        with suppress(MlflowException):
+            lock.delete()
+            break
+    _abandoned.discard(lock.key)
 
 
 def _take(lock: RegistryLock) -> None:
@@ -111,13 +135,13 @@ def _ahead(lock: RegistryLock, others: list[Other]) -> list[Other]:
 
 
 def _read(lock: RegistryLock) -> tuple[bool, list[Other]]:
-    """Whether this lock is still as written, and the other living locks; dead ones are deleted."""
+    """Whether this lock is still as written, and the other living locks; dead and abandoned ones are deleted."""
     others, now = [], time.monotonic()
     lock.tags = dict(lock.client.get_registered_model(lock.model).tags)
     for key, text in lock.tags.items():
         if not key.startswith(LOCK) or key == lock.key:
             continue
-        other = _parse(key, text)
+        other = None if key in _abandoned else _parse(key, text)
         if other is None:
             lock.client.delete_registered_model_tag(lock.model, key)
             continue

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from mlflow.exceptions import MlflowException
 
 from tasks.tracking import registry_lock as locks
 from tasks.tracking.registry import Registry
@@ -203,6 +204,34 @@ def test_whoever_holds_a_lock_that_was_edited_or_deleted_writes_nothing_more(clo
             client.tags = {} if damage is None else {lock.key: damage}
             with pytest.raises(ValueError, match="moves nothing more"):
                 lock.check()
+
+
+def test_a_lock_that_could_not_be_deleted_delays_nobody(monkeypatch: pytest.MonkeyPatch):
+    """As where the database is busy just then: its own process ignores it at once, and deletes it soon."""
+    monkeypatch.setattr(locks, "RELEASE_SECONDS", 0.01)
+    client, is_busy = Tags(), threading.Event()
+    delete = client.delete_registered_model_tag
+
+    def delete_unless_busy(name: str, key: str) -> None:
+        if is_busy.is_set():
+            raise MlflowException("database is locked")
+        delete(name, key)
+
+    monkeypatch.setattr(client, "delete_registered_model_tag", delete_unless_busy)
+    with hold_lock(client, MODEL):
+        is_busy.set()
+    (left,) = client.tags
+    other = Tags()  # whose deletions succeed, on the same tags
+    other.tags = client.tags
+    with hold_lock(other, MODEL) as lock:
+        lock.check()
+        assert list(client.tags) == [lock.key]
+    client.tags[left] = "{}"
+    is_busy.clear()
+    deadline = time.monotonic() + 10
+    while client.tags and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert client.tags == {}
 
 
 def test_one_that_waits_and_was_taken_for_dead_stands_in_the_line_again(clock: Clock):
