@@ -65,7 +65,8 @@ def connect(settings: TrackingSettings) -> MlflowClient:
 
     for name in ("mlflow.tracking", "alembic"):  # one INFO line per schema step, on stderr
         logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.ERROR)  # each attempt to connect is a warning
+    # Each attempt to connect is a warning, and what fails a traceback of 60 lines: `mlflow_errors` explains that.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     refuse_lost_registry(settings)
     if re.match(f"{DATABASES}://", settings.uri):
         _await_database(settings)
