@@ -95,7 +95,7 @@ FAULTS = (
     Fault(
         "RESOURCE_DOES_NOT_EXIST|not found|must be in the 'active' state",
         "something that was in MLflow has been deleted",
-        "Restore it in MLflow, or start over",
+        "Restore it on MLflow's page, or MLflow's database from a backup (python -m tasks restore FILE)",
     ),
 )
 OTHER = Fault("", "a request to MLflow failed", "Look at the reason, and at the MLflow server's log if there is one")

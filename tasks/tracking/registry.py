@@ -211,7 +211,9 @@ class Registry:
     def verify(self, version: Version) -> None:
         """ValueError where a version's files are not the registered ones; a local store is read in place."""
         with mlflow_errors(self.settings), TemporaryDirectory() as temporary:
-            folder = store_folder(self.client.get_logged_model(version.model_id))
+            # None where somebody deleted it on MLflow's page: its files are still there.
+            model = or_none(lambda: self.client.get_logged_model(version.model_id))
+            folder = store_folder(model) if model else None
             if folder is None or not folder.is_dir():
                 folder = Path(temporary)
                 self._download(version, folder)

@@ -191,6 +191,13 @@ def test_what_cannot_be_champion_again_is_refused_in_one_line_and_nothing_moves(
     assert state(registry) == (2, 1)
 
 
+def test_a_logged_model_deleted_on_mlflows_page_closes_no_rollback(registry: Registry):
+    first = promote("a")
+    promote("b")
+    registry.client.delete_logged_model(first.model_id)
+    assert "version 1 is champion" in rollback(reason="b books twice")
+
+
 def test_a_challenger_that_waits_for_approval_is_there_to_fetch_and_then_promoted_without_a_second_version(
     registry: Registry, tmp_path: Path
 ):
