@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any
 from tasks.commands.reproduction import reproduction
 from tasks.core.files import read_json
 from tasks.core.yaml_text import PLAIN
-from tasks.tracking.history import events_of
+from tasks.stages.promote.publish import with_approval
+from tasks.stages.promote.record import DECISION_FILE
+from tasks.tracking.aliases import describe_edited, edited_tags
+from tasks.tracking.history import DECIDED_AT, events_of, read_history
 from tasks.tracking.metrics import flatten
 from tasks.tracking.model_uri import find_version
 from tasks.tracking.registry import Registry
@@ -41,7 +44,7 @@ TAGS = {  # each part of the lineage: its name among a version's tags
     ),
 }  # fmt: skip
 DATA_TAG = "data_hash."
-DECISION = ("decision", "reasons", "comparison", "override")
+DECISION = ("decision", "reasons", "comparison", "override", "decided_at")
 
 
 def lineage(uri: str, address: str | None = None) -> dict[str, Any]:
@@ -52,10 +55,12 @@ def lineage(uri: str, address: str | None = None) -> dict[str, Any]:
 def describe(registry: Registry, version: Version) -> dict[str, Any]:
     """The same for a version that was found; `missing` lists what it lacks."""
     files, unreadable = _read_files(registry, version)
+    if edited := edited_tags(read_history(registry), version):
+        unreadable.append(describe_edited(version, edited))
     parts = {name: {tag: version.tags.get(tag) for tag in tags} for name, tags in TAGS.items()}
+    registrations = [version, *_read_earlier(registry, version, unreadable)]
     data = {name.removeprefix(DATA_TAG): value for name, value in version.tags.items() if name.startswith(DATA_TAG)}
-    decision, params = files.get("decision.json"), files.get("params.yaml")
-    events = events_of(registry, version)
+    params, events = files.get("params.yaml"), events_of(registry, version)
     row: dict[str, Any] = {
         "model": version.model,
         "version": version.version,
@@ -64,16 +69,16 @@ def describe(registry: Registry, version: Version) -> dict[str, Any]:
         "reward": version.tags.get("reward"),
         "weights": version.weights or None,
         "data": data,
-        "judge": json.loads(version.tags.get("judge", "null")),
+        "judge": _read_judge(version, unreadable),
         **parts,
         "seeds": _find_seeds(params),
         "params": params,
         "provenance": files.get(PROVENANCE_FILE),
         "history": events,
         "test": (files.get("evaluation.json") or {}).get("test"),
-        "decision": decision and {name: decision.get(name) for name in DECISION},
-        "earlier": _read_earlier(registry, version, unreadable),
-        "altered": unreadable,
+        "decision": _find_decision(registry, registrations, events, unreadable),
+        "earlier": [_summarise(earlier) for earlier in registrations[1:]],
+        "altered": list(dict.fromkeys(unreadable)),
     }
     absent = [f"{name}.{tag}" for name in TAGS for tag, value in parts[name].items() if value is None]
     absent += [name for name in ("weights", "snapshot", "data", "history") if not row[name]]
@@ -82,21 +87,57 @@ def describe(registry: Registry, version: Version) -> dict[str, Any]:
     return row
 
 
-def _read_earlier(registry: Registry, version: Version, wrong: list[str]) -> list[dict[str, Any]]:
-    """The records of earlier registrations of the same weights; adds to `wrong` what cannot be read."""
+def _find_decision(
+    registry: Registry, registrations: Sequence[Version], events: Sequence[Mapping[str, Any]], wrong: list[str]
+) -> dict[str, Any] | None:
+    """The decision that made the version champion: of its registrations the one that its last promotion names, and
+    before promotions named one, the latest that took effect. The latest one of a version that never was champion.
+    """
+    decisions = [decision for item in registrations if (decision := _read_decision(registry, item, wrong))]
+    number = registrations[0].version
+    promotions = [event for event in events if event["event"] == "promotion" and event["champion"] == number]
+    made = promotions[-1].get(DECIDED_AT) if promotions else None
+    named = [decision for decision in decisions if decision.get("decided_at") == made]
+    effective = [decision for decision in decisions if decision.get("decision") == "promote"]
+    ranked = named if made else [*(effective if promotions else []), *decisions]
+    return {name: ranked[0].get(name) for name in DECISION} if ranked else None
+
+
+def _read_decision(registry: Registry, version: Version, wrong: list[str]) -> dict[str, Any] | None:
+    with TemporaryDirectory() as folder:
+        try:
+            file = registry.lineage_file(version, DECISION_FILE, Path(folder))
+        except ValueError as error:
+            wrong.append(str(error))
+            return None
+        return with_approval(registry, version, read_json(file)) if file else None
+
+
+def _read_earlier(registry: Registry, version: Version, wrong: list[str]) -> list[Version]:
+    """The earlier registrations of the same weights, the latest first; adds to `wrong` what cannot be read."""
     try:
-        return [
-            {
-                "folder": earlier.lineage_folder,
-                "snapshot": earlier.tags.get("snapshot"),
-                "git_commit": earlier.tags.get("git_commit"),
-                "test.success_rate": earlier.tags.get("test.success_rate"),
-            }
-            for earlier in registry.earlier(version)
-        ]
+        return registry.earlier(version)
     except ValueError as error:
         wrong.append(str(error))
         return []
+
+
+def _summarise(earlier: Version) -> dict[str, Any]:
+    tags = {name: earlier.tags.get(name) for name in ("snapshot", "git_commit", "test.success_rate")}
+    return {"folder": earlier.lineage_folder, **tags}
+
+
+def _read_judge(version: Version, wrong: list[str]) -> dict[str, Any] | None:
+    """The judge as registered; adds to `wrong` where that tag was edited."""
+    try:
+        found = json.loads(version.tags.get("judge", "null"))
+        return None if found is None else dict(found)
+    except (TypeError, ValueError):
+        wrong.append(
+            f"{version.name}: its tag judge was edited in MLflow, so the judge is unknown. The page of its logged "
+            f"model ({version.model_id}) has a copy of that tag."
+        )
+        return None
 
 
 def _read_files(registry: Registry, version: Version) -> tuple[dict[str, Any], list[str]]:
@@ -136,7 +177,8 @@ def print_lineage(row: Mapping[str, Any], console: SafeConsole) -> None:
     console.print(Text(f"{row['model']} version {row['version']}{aliases}", "bold"))
     console.print(_facts(row))
     reasons = (row["decision"] or {}).get("reasons") or []
-    _paragraph(console, "Why it was promoted", reasons)
+    is_promoted = (row["decision"] or {}).get("decision") == "promote"
+    _paragraph(console, "Why it was promoted" if is_promoted else "What was decided", reasons)
     _paragraph(console, "History", [_describe_event(event, besides=" ".join(reasons)) for event in row["history"]])
     told = [", ".join(f"{name.replace('_', ' ')} {value}" for name, value in item.items()) for item in row["earlier"]]
     _paragraph(console, "The same weights were registered before", told)

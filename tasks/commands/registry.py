@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tasks.commands.rollback import RollbackSections, require_reason
+from tasks.commands.rollback import RollbackSections, refuse_unservable, require_reason
 from tasks.core.settings import load, load_paths, read_params
 from tasks.pipeline.run_lock import only_run
 from tasks.tracking.aliases import (
     align,
+    describe_edited,
+    edited_tags,
     find_discrepancies,
     identity,
     lock_registry,
@@ -27,7 +29,7 @@ from tasks.tracking.registry import Registry
 from tasks.tracking.registry_lock import hold_lock
 from tasks.tracking.relocate import relocate as correct_locations
 from tasks.tracking.settings import TrackingSections
-from tasks.tracking.versions import ALIASES, CHALLENGER, CHAMPION, VERIFYING_TAGS
+from tasks.tracking.versions import ALIASES, CHALLENGER, CHAMPION
 
 NUM_SHOWN = 10
 
@@ -41,7 +43,11 @@ def show() -> Iterator[str]:
         f"{alias} is {f'version {number}' if number else 'none'}" for alias, number in recorded.items()
     )
     for discrepancy in find_discrepancies(registry, history, aliases):
-        yield f"differs: {discrepancy.sentence}"
+        if not discrepancy.is_tag:
+            yield f"differs: {discrepancy.sentence}"
+    for item in registry.versions():
+        if edited := edited_tags(history, item):
+            yield f"differs: {describe_edited(item, edited)}"
     if history.hold:
         yield f"held: since {history.hold.at} by {history.hold.by}: {history.hold.body['reason']}"
     for version, entry in sorted(history.defects.items()):
@@ -62,10 +68,15 @@ def restore() -> str:
     with lock_registry(registry) as lock:
         history = read_history(registry)
         found = find_discrepancies(registry, history, registry.all_aliases())
-        tags = list(_find_edited_tags(registry, history))
+        tags = [
+            (version.version, name, value)
+            for version in registry.versions()
+            for name, value in edited_tags(history, version).items()
+        ]
         for discrepancy in found:
             if discrepancy.is_deleted:
                 raise ValueError(f"{discrepancy.fault}, so nothing can be put back. {discrepancy.remedy}")
+        found = [discrepancy for discrepancy in found if not discrepancy.is_tag]  # `tags` has it
         if not found and not tags:
             return f"{registry.model} matches the record; nothing was changed."
         told = [*(discrepancy.fault for discrepancy in found), *(f"version {n}: tag {tag}" for n, tag, _ in tags)]
@@ -136,15 +147,22 @@ def _describe_loss(lost: LostJournal) -> str:
 
 
 def _adoption_body(registry: Registry, history: ChampionHistory, *, anew: bool) -> dict[str, object]:
-    """ValueError where the champion is not the version it was registered as, or was rolled back for a defect. The body
-    has no `previous`: where a rollback leads follows from the journal.
+    """ValueError where the champion is not the version it was registered as, cannot be served, or was rolled back for a
+    defect. The body has no `previous`: where a rollback leads follows from the journal.
     """
     champion = registry.champion()
-    if champion and champion.weights != history.weights.get(champion.version, champion.weights or None):
+    if champion and not champion.weights and champion.version not in history.weights:
         raise ValueError(
-            f"{champion.name}: has no tag weights_hash, or another than it was registered with, so its files cannot "
-            f"be verified. Put the tag back (python -m tasks registry restore), or take the alias "
-            f"{CHAMPION} from it in MLflow."
+            f"{champion.name}: has no tag weights_hash, so its files cannot be verified. Take the alias {CHAMPION} "
+            f"from it in MLflow; `python -m tasks promote` registers a model with that tag."
+        )
+    if champion:
+        refuse_unservable(
+            registry,
+            history,
+            champion,
+            otherwise=f"put the aliases back (python -m tasks registry restore), or take the alias {CHAMPION} "
+            f"from it in MLflow",
         )
     defect = history.defects.get(champion.version) if champion else None
     if champion and defect:
@@ -165,18 +183,11 @@ def _adoption_body(registry: Registry, history: ChampionHistory, *, anew: bool) 
     }
 
 
-def _find_edited_tags(registry: Registry, history: ChampionHistory) -> Iterator[tuple[int, str, str]]:
-    """(version, tag, recorded value) of tags that verify a version's files and are missing or changed."""
-    for version in registry.versions():
-        kept = history.kept.get(version.version, {})
-        for name in VERIFYING_TAGS:
-            if name in kept and version.tags.get(name) != kept[name]:
-                yield version.version, name, kept[name]
-
-
 def _describe_entry(entry: Entry) -> str:
     body = entry.body
     before = f"instead of {body['instead_of']}" if body.get("instead_of") else "with no champion before"
-    moved = f" version {body['champion']}, {before}" if "champion" in body else ""
-    why = body.get("reason") or body.get("policy_decision")
+    named = [body["version"]] if "version" in body else body.get("versions", [])
+    which = f" version {', '.join(map(str, named))}" if named else ""
+    moved = f" version {body['champion']}, {before}" if "champion" in body else which
+    why = body.get("reason") or body.get("policy_decision") or "; ".join(body.get("restored", []))
     return f"{entry.at} {entry.kind} by {entry.by}{moved}{f': {why}' if why else ''}"

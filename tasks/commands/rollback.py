@@ -14,7 +14,15 @@ from itertools import islice
 from tasks.core.settings import Settings, load, read_params
 from tasks.core.terminal import warn
 from tasks.stages.promote.settings import PromoteSettings
-from tasks.tracking.aliases import find_discrepancies, identity, lock_registry, open_registry, read_settled, record
+from tasks.tracking.aliases import (
+    find_discrepancies,
+    identity,
+    lock_registry,
+    open_registry,
+    read_settled,
+    record,
+    refuse_edited_tags,
+)
 from tasks.tracking.history import ChampionHistory, read_history
 from tasks.tracking.journal import MAX_REASON, new_entry
 from tasks.tracking.model_uri import what_there_is
@@ -124,20 +132,26 @@ def _refuse_ineligible(registry: Registry, history: ChampionHistory, target: Ver
             f"no rollback brings it back. Name another version with --to; only promoting its snapshot again makes it "
             f'champion: python -m tasks promote --force --reason "…".'
         )
+    refuse_unservable(registry, history, target, otherwise="name another version with --to")
+
+
+def refuse_unservable(registry: Registry, history: ChampionHistory, target: Version, *, otherwise: str) -> None:
+    """ValueError where a version's weights were pruned, its tags edited or its files lost; `otherwise` is another way
+    on.
+    """
     pruned = history.pruned.get(target.version)
     if pruned:
         raise ValueError(
             f"{target.name} lost its weights to `python -m tasks prune` at {pruned.at} by {pruned.by}, so it cannot be "
-            f"served. Name another version with --to, or make it again: python -m tasks lineage "
-            f"models:/{target.model}/{target.version} --verify DIR."
+            f"served. Make it again (python -m tasks lineage models:/{target.model}/{target.version} --verify DIR), or "
+            f"{otherwise}."
         )
-    weights = history.weights.get(target.version, target.weights)
+    refuse_edited_tags(history, target)
     problem = registry.missing_files(target)
-    if problem or target.weights != weights:
+    if problem:
         raise ValueError(
-            f"{target.name} cannot become champion again: {problem or 'its tag weights_hash was edited by hand'}. "
-            f"Restore {'its files from a backup' if problem else 'it: python -m tasks registry restore'}, or name "
-            f"another version with --to. {what_there_is(registry)}"
+            f"{target.name} cannot become champion: {problem}. Restore its files from a backup, or {otherwise}. "
+            f"{what_there_is(registry)}"
         )
 
 

@@ -12,13 +12,13 @@ registry becomes the record) or `restore`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from tasks.core.terminal import warn
 from tasks.tracking.connection import mlflow_errors
-from tasks.tracking.history import ChampionHistory, read_history
+from tasks.tracking.history import ChampionHistory, read_history, replaced_by
 from tasks.tracking.journal import MAX_REASON, POINTER, Entry, append_all, mend, new_entry
 from tasks.tracking.registry import Registry
 from tasks.tracking.registry_lock import RegistryLock, hold_lock
@@ -115,6 +115,28 @@ def identity(version: Version) -> dict[str, Any]:
     return {"weights": version.weights, "kept": kept}
 
 
+def edited_tags(history: ChampionHistory, version: Version) -> dict[str, str]:
+    """The tags of a version, as recorded, that verify its files and have another value or are gone by now."""
+    number = version.version
+    weights = {"weights_hash": history.weights[number]} if number in history.weights else {}
+    recorded = {**weights, **history.kept.get(number, {})}
+    return {
+        name: recorded[name] for name in VERIFYING_TAGS if name in recorded and version.tags.get(name) != recorded[name]
+    }
+
+
+def describe_edited(version: Version, names: Iterable[str]) -> str:
+    return (
+        f"{version.name}: what verifies its files is not as recorded (tag {', '.join(names)}): edited or deleted in "
+        f"MLflow, by hand, or by a promotion that was killed. Put it back: {RESTORE}."
+    )
+
+
+def refuse_edited_tags(history: ChampionHistory, version: Version) -> None:
+    if edited := edited_tags(history, version):
+        raise ValueError(describe_edited(version, edited))
+
+
 def record(registry: Registry, lock: RegistryLock, entries: Sequence[Entry]) -> None:
     lock.check()
     registry.client.set_registered_model_tag(registry.model, TRANSITION, "the aliases are being set")
@@ -149,7 +171,7 @@ def _point(registry: Registry, lock: RegistryLock, alias: str, before: int | Non
 def _note(registry: Registry, lock: RegistryLock, entry: Entry) -> None:
     champion, before = entry.body.get("champion"), entry.body.get("instead_of")
     told = f"{entry.at} {entry.kind} by {entry.by}: version {champion}, instead of {before}: {entry.body.get('reason')}"
-    for number in (champion, before):
+    for number in (champion, replaced_by(entry)):
         if registry.exists(number):
             lock.check()
             registry.client.set_model_version_tag(registry.model, str(number), LAST_EVENT, told)

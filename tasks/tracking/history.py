@@ -3,7 +3,7 @@
 `before` is a path, like a browser's history: a promotion adds the replaced champion, and a rollback goes back along it.
 What it skips is `undone`: no further rollback leads there, and no policy promotes it again. Bodies read here:
 
-    promotion       champion, instead_of, weights, reason, anchor
+    promotion       champion, instead_of, weights, reason, anchor, decided_at (which decision; not in old entries)
     rollback        champion, instead_of, weights, reason, undone (versions), defect (true: for a defect)
     adoption        champion, challenger (versions or null), instead_of, weights, reason, anew (true: version
                     numbers begin again, since the registered model was deleted)
@@ -26,7 +26,7 @@ from tasks.tracking.journal import Entry, read_journal
 from tasks.tracking.registry import Registry
 from tasks.tracking.versions import Version
 
-ANCHOR = "anchor"  # in the body of a promotion
+ANCHOR, DECIDED_AT = "anchor", "decided_at"  # in the body of a promotion
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ def _change_champion(history: ChampionHistory, entry: Entry) -> None:
     if entry.body.get("defect"):
         history.defects |= dict.fromkeys(undone, entry)
     history.champion, history.came = version, entry
-    for number in (instead_of, entry.body.get("instead_of"), *undone, version):
+    for number in (instead_of, replaced_by(entry), *undone, version):
         if number is not None:
             history.fate[number] = entry
     if version is not None:
@@ -193,10 +193,28 @@ def first_promotion_note(history: ChampionHistory) -> str | None:
 
 
 def events_of(registry: Registry, version: Version) -> list[dict[str, Any]]:
-    """What happened to a version, the oldest first: kind, time, person and body of each entry that names it."""
-    return [
-        {"event": entry.kind, "at": entry.at, "by": entry.by, **entry.without_tags()}
-        for entry in read_journal(registry).entries
-        if version.version in {entry.body.get(name) for name in ("champion", "instead_of", "version")}
-        or version.version in [*entry.body.get("undone", []), *entry.body.get("versions", [])]
-    ]
+    """What happened to a version, the oldest first: kind, time, person and body of each entry that names it. Where
+    numbers began again, those before named another version.
+    """
+    entries: list[Entry] = []
+    for entry in read_journal(registry).entries:
+        if entry.body.get("anew"):
+            entries = []
+        if version.version in _named_in(entry):
+            entries.append(entry)
+    return [{"event": entry.kind, "at": entry.at, "by": entry.by, **entry.without_tags()} for entry in entries]
+
+
+def _named_in(entry: Entry) -> set[int | None]:
+    body = entry.body
+    return {
+        *(body.get(name) for name in ("champion", "version")),
+        replaced_by(entry),
+        *body.get("undone", []),
+        *body.get("versions", []),
+    }
+
+
+def replaced_by(entry: Entry) -> int | None:
+    """The champion that an entry ended; None where version numbers begin again, since that one is gone."""
+    return None if entry.body.get("anew") else entry.body.get("instead_of")

@@ -222,7 +222,8 @@ def refuse_altered_model(version: Version, folder: Path, *, store: str) -> None:
         if expected not in (None, stored):  # None: its tag was deleted by hand; the other hash still verifies
             raise ValueError(
                 f"{version.name}: its stored {what} are not those that were registered, so it is not the model that "
-                f"was measured. Restore {store} from a backup, or `python -m tasks rollback`."
+                f"was measured. Restore {store} from a backup, or `python -m tasks rollback`; or its tags, where "
+                f"`python -m tasks registry show` says that they differ: python -m tasks registry restore."
             )
 
 

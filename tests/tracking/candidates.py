@@ -11,7 +11,8 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -42,7 +43,11 @@ from tests.tracking.project import SETTINGS
 MODEL = "travel-desk-agent"
 RESULT = {"success_rate": 0.95, "ci_low": 0.93, "ci_high": 0.97, "num_problems": 500, "samples_per_problem": 2}
 CARD = {"environment": "travel_desk", "fingerprint": "f00d", "hashes": {"test.jsonl": "aa"}, "split": "groups"}
-DECISION = {"decision": "promote", "reasons": ["It is better."], "comparison": {"difference": 0.1}}
+DECISION: dict[str, Any] = {
+    "decision": "promote",
+    "reasons": ["It is better."],
+    "comparison": {"difference": 0.1},
+}
 TIMES = {"decided_at": "2026-01-01T00:00:00.000Z", "expires": "2999-01-01T00:00:00.000Z"}
 WAITING = {**DECISION, **TIMES, "decision": "hold", "approval": "waiting"}
 BUDGET = {"per_year": 0.5, "decisions_per_year": 20}  # 2.5% a decision
@@ -104,6 +109,7 @@ def promote(
     decided: Callable[[], Any] = lambda: None,
     folder: Path | None = None,
     model: str = MODEL,
+    reasons: Sequence[str] = DECISION["reasons"],
 ) -> Version:
     """Promote a candidate over whoever is champion now; `decided` is called between deciding and acting."""
     registry = open_registry(tracking, model)
@@ -113,7 +119,8 @@ def promote(
     paths = Paths("artifacts")
     write_records(paths, read_params())
     origin = read_origin(paths)
-    return publish(paths, challenger, registry, TravelDesk(), origin, decision=DECISION, instead_of=champion)
+    decision = {**DECISION, "decided_at": datetime.now(UTC).isoformat(timespec="milliseconds"), "reasons": reasons}
+    return publish(paths, challenger, registry, TravelDesk(), origin, decision=decision, instead_of=champion)
 
 
 def wait(name: str, registry: Registry) -> Version:

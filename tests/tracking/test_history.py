@@ -72,6 +72,11 @@ def test_weights_that_were_rolled_back_are_known_though_the_registered_model_was
     assert not history.was_champion(2)
 
 
+def test_where_numbers_begin_again_no_version_was_champion_because_its_namesake_was():
+    history = summed_up(*promotions(1, 2), ("adoption", {"champion": None, "instead_of": 2, "anew": True}))
+    assert not history.was_champion(2)
+
+
 def test_a_hold_lasts_until_it_is_released_and_through_an_adoption():
     hold = ("hold", {"reason": "incident"})
     held = summed_up(*promotions(1), hold, ("adoption", {"champion": None, "anew": True}))

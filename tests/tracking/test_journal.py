@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -232,9 +233,16 @@ def test_a_pointer_without_the_hash_of_the_file_before_is_read_and_nothing_unver
 
 def test_the_file_is_on_the_disk_before_a_tag_names_it(registry: Registry, monkeypatch: pytest.MonkeyPatch):
     steps: list[str] = []
-    sync, set_tag = os.fsync, registry.client.set_tag
-    monkeypatch.setattr(os, "fsync", lambda number: [steps.append("sync"), sync(number)][1])
-    monkeypatch.setattr(registry.client, "set_tag", lambda *args: [steps.append("tag"), set_tag(*args)][1])
+
+    def noting(step: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any) -> Any:
+            steps.append(step)
+            return call(*args)
+
+        return noted
+
+    monkeypatch.setattr(os, "fsync", noting("sync", os.fsync))
+    monkeypatch.setattr(registry.client, "set_tag", noting("tag", registry.client.set_tag))
     add(registry, 1)
     assert steps[-3:] == ["sync", "sync", "tag"]  # the file and its folder
 

@@ -16,7 +16,10 @@ from tasks.commands.lineage import as_json, lineage, print_lineage
 from tasks.commands.registry import adopt, release, restore, show
 from tasks.commands.rollback import rollback
 from tasks.core.console import SafeConsole
+from tasks.tracking import journal
+from tasks.tracking.aliases import lock_registry, record
 from tasks.tracking.history import events_of, read_history, rollback_note
+from tasks.tracking.journal import new_entry
 from tasks.tracking.model_uri import find_version
 from tasks.tracking.registry import Registry
 from tasks.tracking.versions import LINEAGE_FILES, TRAJECTORIES_FILE
@@ -185,10 +188,105 @@ def test_what_cannot_be_champion_again_is_refused_in_one_line_and_nothing_moves(
         rollback(to=3, reason="x")
     for file in stored("model.safetensors"):
         file.unlink()
-    with pytest.raises(ValueError, match="version 1 cannot become champion again: its weights are gone") as caught:
+    with pytest.raises(ValueError, match="version 1 cannot become champion: its weights are gone") as caught:
         rollback(reason="x")
     assert "\n" not in str(caught.value)
     assert state(registry) == (2, 1)
+
+
+EDITS: dict[str, str | None] = {
+    "folder_hash": "0" * 64,
+    "files_bytes": "7",
+    "lineage_files": "{}",
+    "weights_hash": None,
+}
+
+
+@pytest.mark.parametrize("tag", EDITS)
+def test_a_tag_that_verifies_files_and_was_edited_is_told_everywhere_with_the_one_remedy(
+    registry: Registry, tmp_path: Path, tag: str
+):
+    promote("a")
+    promote("b")
+    for version in ("1", "2"):
+        registry.client.delete_model_version_tag(MODEL, version, tag)
+        if EDITS[tag] is not None:
+            registry.client.set_model_version_tag(MODEL, version, tag, EDITS[tag])
+    named = f"version {{}}.*{tag}.*python -m tasks registry restore"
+    differing = [line for line in show() if line.startswith("differs")]
+    assert len(differing) == 2 and all(tag in line and "registry restore" in line for line in differing)
+    for number in (1, 2):
+        with pytest.raises(ValueError, match=named.format(number)):
+            fetch(f"models:/{MODEL}/{number}", tmp_path / "fetched")
+    assert not (tmp_path / "fetched").exists()
+    with pytest.raises(ValueError, match=r"registry restore"):
+        rollback(reason="x")
+    assert any(tag in sentence for sentence in lineage(f"models:/{MODEL}/1")["altered"])
+    told = restore()
+    assert told.count(f"version 1: tag {tag}") == told.count(f"version 2: tag {tag}") == 1
+    fetch(CHAMPION, tmp_path / "fetched")
+    assert (tmp_path / "fetched/lineage/decision.json").exists()
+    assert "version 1 is champion" in rollback(reason="x")
+
+
+@pytest.mark.parametrize("text", ["gpt-5, prompt 3", "[1]", "2"])
+def test_a_judge_that_somebody_edited_is_told_beside_the_rest_of_the_lineage(registry: Registry, text: str):
+    promote("a")
+    registry.client.set_model_version_tag(MODEL, "1", "judge", text)
+    row = lineage(CHAMPION)
+    print_lineage(row, SafeConsole(file=io.StringIO()))
+    assert row["judge"] is None and any("tag judge was edited" in sentence for sentence in row["altered"])
+
+
+def test_what_cannot_be_served_is_not_adopted(registry: Registry):
+    promote("a")
+    promote("b")
+    with lock_registry(registry) as lock:
+        record(registry, lock, [new_entry("pruning", {"versions": [1]})])
+    registry.client.set_registered_model_alias(MODEL, "champion", "1")
+    with pytest.raises(ValueError, match=r"lost its weights to `python -m tasks prune`.*registry restore"):
+        adopt(reason="a it is")
+    assert "pruning by" in list(show())[-1] and "version 1" in list(show())[-1]
+    restore()
+    wait("c", registry)
+    assert any("waiting by" in line and "version 3" in line for line in show())
+    for file in stored("model.safetensors"):
+        file.unlink()
+    registry.client.set_registered_model_alias(MODEL, "champion", "3")
+    with pytest.raises(ValueError, match=r"version 3 cannot become champion: its weights are gone.*registry restore"):
+        adopt(reason="c it is")
+    assert read_history(registry).champion == 2
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_the_lineage_shows_the_decision_that_made_the_champion_and_none_that_never_took_effect(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, is_old: bool
+):
+    if is_old:  # an entry that does not name its decision
+        monkeypatch.setattr(journal.Entry, "without_tags", lambda entry: {**entry.body, "decided_at": None})
+    promote("a", reasons=["It is the first."])
+    promote("b")
+    wait("a", registry)  # the same weights again: nobody approves that
+    rollback(reason="b books twice")
+    decision = lineage(CHAMPION)["decision"]
+    assert (decision["decision"], decision["reasons"]) == ("promote", ["It is the first."])
+    if not is_old:
+        monkeypatch.setattr("tasks.tracking.aliases.make_champion", lambda *args, **kwargs: None)
+        promote("a", reasons=["Registered, and killed before the journal had it."])
+        assert lineage(CHAMPION)["decision"]["reasons"] == ["It is the first."]
+
+
+def test_where_numbers_began_again_a_version_has_no_history_of_its_namesake(registry: Registry):
+    promote("a")
+    promote("b")
+    rollback(reason="b books twice", defect=True)
+    registry.client.delete_registered_model(MODEL)
+    adopt(reason="deleted by mistake")
+    promote("x")
+    promote("y")
+    assert [event["event"] for event in lineage(f"models:/{MODEL}/2")["history"]] == ["promotion"]
+    assert [event["event"] for event in lineage(f"models:/{MODEL}/1")["history"]] == ["promotion", "promotion"]
+    assert not read_history(registry).defects
 
 
 def test_a_logged_model_deleted_on_mlflows_page_closes_no_rollback(registry: Registry):

@@ -99,8 +99,7 @@ def find_unrecorded_decision(challenger: Challenger, conditions: Conditions) -> 
     if champion is None or champion.identity != challenger.files:
         return None
     row = registered_decision(registry, champion)
-    if row is not None and row["approval"] == "waiting":
-        row = _with_approval(registry, champion, row)
+    row = row and with_approval(registry, champion, row)
     if row is None or row["decision"] != "promote":
         return None
     if ((row.get("measurement") or {}).get("challenger") or {}).get("key") != conditions.key(challenger.files):
@@ -113,10 +112,11 @@ def find_unrecorded_decision(challenger: Challenger, conditions: Conditions) -> 
     return {**row, "warnings": [*row["warnings"], warning]}
 
 
-def _with_approval(registry: Registry, champion: Version, row: Mapping[str, Any]) -> dict[str, Any]:
+def with_approval(registry: Registry, version: Version, row: Mapping[str, Any]) -> dict[str, Any]:
+    """The decision registered with a version, after a person's approval where it waited and got one."""
     from tasks.tracking.waiting import approval_of
 
-    approval = approval_of(registry, champion, row["decided_at"])
+    approval = approval_of(registry, version, row["decided_at"]) if row.get("approval") == "waiting" else None
     if approval is None:
         return dict(row)
     return approve_row(row, ManualOverride("approve", approval.body["reason"], approval.by))
@@ -151,11 +151,11 @@ def write_lineage(
 
 
 def promotion_event(decision: Mapping[str, Any]) -> dict[str, Any]:
-    from tasks.tracking.history import anchor_event
+    from tasks.tracking.history import DECIDED_AT, anchor_event
 
     anchor, override = decision.get("anchor"), decision.get("override")
     stays = anchor["version"] if anchor and not anchor["is_next"] else None
-    event = {"event": "promotion", **anchor_event(stays)}
+    event = {"event": "promotion", DECIDED_AT: decision["decided_at"], **anchor_event(stays)}
     if override:
         return {**event, "override": override["kind"], "reason": override["reason"]}
     return {**event, "reason": " ".join(decision["reasons"])}
