@@ -46,6 +46,7 @@ def approve(override: ManualOverride, *, decided_at: str | None = None) -> list[
     by = name_of(override.by, "approve")
     registry = open_registry(settings.tracking, settings.promote.model_name)
     version = _version_that_waits(registry, _require_waiting(registry, decided_at))
+    _refuse_missing_files(registry, version)
     registry.verify(version)  # slow, and needs no lock
     decision = _decision_of(registry, version)
     with lock_registry(registry) as lock:
@@ -136,6 +137,17 @@ def _version_that_waits(registry: Registry, waiting: Waiting) -> Version:
             f"model than the one decided on. Put them back: python -m tasks registry restore"
         )
     return version
+
+
+def _refuse_missing_files(registry: Registry, version: Version) -> None:
+    problem = registry.missing_files(version)
+    if problem:
+        raise ValueError(
+            f"{version.name}, which waits for approval, could not be served: {problem}. Nothing was moved. Restore "
+            f"{registry.settings.artifact_location} from a backup; or upload and promote its snapshot again, where that "
+            f'is still here: python -m tasks promote --force --reason "…"; or give it up: python -m tasks promote '
+            f'--withdraw --reason "…".'
+        )
 
 
 def _decision_of(registry: Registry, version: Version) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tasks.commands.lineage import lineage
 from tasks.core.files import read_json, write_jsonl
 from tasks.stages.promote.approvals import approve, name_of, withdraw
 from tasks.stages.promote.overrides import ManualOverride
@@ -196,6 +197,29 @@ def test_stale_stages_are_no_matter_to_an_approval(waiting: Pipeline):
     write_jsonl(waiting.paths.split("test"), (problem.model_dump() for problem in reversed(PROBLEMS)))
     approve(APPROVE)
     assert waiting.champion() == (2, 0.9)
+
+
+def test_the_lineage_of_an_approved_champion_is_a_promotion_by_the_person_who_approved(waiting: Pipeline):
+    asked = lineage(f"models:/{MODEL}@challenger")["decision"]
+    assert asked["decision"] == "hold" and any("It waits for approval" in reason for reason in asked["reasons"])
+    approve(APPROVE)
+    made = lineage(f"models:/{MODEL}@champion")["decision"]
+    assert (made["decision"], made["override"]["kind"]) == ("promote", "approve")
+    assert APPROVE.reason in made["reasons"][-1]
+    assert not any("It waits for approval" in reason for reason in made["reasons"])
+
+
+def test_a_challenger_whose_files_are_gone_is_decided_anew_and_no_champion_is_rolled_back(waiting: Pipeline):
+    version = Registry(SETTINGS, MODEL).at("challenger")
+    assert version is not None
+    for file in Path("artifacts/mlflow/artifacts").rglob(f"{version.model_id}/artifacts/*.safetensors"):
+        file.unlink()
+    with pytest.raises(ValueError, match="its weights are gone") as caught:
+        approve(APPROVE)
+    assert "promote --force" in str(caught.value) and "rollback" not in str(caught.value)
+    waiting.promote(FORCE)
+    assert waiting.champion() == (2, 0.9)
+    registry().verify(registry().champion())  # type: ignore[arg-type]
 
 
 def test_an_approval_is_given_once(waiting: Pipeline):
