@@ -30,6 +30,7 @@ MODEL_TAG, REASON_TAG, KINDS_TAG = "model", "reason", "reason_kinds"
 FINISHED_TAG = "finished_file"  # of a parent run: it has FINISHED_FILE
 BY_HAND = "none: promoted by hand, without a flow"
 WAITS = ", waits for approval"
+CLOCKS_DIFFER = 600_000  # milliseconds by which clocks of machines may differ
 MAX_REASON = 4900  # characters of a tag; MLflow and its databases take 5,000
 
 Inputs = dict[str, Any]  # "stages": {stage: {"cmd", "params", "deps"}} as in dvc.lock, and promote's section
@@ -139,7 +140,9 @@ def read_kept(paths: Paths) -> FinishedRun | None:
 
 
 def last_finished(settings: TrackingSettings, model: str, paths: Paths) -> FinishedRun | None:
-    """The last finished run of a registered model, whatever machine it ran on; None before the first."""
+    """The last finished run of a registered model, whatever machine it ran on; None before the first. One that ended
+    under a clock in the future would else be the last one for years.
+    """
     if settings.uri.startswith(SQLITE) and not Path(settings.uri.removeprefix(SQLITE)).exists():
         return None  # no flow ever ran here; making the database takes seconds
     with mlflow_errors(settings):
@@ -151,12 +154,16 @@ def last_finished(settings: TrackingSettings, model: str, paths: Paths) -> Finis
             f"tags.kind = 'flow' and tags.{MODEL_TAG} = '{model}' and tags.{FINISHED_TAG} = '{FINISHED_FILE}' "
             f"and attributes.status = 'FINISHED'"
         )
-        newest = ["attributes.end_time DESC"]
-        runs = client.search_runs([experiment.experiment_id], where, max_results=1, order_by=newest)
+        runs = _newest(client, experiment.experiment_id, f"{where} and attributes.end_time <= {_now() + CLOCKS_DIFFER}")
+        runs = runs or _newest(client, experiment.experiment_id, where)  # where the clock of this machine is behind
         if not runs:
             return None
         kept, run_id = read_kept(paths), str(runs[0].info.run_id)
         return kept if kept is not None and kept.run_id == run_id else _fetch(client, run_id)
+
+
+def _newest(client: MlflowClient, experiment: str, where: str) -> list[Any]:
+    return list(client.search_runs([experiment], where, max_results=1, order_by=["attributes.end_time DESC"]))
 
 
 def _fetch(client: MlflowClient, run_id: str) -> FinishedRun | None:
@@ -182,6 +189,10 @@ def _describe(outcome: Mapping[str, Any]) -> str:
         return f"promoted version {outcome.get('registered_version')}"
     waits = WAITS if outcome.get("approval") == "waiting" else ""
     return f"{outcome.get('decision', 'no decision')}{waits}"
+
+
+def _now() -> int:
+    return int(datetime.now(UTC).timestamp() * 1000)
 
 
 def _utc(milliseconds: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tasks.core.files import read_json, write_json, write_jsonl
 from tasks.core.settings import Paths
 from tasks.pipeline.order import STAGES
 from tasks.tracking.connection import connect, experiment_id
+from tasks.tracking.finished_runs import MODEL_TAG, last_finished, record_finished
 from tasks.tracking.journal import operator
 from tasks.tracking.metrics import CURVES, MAX_METRICS, Point, log_points, log_table
 from tasks.tracking.runs import FlowRuns, close_killed_runs
@@ -224,6 +226,23 @@ def test_points_that_were_logged_live_are_not_logged_twice(finished: Paths):
 
 
 @pytest.mark.slow
+def test_a_run_that_ended_under_a_clock_in_the_future_is_not_the_last_one_for_years(project: Paths):
+    client = connect(SETTINGS)
+    experiment, now = experiment_id(client, SETTINGS), int(time.time() * 1000)
+
+    def finish(name: str, end: int) -> str:
+        run = client.create_run(experiment, tags={"kind": "flow", MODEL_TAG: "m"}).info.run_id
+        record_finished(client, run, {"name": name}, project)
+        client.set_terminated(run, "FINISHED", end_time=end)
+        last = last_finished(SETTINGS, "m", project)
+        assert last is not None
+        return str(last.inputs["promote"]["name"])
+
+    assert finish("in 2061", 2_871_000_000_000) == "in 2061"  # also where this machine's own clock is behind
+    assert finish("today", now - 1000) == "today"
+    assert finish("later today", now) == "later today"
+
+
 def test_a_failed_flow_closes_its_runs_as_failed(finished: Paths):
     runs = flow(finished)
     done, failed = stage(runs, "train").info.run_id, runs.begin_stage("evaluate")
