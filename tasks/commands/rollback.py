@@ -64,6 +64,8 @@ def rollback(*, reason: str, to: int | None = None, back: int = 1, defect: bool 
         entries += [new_entry("hold", {"reason": reason})] if hold else []
         record(registry, lock, entries)
     told = _describe_rollback(target, history.champion, registry.at(PREVIOUS), hold=hold)
+    if to is None and (pruned := history.pruned_before(target.version)):
+        told += f" Version {', '.join(map(str, pruned))} was passed over: `python -m tasks prune` removed its weights."
     _tell_prefect(registry.model, target.version, told)
     return told
 
@@ -107,6 +109,13 @@ def _find_target(registry: Registry, to: int | None, back: int) -> Version:
 
 def _step_back(registry: Registry, history: ChampionHistory, back: int) -> int:
     way = list(islice(history.way_back(registry.exists), back))
+    skipped = history.pruned_before(way[back - 1]) if len(way) == back > 1 else []
+    if skipped:
+        raise ValueError(
+            f"{registry.model}: version {', '.join(map(str, skipped))}, a champion on the way {back} champions back, "
+            f"lost its weights to `python -m tasks prune`, so it is unclear which one is meant. Nothing was moved. "
+            f'Name it: python -m tasks rollback --to {way[back - 1]} --reason "…". {what_there_is(registry)}'
+        )
     if len(way) < back:
         asked = "there is no champion before this one" if not way else f"only {len(way)} champions are before this one"
         left = " Those that were rolled back themselves or deleted do not count." if history.undone else ""

@@ -55,6 +55,11 @@ class ChampionHistory:
         way = (version for version in dict.fromkeys(reversed(self.before)) if version not in closed)
         return filter(exists, way)
 
+    def pruned_before(self, target: int) -> list[int]:
+        """The versions that the way back to `target` would lead to first, had they not lost their weights."""
+        after = self.before[_place(self.before, target) + 1 :]
+        return sorted({version for version in after if version in self.pruned and version not in self.undone})
+
     def was_champion(self, version: int) -> bool:
         return version in self.fate
 

@@ -289,6 +289,19 @@ def test_where_numbers_began_again_a_version_has_no_history_of_its_namesake(regi
     assert not read_history(registry).defects
 
 
+def test_a_number_of_champions_back_is_never_counted_over_a_pruned_one(registry: Registry):
+    for name in "abcd":
+        promote(name)
+    with lock_registry(registry) as lock:
+        record(registry, lock, [new_entry("pruning", {"versions": [2]})])
+    with pytest.raises(ValueError, match=r"version 2, .*tasks prune.*rollback --to 1"):
+        rollback(back=2, reason="two back")
+    assert state(registry) == (4, 3)
+    assert "version 3 is champion" in rollback(reason="one back")
+    told = rollback(reason="to `previous`, as its alias says")
+    assert "version 1 is champion" in told and "Version 2 was passed over" in told
+
+
 def test_a_logged_model_deleted_on_mlflows_page_closes_no_rollback(registry: Registry):
     first = promote("a")
     promote("b")
