@@ -144,8 +144,8 @@ def _refuse_missing_files(registry: Registry, version: Version) -> None:
     if problem:
         raise ValueError(
             f"{version.name}, which waits for approval, could not be served: {problem}. Nothing was moved. Restore "
-            f"{registry.settings.artifact_location} from a backup; or upload and promote its snapshot again, where that "
-            f'is still here: python -m tasks promote --force --reason "…"; or give it up: python -m tasks promote '
+            f"{registry.settings.artifact_location} from a backup; or upload and promote its snapshot, where that is "
+            f'still here: python -m tasks promote --force --reason "…"; or give it up: python -m tasks promote '
             f'--withdraw --reason "…".'
         )
 
