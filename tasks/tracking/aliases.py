@@ -202,6 +202,8 @@ def read_settled(registry: Registry) -> tuple[ChampionHistory, Aliases]:
     """The record and the aliases of one moment. Whoever moves them meanwhile is waited for: read one after the other, a
     promotion in between would look like a click.
     """
+    if registry.is_locked:  # nobody else moves them
+        return read_history(registry), registry.all_aliases()
     before, history, now = registry.read_model(), read_history(registry), registry.read_model()
     if before is None or now is None:
         return history, None

@@ -143,6 +143,17 @@ def test_a_promotion_killed_on_the_way_is_nothing_or_is_completed_by_whoever_com
     assert registry.numbers() == [1, 2]
 
 
+def test_whoever_holds_the_registry_reads_record_and_aliases_at_once(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+):
+    promote("a")
+    with lock_registry(registry):
+        names, read = iter([MODEL]), registry.client.get_registered_model
+        with monkeypatch.context() as patch:
+            patch.setattr(registry.client, "get_registered_model", lambda name: read(next(names)))  # a second one fails
+            assert aliases.read_settled(registry)[1] == {"champion": 1}
+
+
 def test_of_two_promotions_at_once_one_wins_and_the_other_is_refused_in_one_line(registry: Registry, tmp_path: Path):
     promote("a")
     assert sorted(two_at_once(SETTINGS, tmp_path)) == [
