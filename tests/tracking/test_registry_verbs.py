@@ -479,9 +479,9 @@ def test_fetch_overwrites_nothing(registry: Registry, tmp_path: Path):
 
 
 def test_a_version_somebody_else_registered_is_fetched_and_said_to_be_unverified(registry: Registry, tmp_path: Path):
-    promote("a")
-    registry.client.delete_model_version_tag(MODEL, "1", "weights_hash")
-    told = fetch(f"models:/{MODEL}/1", tmp_path / "a")
+    ours = promote("a")
+    registry.client.create_model_version(MODEL, f"models:/{ours.model_id}", model_id=ours.model_id)
+    told = fetch(f"models:/{MODEL}/2", tmp_path / "a")
     assert "it has no hash of its weights, so they cannot be verified" in told
 
 
