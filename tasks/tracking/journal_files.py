@@ -1,4 +1,4 @@
-"""The two files of a journal (`journal.py`) in MLflow's store: verified by a pointer's hashes, synced to the disk."""
+"""The two files of a journal (`journal.py`) in MLflow's store: verified by hashes of a pointer, synced to the disk."""
 
 from __future__ import annotations
 
