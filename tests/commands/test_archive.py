@@ -251,18 +251,22 @@ def journal_in(file: Path) -> list[str]:
     return [json.loads(line)["id"] for line in content.decode().splitlines()]
 
 
-def test_promotions_while_the_files_are_written_leave_the_journal_that_the_database_names(
-    project: Paths, monkeypatch: pytest.MonkeyPatch
-):
+def promote_while_files_are_written(patch: pytest.MonkeyPatch) -> None:
     """Gigabytes of weights take minutes. The second entry after the copy is written over the file that it names."""
-    write_journal("a", "b")
     add_files = archive._add_files
 
-    def promote_meanwhile(*args: Any) -> Any:
+    def promote_first(*args: Any) -> Any:
         write_journal("a", "b", "c", "d", moves=2)
         return add_files(*args)
 
-    monkeypatch.setattr(archive, "_add_files", promote_meanwhile)
+    patch.setattr(archive, "_add_files", promote_first)
+
+
+def test_promotions_while_the_files_are_written_leave_the_journal_that_the_database_names(
+    project: Paths, monkeypatch: pytest.MonkeyPatch
+):
+    write_journal("a", "b")
+    promote_while_files_are_written(monkeypatch)
     told(*backup(ARCHIVE))
     assert journal_in(ARCHIVE) == ["a", "b"]
 
@@ -297,16 +301,10 @@ def test_a_backup_with_another_journal_than_its_database_names_is_restored_only_
 ):
     """As one may be that was written before journals were copied with the database."""
     write_journal("a", "b")
-    add_files = archive._add_files
-
-    def promote_meanwhile(*args: Any) -> Any:
-        write_journal("a", "b", "c", "d", moves=2)
-        return add_files(*args)
-
     with monkeypatch.context() as patch:
         patch.setattr(archive, "copy_of_one_moment", lambda *args: (copy_of_one_moment(*args)[0], {}))
         patch.setattr(archive, "journals_not_in", lambda *_: [])
-        patch.setattr(archive, "_add_files", promote_meanwhile)
+        promote_while_files_are_written(patch)
         told(*backup(ARCHIVE))
     before = DATABASE.read_bytes()
     shutil.rmtree(FILES)
