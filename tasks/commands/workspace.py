@@ -7,6 +7,7 @@ repeat it is safe: links and dvc.yaml become those of this installation, DVC's c
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 from collections.abc import Iterator, Sequence
@@ -87,15 +88,18 @@ def _link(link: Path, target: Path) -> None:
     """Replaced in one step: a run in another container may be reading through it."""
     if link.is_symlink() and link.readlink() == target:
         return
-    with atomic_file(link) as partial:
-        partial.unlink(missing_ok=True)
-        partial.symlink_to(target)
+    partial = link.with_name(f".{link.name}.{os.getpid()}.partial")
+    partial.unlink(missing_ok=True)
+    partial.symlink_to(target)
+    os.replace(partial, link)
 
 
 def _copy_files(folder: Path) -> None:
     (folder / LOCAL_CONFIG).parent.mkdir(exist_ok=True)
     for name in CURRENT + FIRST:
         if name in CURRENT or not (folder / name).exists():
+            if (folder / name).is_symlink():  # to the code's own, which is not to be written
+                (folder / name).unlink()
             with atomic_file(folder / name) as partial:
                 shutil.copyfile(CODE / name, partial)
     if not (folder / LOCAL_CONFIG).exists() and not (folder / ".git").exists():

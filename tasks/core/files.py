@@ -82,19 +82,6 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove what killed runs left unfinished in `folder`, and put back what they had only moved away. For a caller who
-    is the only one to write there.
-    """
-    for hidden in folder.glob(".*.*.replaced"):
-        put_back(folder / hidden.name[1:].rsplit(".", 2)[0])
-    for leftover in (*folder.glob(".*.partial"), *folder.glob(".*.replaced")):
-        if leftover.is_dir():
-            shutil.rmtree(leftover, ignore_errors=True)
-        else:
-            leftover.unlink(missing_ok=True)
-
-
 def write_text(path: Path, text: str) -> None:
     with atomic_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

@@ -1,9 +1,10 @@
-"""What an atomic write replaces: what a link leads to, and a folder that a killed write had moved away."""
+"""What an atomic write replaces, a folder that a killed write had moved away, and what else it left."""
 
 from __future__ import annotations
 
 import glob
 import os
+import shutil
 from pathlib import Path
 
 
@@ -21,3 +22,16 @@ def put_back(path: Path) -> None:
     for hidden in path.parent.glob(f".{glob.escape(path.name)}.*.replaced"):
         if not path.exists():
             os.replace(hidden, path)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed runs left unfinished in `folder`, and put back what they had only moved away. For a caller who
+    is the only one to write there.
+    """
+    for hidden in folder.glob(".*.*.replaced"):
+        put_back(folder / hidden.name[1:].rsplit(".", 2)[0])
+    for leftover in (*folder.glob(".*.partial"), *folder.glob(".*.replaced")):
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)

@@ -14,10 +14,10 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from tasks.core.files import remove_leftovers
 from tasks.core.provenance import RECORDED, provenance, provenance_file, write_provenance
 from tasks.core.resume import resume_folder
 from tasks.core.settings import PARAMS_FILE, Paths, Settings, check_section_names, load, load_paths, read_params
+from tasks.core.targets import remove_leftovers
 from tasks.core.urls import local_path
 from tasks.models.settings import ComputeSettings, LaunchSettings
 from tasks.models.torch_setup import device_name

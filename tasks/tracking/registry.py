@@ -140,9 +140,8 @@ class Registry:
     def store(self, snapshot: Path, *, folder_hash: str, run_id: str | None) -> Any:
         """Upload the snapshot's files: slow, and without a lock. ValueError where their hash is not `folder_hash`."""
         with mlflow_errors(self.settings):
-            existing = self.find(folder_hash)
+            existing, run = self.find(folder_hash), self._parent_of(run_id)
             registered = existing.model_id if existing else None
-            run = self._parent_of(run_id)
             return self._uploads.upload(snapshot, folder_hash, self.experiment_id, run, registered=registered)
 
     def register(

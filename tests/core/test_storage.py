@@ -30,12 +30,12 @@ from tasks.core.files import (
     numbered_folders,
     read_json,
     read_jsonl,
-    remove_leftovers,
     require,
     write_json,
     write_jsonl,
     write_text,
 )
+from tasks.core.targets import remove_leftovers
 
 ROOT = Path(__file__).resolve().parents[2]
 

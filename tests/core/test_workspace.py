@@ -47,7 +47,13 @@ def test_a_second_new_renews_the_links_and_keeps_what_is_the_agents(tmp_path: Pa
         (tmp_path / "shop" / name).write_text(text, encoding="utf-8")
     (tmp_path / "shop/tasks").unlink()
     (tmp_path / "shop/tasks").symlink_to(tmp_path)
+    former = "stages: {}  # python -m tasks\n"  # what a link from when the code was elsewhere leads to
+    (tmp_path / "old.yaml").write_text(former, encoding="utf-8")
+    (tmp_path / "shop/dvc.yaml").unlink()
+    (tmp_path / "shop/dvc.yaml").symlink_to(tmp_path / "old.yaml")
     list(new(Path("shop"), [], None))
+    assert (tmp_path / "old.yaml").read_text(encoding="utf-8") == former
+    assert (tmp_path / "shop/dvc.yaml").read_bytes() == (CODE / "dvc.yaml").read_bytes()
     assert {name: (tmp_path / "shop" / name).read_text(encoding="utf-8") for name in mine} == mine
     assert (tmp_path / "shop/tasks").resolve() == CODE / "tasks"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tasks.core.settings import Paths
-from tasks.tracking.journal import OWNER, newest_run
+from tasks.tracking.journal import OWNER
 from tasks.tracking.registry import Registry
 from tests.tracking.candidates import MODEL, write_project
 from tests.tracking.project import DATABASE, SETTINGS, enter_project
@@ -37,15 +37,19 @@ def registry(shared_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[R
     registry = Registry(SETTINGS, MODEL)
     yield registry
     registry.make_model()
-    registry.client.delete_registered_model(MODEL)
+    for model in registry.client.search_registered_models():
+        registry.client.delete_registered_model(model.name)
     forget_journals(registry)
     for folder in ("mlflow/artifacts", "train", "evaluate", "curate"):
         shutil.rmtree(shared_folder / "artifacts" / folder, ignore_errors=True)
 
 
 def forget_journals(registry: Registry) -> None:
-    """Let no test find the journal of the one before, which outlives the registered model."""
-    while run := newest_run(registry) or newest_run(registry, is_empty=True):
+    """Let no test find a journal of the one before, which outlives the registered model."""
+    from mlflow.entities import ViewType
+
+    of_any = f"tags.`{OWNER}` LIKE '%'"
+    for run in registry.client.search_runs([registry.experiment_id], of_any, ViewType.ALL):
         if run.info.lifecycle_stage == "deleted":
             registry.client.restore_run(run.info.run_id)
         registry.client.delete_tag(run.info.run_id, OWNER)

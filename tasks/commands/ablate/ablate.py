@@ -25,7 +25,6 @@ from tasks.core.files import (
     numbered_folders,
     read_json,
     read_jsonl,
-    remove_leftovers,
     require,
     write_json,
     write_jsonl,
@@ -36,6 +35,7 @@ from tasks.core.records import Problem, Trajectory
 from tasks.core.resume import resume_root
 from tasks.core.settings import Paths, load, load_paths, read_params
 from tasks.core.splits import read_split
+from tasks.core.targets import remove_leftovers
 from tasks.core.terminal import warn
 from tasks.core.text import first_few
 from tasks.drift.pin import PIN_FILE, read_accepted
