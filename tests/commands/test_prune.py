@@ -65,6 +65,7 @@ def going(keep: int, lineages: list[str]) -> set[str]:
     return {file.read_text(encoding="utf-8").strip() for file in files if file.suffix != ".dir"}
 
 
+@pytest.mark.slow
 def test_nothing_goes_where_the_files_of_a_kept_folder_cannot_be_read(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ def words_of(text: str) -> list[list[str]]:
     return [shlex.split(line) for line in text.splitlines()]
 
 
+@pytest.mark.slow
 def test_slurm_gives_the_last_node_to_vllm_and_each_gpu_of_the_others_a_rank(tmp_path: Path) -> None:
     variables = allocation(tmp_path, nodes=["a1", "a2", "a7"], per_node=8)
     stand_ins(tmp_path, srun=SAYS, python='echo "flow $*"; echo "$MASTER_ADDR $VLLM_HOST"; echo "$TURNWISE_LAUNCH"')

@@ -125,6 +125,7 @@ print(compiled.load_library('tree_attention'), compiled.fault_of('tree_attention
 """
 
 
+@pytest.mark.slow
 def test_a_folder_from_which_nothing_is_loaded_gives_none_and_says_so(tmp_path: Path) -> None:
     """As Docker mounts a tmpfs."""
     command = ["unshare", "-Urm", "bash", "-c", IN_NOEXEC, "bash", str(tmp_path), str(ROOT), sys.executable]

@@ -68,6 +68,7 @@ def test_a_home_folder_that_no_shell_expands_is_refused_with_its_path(key: str, 
         TrackingSettings.model_validate({**SETTINGS.model_dump(), key: value})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TAKEN)
 def test_a_name_that_params_yaml_takes_goes_all_the_way(registry: Registry, tmp_path: Path, name: str):
     settings_with("promote", "model_name", name)
