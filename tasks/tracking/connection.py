@@ -244,6 +244,17 @@ def unless_there(call: Callable[[], Any]) -> None:
             raise
 
 
+def paged(search: Callable[[str | None], Any]) -> Iterator[Any]:
+    """What all pages of one of MLflow's searches contain; `search` gives the page that a token leads to."""
+    token = None
+    while True:
+        page = search(token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
 def or_none(call: Callable[[], Any]) -> Any:
     """The result of `call`, or None where MLflow says there is no such thing. Any other fault is raised."""
     from mlflow.exceptions import MlflowException

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.tracking.connection import connect, experiment_id, mlflow_errors
+from tasks.tracking.connection import connect, experiment_id, mlflow_errors, paged
 from tasks.tracking.finished_runs import MODEL_TAG
 from tasks.tracking.metrics import log_points, numbers
 from tasks.tracking.runs import origin_tags
@@ -57,17 +57,11 @@ def read_checks(settings: TrackingSettings, model: str) -> list[Row]:
         if experiment is None:
             return []
         where = f"tags.kind = '{CHAMPION_CHECK}' and tags.{MODEL_TAG} = '{model}' and attributes.status = 'FINISHED'"
-        oldest, token, rows = ["attributes.start_time ASC"], None, []
-        while True:
-            found = client.search_runs(
-                [experiment.experiment_id], where, max_results=PAGE, order_by=oldest, page_token=token
-            )
-            rows += [
-                {**row, "mlflow_run_id": run.info.run_id} for run in found if (row := _row(run.data.tags)) is not None
-            ]
-            token = found.token
-            if not token:
-                return rows
+        here, oldest = [experiment.experiment_id], ["attributes.start_time ASC"]
+        found = paged(
+            lambda token: client.search_runs(here, where, max_results=PAGE, order_by=oldest, page_token=token)
+        )
+        return [{**row, "mlflow_run_id": run.info.run_id} for run in found if (row := _row(run.data.tags)) is not None]
 
 
 def _row(tags: Mapping[str, str]) -> Row | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tasks.core.files import atomic_folder, content_hash, read_json, write_json
 from tasks.core.text import one_line
 from tasks.models.files import LINEAGE
-from tasks.tracking.connection import connect, experiment_id, mlflow_errors, or_none, unless_there
+from tasks.tracking.connection import connect, experiment_id, mlflow_errors, or_none, paged, unless_there
 from tasks.tracking.model_files import (
     MLMODEL,
     Uploads,
@@ -88,16 +88,8 @@ class Registry:
     def versions(self) -> list[Version]:
         """All of them, by number: for what needs every one, since there may be thousands."""
         with mlflow_errors(self.settings):
-            return sorted(map(as_version, self._pages()), key=lambda version: version.version)
-
-    def _pages(self) -> Iterator[ModelVersion]:
-        token = None
-        while True:
-            page = self.client.search_model_versions(f"name = '{self.model}'", page_token=token)
-            yield from page
-            token = page.token
-            if not token:
-                return
+            found = paged(lambda token: self.client.search_model_versions(f"name = '{self.model}'", page_token=token))
+            return sorted(map(as_version, found), key=lambda version: version.version)
 
     def has_versions(self) -> bool:
         with mlflow_errors(self.settings):

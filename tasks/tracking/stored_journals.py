@@ -59,14 +59,14 @@ def stored_journals(database: Path) -> list[StoredJournal]:
     return found
 
 
-def unreadable_journals(journals: Sequence[StoredJournal], hash_of: Callable[[Path], str | None]) -> list[str]:
-    """The models whose journal has none of its files with the hash on record; `hash_of` a file is None where there is
-    none.
+def unreadable_journals(journals: Sequence[StoredJournal], find_hash: Callable[[Path], str | None]) -> list[str]:
+    """The models whose journal has none of its files with the hash on record; `find_hash` is None where there is no
+    such file.
     """
     return [
         journal.model
         for journal in journals
-        if not any(hash_of(file.path) == file.pointer.sha256 for file in journal.files)
+        if not any(find_hash(file.path) == file.pointer.sha256 for file in journal.files)
     ]
 
 

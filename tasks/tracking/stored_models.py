@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tasks.tracking.connection import paged
 from tasks.tracking.registry import Registry, as_version
 from tasks.tracking.versions import Version
-
-if TYPE_CHECKING:
-    from mlflow.entities.model_registry import ModelVersion
 
 LOGGED_MODEL = re.compile(r"models:/[^/]+")  # the source of a version; that of a copy is models:/NAME/VERSION
 
@@ -20,7 +18,7 @@ def every_version(registry: Registry) -> dict[str, list[Version]]:
     registered by hand its artifact location.
     """
     found: dict[str, list[Version]] = {}
-    for item in _pages(registry):
+    for item in paged(lambda token: registry.client.search_model_versions(page_token=token)):
         version = as_version(item)
         place = version.model_id
         if not LOGGED_MODEL.fullmatch(str(item.source)):
@@ -38,20 +36,5 @@ def versions_of_experiment(registry: Registry) -> list[Version]:
 
 def logged_models(registry: Registry, where: str | None = None) -> Iterator[Any]:
     """Those of the project's experiment."""
-    token = None
-    while True:
-        page = registry.client.search_logged_models([registry.experiment_id], where, page_token=token)
-        yield from page
-        token = page.token
-        if not token:
-            return
-
-
-def _pages(registry: Registry) -> Iterator[ModelVersion]:
-    token = None
-    while True:
-        page = registry.client.search_model_versions(page_token=token)
-        yield from page
-        token = page.token
-        if not token:
-            return
+    here = [registry.experiment_id]
+    return paged(lambda token: registry.client.search_logged_models(here, where, page_token=token))
