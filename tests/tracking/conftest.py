@@ -36,6 +36,7 @@ def registry(shared_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[R
     write_project()
     registry = Registry(SETTINGS, MODEL)
     yield registry
+    monkeypatch.chdir(shared_folder)  # a test may have gone to a folder of its own, which is gone by now
     registry.make_model()
     for model in registry.client.search_registered_models():
         registry.client.delete_registered_model(model.name)
