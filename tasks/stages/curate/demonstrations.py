@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from tasks.core.records import Demonstration, Problem
 from tasks.core.tool_calls import parse_calls
@@ -72,9 +72,10 @@ def _reference_expert(replays: Replays, problems: Sequence[Problem]) -> Expert:
 
 def replay_demonstrations(replays: Replays, demonstrations: Sequence[tuple[Problem, Demonstration]]) -> list[str]:
     """The fault of each demonstration; empty where its texts get the recorded replies and end in success."""
-    scripts = [_script(problem, demonstration) for problem, demonstration in demonstrations]
-    played = replays.play(scripts, label=LABEL)
-    return [_demonstration_fault(item, got) for (_, item), got in zip(demonstrations, played, strict=True)]
+    parsed = [_steps(demonstration) for _, demonstration in demonstrations]
+    scripts = [_script(problem, steps) for (problem, _), steps in zip(demonstrations, parsed, strict=True)]
+    played = zip(demonstrations, parsed, replays.play(scripts, label=LABEL), strict=True)
+    return [_demonstration_fault(steps, demonstration.replies, got) for (_, demonstration), steps, got in played]
 
 
 def tell_in_parts(
@@ -106,39 +107,48 @@ def _wait_for(parts: Sequence[str], demonstration: Demonstration, question: str)
     )
 
 
-def _script(problem: Problem, demonstration: Demonstration) -> Script:
-    *before, closing = demonstration.assistant_texts
+class _Step(NamedTuple):
+    """A text of the assistant: the calls in it, and whether the user answers it."""
+
+    text: str
+    calls: Sequence[Any]
+    is_closing: bool
+
+
+def _steps(demonstration: Demonstration) -> list[_Step]:
+    """The user answers the first texts without a call, one per follow-up; the last text is answered by nobody."""
+    steps, left = list[_Step](), len(demonstration.follow_ups)
+    for text in demonstration.assistant_texts:
+        calls = parse_calls(text)
+        steps.append(_Step(text, calls, left > 0 and not calls and len(steps) < len(demonstration.assistant_texts) - 1))
+        left -= steps[-1].is_closing
+    return steps
+
+
+def _script(problem: Problem, steps: Sequence[_Step]) -> Script:
     turns, calls = list[tuple[list[Any], str]](), list[Any]()
-    for text, is_closing in zip(before, _closings(demonstration), strict=True):
-        if is_closing:
-            turns.append((calls, text))
+    for step in steps[:-1]:
+        if step.is_closing:
+            turns.append((calls, step.text))
             calls = []
         else:
-            calls += parse_calls(text)
-    return Script(problem, [*turns, (calls, closing)])
+            calls += step.calls
+    return Script(problem, [*turns, (calls, steps[-1].text)])
 
 
-def _closings(demonstration: Demonstration) -> list[bool]:
-    """Of each text but the last, whether the user answers it: the first ones without a call, one per follow-up."""
-    are_closing, left = [], len(demonstration.follow_ups)
-    for text in demonstration.assistant_texts[:-1]:
-        are_closing.append(left > 0 and not parse_calls(text))
-        left -= are_closing[-1]
-    return are_closing
-
-
-def _demonstration_fault(demonstration: Demonstration, played: Played) -> str:
-    replies, texts = iter(played.replies), demonstration.assistant_texts[:-1]
-    for text, is_closing, recorded in zip(texts, _closings(demonstration), demonstration.replies, strict=False):
-        if is_closing:
+def _demonstration_fault(steps: Sequence[_Step], replies: Sequence[Sequence[str]], played: Played) -> str:
+    *before, last = steps
+    given = iter(played.replies)
+    for step, recorded in zip(before, replies, strict=False):
+        if step.is_closing:
             continue
-        answers = list(islice(replies, len(parse_calls(text))))
+        answers = list(islice(given, len(step.calls)))
         if [reply.text for reply in answers] != recorded:
-            return f"{text}: replies differ from the recorded ones"
+            return f"{step.text}: replies differ from the recorded ones"
         if not answers or not all(reply.valid for reply in answers):
-            return f"{text}: an invalid call"
-    if parse_calls(closing := demonstration.assistant_texts[-1]):
-        return f"{closing}: a call as the closing message, which nothing answers"
+            return f"{step.text}: an invalid call"
+    if last.calls:
+        return f"{last.text}: a call as the closing message, which nothing answers"
     if played.verdict is None:
         return f"{type(played.error).__name__}: {played.error}"
     return "" if played.verdict.success else "the episode does not end in success"
