@@ -1,14 +1,16 @@
 """What a method's signature says of a call: the JSON Schema of its arguments, and how a model's JSON becomes them.
 
-Where JSON is what the annotations mean (text, numbers, lists, objects), a call costs nothing more than itself: only a
-number such as 3.0, which JSON Schema takes for an integer, becomes one. A tool with any other argument, such as an Enum
-or a class of pydantic's, has each call validated.
+Where JSON is what the annotations mean (text, numbers, lists, objects), two things alone happen between a call and its
+method: a number such as 3.0, which JSON Schema takes for an integer, becomes one, and a list or an object is copied, as
+a method may keep and change it while the call is of the problem's reference. A tool with any other argument, such as an
+Enum or a class of pydantic's, has each call validated.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from enum import Enum, auto
 from types import NoneType
 from typing import Any, get_type_hints
@@ -36,8 +38,7 @@ def read_signature(method: Method) -> tuple[dict[str, Any], Handler]:
     kinds = _kinds(model)
     if Kind.OTHER in kinds.values() or any(isinstance(default, FieldInfo) for _, default in fields.values()):
         return _schema(model), _validated(method, model)
-    integers = tuple(name for name, kind in kinds.items() if kind is Kind.INTEGER)
-    return _schema(model), _with_integers(method, integers) if integers else _as_it_is(method)
+    return _schema(model), _direct(method, {name: STEPS[kind] for name, kind in kinds.items() if kind in STEPS})
 
 
 def _fields(method: Method) -> Iterator[tuple[str, tuple[Any, Any]]]:
@@ -106,17 +107,14 @@ def _schema(model: type[BaseModel]) -> dict[str, Any]:
     return {key: value for key, value in schema.items() if key != "title"}
 
 
-def _as_it_is(method: Method) -> Handler:
-    return lambda episode, arguments: method(episode, **arguments)
+def _direct(method: Method, steps: Mapping[str, Callable[[Any], Any]]) -> Handler:
+    """`steps` are what makes an argument's value of JSON, for the arguments that need one."""
+    if not steps:
+        return lambda episode, arguments: method(episode, **arguments)
 
-
-def _with_integers(method: Method, integers: tuple[str, ...]) -> Handler:
     def call(episode: Any, arguments: Mapping[str, Any]) -> Any:
-        for name in integers:
-            value = arguments.get(name)
-            if type(value) is float and value.is_integer():
-                arguments = {**arguments, name: int(value)}
-        return method(episode, **arguments)
+        given = {name: steps[name](value) if name in steps else value for name, value in arguments.items()}
+        return method(episode, **given)
 
     return call
 
@@ -143,7 +141,15 @@ class Kind(Enum):
 
     AS_IT_IS = auto()
     INTEGER = auto()  # the same, but for 3.0
+    CONTAINER = auto()  # the same, but copied
     OTHER = auto()
+
+
+def _as_integer(value: Any) -> Any:
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
+STEPS: Mapping[Kind, Callable[[Any], Any]] = {Kind.INTEGER: _as_integer, Kind.CONTAINER: deepcopy}
 
 
 def _kinds(model: type[BaseModel]) -> dict[str, Kind]:
@@ -159,7 +165,9 @@ def _kinds(model: type[BaseModel]) -> dict[str, Kind]:
 
 def _kind(core: Mapping[str, Any]) -> Kind:
     match core["type"]:
-        case "any" | "none" | "bool" | "float":
+        case "any":
+            return Kind.CONTAINER  # it may be one
+        case "none" | "bool" | "float":
             return Kind.AS_IT_IS
         case "int":
             return Kind.INTEGER
@@ -176,13 +184,14 @@ def _kind(core: Mapping[str, Any]) -> Kind:
             return _kind_of_union([item[0] if isinstance(item, tuple) else item for item in core["choices"]])
         case "list" | "dict":
             inner = [core[name] for name in ("items_schema", "keys_schema", "values_schema") if name in core]
-            return Kind.AS_IT_IS if all(_kind(item) is Kind.AS_IT_IS for item in inner) else Kind.OTHER
+            return Kind.CONTAINER if {_kind(item) for item in inner} <= {Kind.AS_IT_IS, Kind.CONTAINER} else Kind.OTHER
     return Kind.OTHER
 
 
 def _kind_of_union(choices: list[Mapping[str, Any]]) -> Kind:
-    kinds = {_kind(item) for item in choices}
-    if Kind.OTHER in kinds:
+    kinds = {_kind(item) for item in choices} - {Kind.AS_IT_IS}
+    if any(item["type"] in ("float", "any") for item in choices):
+        kinds.discard(Kind.INTEGER)
+    if len(kinds) > 1:
         return Kind.OTHER
-    is_integer = Kind.INTEGER in kinds and not any(item["type"] in ("float", "any") for item in choices)
-    return Kind.INTEGER if is_integer else Kind.AS_IT_IS
+    return kinds.pop() if kinds else Kind.AS_IT_IS

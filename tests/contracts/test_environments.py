@@ -20,13 +20,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasks.core.records import Problem
+from tasks.core.records import Problem, ReferenceTurn, ToolCall
 from tasks.environments.bfcl.problems import problems as bfcl_problems
 from tasks.environments.catalog import load_environment
 from tasks.environments.settings import environment_names
 from tasks.environments.tau2.desk_problems import problems as desk_problems
 from tasks.environments.tau2.problems import problems as tau2_problems
 from tasks.environments.tau2.settings import Domain
+from tasks.tools import authoring
+from tasks.tools.authoring import ToolEnvironment, ToolEpisode
 from tasks.tools.base import Environment, Episode, Verdict, block_until
 from tasks.tools.schemas import ArgumentSchema
 from tasks.tools.settings import FaultSettings, PoolSettings
@@ -34,7 +36,7 @@ from tasks.tools.user.settings import UserSettings
 from tests import tiny
 from tests.environments import mcp_server, openenv_server
 from tests.readme import page_block
-from tests.worlds import cache_settings, environment_settings
+from tests.worlds import QUICK, cache_settings, environment_settings
 
 ERROR_TYPES = {"invalid_arguments", "unknown_tool", "not_found", "conflict", "rate_limited", "timeout", "unavailable"}
 RARE_FAULTS = FaultSettings(
@@ -127,6 +129,38 @@ def load_page_module(name: str, code: str) -> Any:
     return module
 
 
+class GuestEpisode(ToolEpisode):
+    """Its tool keeps the list that it was given, and another one adds to it."""
+
+    guests: list[str]
+
+    @authoring.tool("Invite guests.")
+    def invite(self, names: list[str]) -> list[str]:
+        self.guests = names
+        return names
+
+    @authoring.tool("Invite one more.")
+    def add(self, name: str) -> list[str]:
+        self.guests.append(name)
+        return self.guests
+
+    def verdict(self, final_message: str | None) -> Verdict:
+        return Verdict(getattr(self, "guests", []) == ["Ada", "Bo"])
+
+
+class Guests(ToolEnvironment):
+    name, episode_class = "guests", GuestEpisode
+
+
+def keeps_a_list(folder: Path) -> Case:
+    calls = [ToolCall(name="invite", arguments={"names": ["Ada"]}), ToolCall(name="add", arguments={"name": "Bo"})]
+    problem = Problem(
+        id="p", category="c", level=1, requests=["Invite Ada and Bo."], world={}, split_group="g",
+        reference=[ReferenceTurn(calls=calls, answer="Done.")],
+    )  # fmt: skip
+    return Case(Guests(QUICK), [problem])
+
+
 def mcp(folder: Path) -> Case:
     environment = load_environment(mcp_server.environment_settings(folder))
     return Case(environment, mcp_server.problems(12))
@@ -179,6 +213,7 @@ MAKERS: dict[str, Callable[[Path], Case]] = {
     "agent": agent,
     "mixture": mixture,
     "stockroom, the page's": page_example,
+    "a tool that keeps its list": keeps_a_list,
     "travel_desk in workers": in_workers,
     "travel_desk with cache": with_cache,
     "travel_desk with faults": with_faults,
@@ -226,9 +261,11 @@ def test_every_world_of_the_catalog_is_held_to_the_contract():
     assert set(environment_names()) <= set(MAKERS)
 
 
-def test_the_same_problem_plays_the_same_twice(case: Case):
+def test_the_same_problem_plays_the_same_twice_and_is_as_it_was(case: Case):
     for problem in case.problems:
+        before = problem.model_dump()
         assert play(case, problem) == play(case, problem)
+        assert problem.model_dump() == before
 
 
 def test_reference_solutions_score_1(case: Case):

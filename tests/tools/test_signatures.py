@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from datetime import date
 from enum import Enum
 from threading import Lock
@@ -16,7 +17,7 @@ from tasks.core.records import Problem
 from tasks.core.settings import Settings
 from tasks.tools.authoring import ToolEnvironment, ToolEpisode, tool
 from tasks.tools.base import Environment, ToolReply, Verdict, block_until
-from tasks.tools.signatures import _as_it_is, read_signature
+from tasks.tools.signatures import _direct, read_signature
 from tests import tiny
 from tests.worlds import QUICK
 
@@ -143,11 +144,44 @@ def test_what_pydantic_refuses_though_the_schema_allows_it_blames_the_call():
 
 
 def test_a_tool_of_texts_and_numbers_is_called_without_any_detour():
-    def plain(
-        self: Any, a: str, b: float | None, c: list[str], d: dict[str, Any], e: Literal["x"], f: bool = True
-    ) -> None: ...
+    def plain(self: Any, a: str, b: float | None, c: Literal["x"], d: bool = True) -> None: ...
 
-    assert read_signature(plain)[1].__code__ is _as_it_is(plain).__code__
+    assert read_signature(plain)[1].__code__ is _direct(plain, {}).__code__
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (list[str], ["a"]),
+        (list[str] | None, ["a"]),
+        (list[dict[str, Any]], [{"a": ["b"]}]),
+        (dict[str, list[float]], {"a": [0.5]}),
+        (int | list[str], ["a"]),
+        (list[int], [1]),
+        (Any, {"a": ["b"]}),
+        (Any | int, ["a"]),
+    ],
+)
+def test_what_a_method_does_to_its_argument_is_not_done_to_the_call(annotation: Any, value: Any):
+    """The call is of the problem's reference, or of a trajectory."""
+    seen: list[Any] = []
+
+    def keep(self: Any, given: Any) -> None:
+        seen.append(deepcopy(given))
+        spoil(given)
+
+    keep.__annotations__["given"] = annotation
+    arguments = {"given": deepcopy(value)}
+    read_signature(keep)[1](None, arguments)
+    assert (seen, arguments) == ([value], {"given": value})
+
+
+def spoil(value: Any) -> None:
+    """Change every list and object in it."""
+    if isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            spoil(item)
+        value.clear()
 
 
 class Odd(ToolEpisode):
