@@ -22,7 +22,7 @@ from tasks.tools.base import (
     await_in_steps,
     error_text,
 )
-from tasks.tools.checks import judge_in_steps
+from tasks.tools.checks import judge_in_steps, without_exit
 
 if TYPE_CHECKING:
     from tasks.rollouts.fault_log import FaultLog
@@ -55,7 +55,8 @@ class Conversation:
     def __init__(self, key: EpisodeKey, *, environment: Environment, seed: int, stage: str, attempt: int):
         self.key, self.attempt, self.max_calls = key, attempt, environment.limits.max_calls_per_turn
         stream = f"{seed}/{stage}/{key.draw}/{key.sample_index}/{attempt}"
-        self.episode = environment.start(key.problem, stream=stream)
+        with without_exit(environment, "start"):
+            self.episode = environment.start(key.problem, stream=stream)
         self.sequences: list[TokenSequence] = []
         self.turns: list[Turn] = []
         self.num_replayed_turns = 0
@@ -118,6 +119,10 @@ class Conversation:
         """What the user says to a message without a call, as `turn.follow_up`; None there: the user is done."""
         turn.follow_up = yield from await_in_steps(self.user.answer(message))
         if turn.follow_up is not None:
+            self._end_turn(message)
+
+    def _end_turn(self, message: str | None) -> None:
+        with without_exit(self.episode, "end_turn"):
             self.episode.end_turn(message)
 
     def _answer(self, turn: Turn, calls: Sequence[ToolCall | None]) -> Waits:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
-from tasks.tools.base import EnvironmentFault, Episode, Verdict, await_in_steps
+from tasks.tools.base import Environment, EnvironmentFault, Episode, Verdict, await_in_steps
+
+
+@contextmanager
+def without_exit(author: Environment | Episode, step: str) -> Iterator[None]:
+    """RuntimeError where the user's code would end the program: a stage would seem done, or other episodes be lost."""
+    try:
+        yield
+    except SystemExit as end:
+        raise RuntimeError(f"{_class_name(author)}.{step} would end the program (SystemExit: {end})") from end
 
 
 def judge_in_steps(episode: Episode, final_message: str | None) -> Generator[Future[Any], None, Verdict]:
     """The episode's verdict, by `yield from`. TypeError where its author returned something else."""
-    try:
+    with without_exit(episode, "verdict"):
         verdict = yield from await_in_steps(episode.verdict(final_message))
-    except SystemExit as end:
-        raise RuntimeError(f"{_author(episode)}.verdict would end the program (SystemExit: {end})") from end
     if not isinstance(verdict, Verdict):
-        raise TypeError(f"{_author(episode)}.verdict returned {type(verdict).__name__}, not a Verdict(success, checks)")
+        name, found = _class_name(episode), type(verdict).__name__
+        raise TypeError(f"{name}.verdict returned {found}, not a Verdict(success, checks)")
     return verdict
 
 
@@ -31,8 +40,8 @@ def read_verdict(said: Any) -> Verdict:
     return Verdict(all(checks.values()), {str(name): value for name, value in checks.items()})
 
 
-def _author(episode: Episode) -> str:
-    """The class whose verdict it is, under what wraps it."""
-    while (inner := getattr(episode, "inner", None)) is not None:
-        episode = inner
-    return type(episode).__name__
+def _class_name(author: Environment | Episode) -> str:
+    """Under what wraps it."""
+    while (inner := getattr(author, "inner", None)) is not None:
+        author = inner
+    return type(author).__name__

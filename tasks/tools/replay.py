@@ -17,7 +17,7 @@ from tasks.core.records import Demonstration, Problem, ReferenceTurn, ToolCall
 from tasks.core.tool_calls import call_text
 from tasks.tools.base import Environment, EnvironmentFault, ToolReply, Verdict, await_in_steps
 from tasks.tools.chat_client import EndpointRefusal
-from tasks.tools.checks import judge_in_steps
+from tasks.tools.checks import judge_in_steps, without_exit
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +97,15 @@ def _play(environment: Environment, script: Script) -> Steps:
 def _attempt(environment: Environment, script: Script, *, stream: str) -> Steps:
     replies: list[ToolReply] = []
     try:
-        episode = environment.start(script.problem, stream=stream)
+        with without_exit(environment, "start"):
+            episode = environment.start(script.problem, stream=stream)
     except Exception as error:  # the user's row may contain anything
         return Played(replies, None, error)
     try:
         for number, (calls, _) in enumerate(script.turns):
             if number:
-                episode.end_turn(script.turns[number - 1][1])
+                with without_exit(episode, "end_turn"):
+                    episode.end_turn(script.turns[number - 1][1])
             for call in calls:
                 answer = episode.malformed_call() if call is None else episode.call(call.name, call.arguments)
                 replies.append((yield from await_in_steps(answer)))

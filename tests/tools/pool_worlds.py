@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,17 @@ MAKE = f"{__name__}:make"
 ONCE = "once"  # of a problem's world: the file that says it has happened
 
 
+def refuse() -> None:
+    raise ValueError("no such row")
+
+
+def recurse() -> None:
+    recurse()
+
+
+WAYS_OUT: dict[str, Callable[[], None]] = {"exit": sys.exit, "ValueError": refuse, "RecursionError": recurse}
+
+
 class Where(Settings):
     timeout_seconds: float = 120.0
 
@@ -29,6 +41,7 @@ class TroubleEpisode(ToolEpisode):
     def __init__(self, problem: Problem):
         super().__init__(problem)
         self.notes: list[str] = []
+        self._leave("start")
 
     @tool("Write a word down; says which words there are.")
     def note(self, word: str) -> list[str]:
@@ -85,7 +98,21 @@ class TroubleEpisode(ToolEpisode):
             return keep and file.read_text(encoding="utf-8") == str(os.getpid())
         return True
 
+    @tool("Leave, if the problem says so.")
+    def leave(self) -> str:
+        self._leave("call")
+        return "stayed"
+
+    def end_turn(self, message: str | None) -> None:
+        self._leave("end_turn")
+
+    def _leave(self, step: str) -> None:
+        """In the way of the problem, at the step that it names."""
+        if self.problem.world.get("leaves_at") == step:
+            WAYS_OUT[self.problem.category]()
+
     def verdict(self, final_message: str | None) -> Verdict:
+        self._leave("verdict")
         return Verdict(final_message == "Done.", details={"notes": self.notes})
 
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tasks.chat.format import ChatFormat
-from tasks.core.records import ToolCall, Trajectory
+from tasks.core.records import ReferenceTurn, ToolCall, Trajectory
 from tasks.core.tool_calls import call_text
 from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.rollouts.collect import Collector
@@ -18,8 +18,9 @@ from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.tools.base import Environment, EnvironmentFault, ToolReply, Verdict, block_until
 from tasks.tools.pool.environment import PooledEnvironment
 from tasks.tools.pool.messages import LENGTH_BYTES, MAX_BYTES, BadFrame, Frames, answer_row, frame, read_answer
+from tasks.tools.replay import Script, play
 from tests import tiny
-from tests.tools.pool_worlds import make, pooled, problem, problems
+from tests.tools.pool_worlds import WAYS_OUT, make, pooled, problem, problems
 
 pytestmark = pytest.mark.slow  # they start processes
 END = {"die": "ended with status 9", "leak": "ended with status 3", "hang": "gave no sign of life for"}
@@ -102,10 +103,38 @@ def test_beyond_the_limit_of_restarts_the_run_ends_with_the_cause_and_close_leav
     assert not child.is_running()
 
 
-def test_a_problem_that_does_not_fit_is_refused_in_the_words_of_the_environment(world: PooledEnvironment):
-    world.opening["make"] = "tests.tools.pool_worlds:missing"
-    with pytest.raises(RuntimeError, match="has no attribute 'missing'"):
+@pytest.mark.parametrize(
+    ("part", "value", "says"),
+    [
+        ("make", "tests.tools.pool_worlds:missing", "has no attribute 'missing'"),
+        ("make", "tests.tools.nowhere:make", "No module named 'tests.tools.nowhere'"),
+    ],
+)
+def test_what_a_worker_cannot_open_is_what_its_first_episode_says(
+    part: str, value: str, says: str, world: PooledEnvironment
+):
+    world.opening[part] = value
+    with pytest.raises(RuntimeError, match=says):
         block_until(world.start(problem(Path())).call("pid", {}))
+
+
+EXPECTED: dict[str, type[Exception]] = {"exit": RuntimeError, "ValueError": ValueError, "RecursionError": RuntimeError}
+
+
+@pytest.mark.parametrize("way", WAYS_OUT)
+def test_however_a_users_code_leaves_it_is_the_same_error_as_in_one_process_and_no_worker_ends(
+    way: str, world: PooledEnvironment, tmp_path: Path
+):
+    for step in ("start", "call", "end_turn", "verdict"):
+        turns = [ReferenceTurn(calls=[ToolCall(name="leave", arguments={})], answer="Done.")] * 2
+        given = {"category": way, "reference": turns, "world": {"leaves_at": step}}
+        script = Script.reference(problem(tmp_path).model_copy(update=given))
+        expected = EnvironmentFault if step == "call" else EXPECTED[way]
+        for played in (*play(make({}), [script]), *play(world, [script])):
+            assert isinstance(played.error, expected), (step, played.error)
+            if way == "exit":
+                assert "SystemExit" in str(played.error)
+    assert world.ended == []
 
 
 @pytest.mark.parametrize(

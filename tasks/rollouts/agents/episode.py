@@ -225,7 +225,7 @@ class AgentRun(EpisodeRun):
             turn.replies.append(replies.get(number, ""))
         turn.follow_up = next((message.text for message in new if message.role == "user"), None)
         if turn.follow_up is not None and not turn.calls:
-            self.episode.end_turn(turn.message)
+            self._end_turn(turn.message)
 
     def _answered_turn(self, place: Place) -> tuple[Turn | None, list[Said]]:
         """The turn that a request goes on after, and what it says to it. A client that has rewritten what was before

@@ -27,6 +27,7 @@ from typing import Any
 from tasks.core import background
 from tasks.core.records import Problem
 from tasks.tools.base import Environment, Episode, ToolReply, Verdict
+from tasks.tools.checks import without_exit
 from tasks.tools.pool.messages import Frames, answer_row, error_row, frame
 
 PIECE_BYTES = 1 << 18
@@ -37,8 +38,8 @@ OUT_OF_MEMORY = 3  # exit status
 class Worker:
     def __init__(self, connection: socket.socket):
         self.connection = connection
-        self.environment: Environment | Exception = RuntimeError("it was not told what to play")
-        self.episodes: dict[int, Episode | Exception] = {}  # or why it has none
+        self.environment: Environment | BaseException = RuntimeError("it was not told what to play")
+        self.episodes: dict[int, Episode | BaseException] = {}  # or why it has none
         self.waiting: set[int] = set()
         self.answers = bytearray()
         self.lock = threading.Lock()  # answers that were waited for come from other threads
@@ -58,7 +59,7 @@ class Worker:
     def _do(self, message: dict[str, Any]) -> None:
         try:
             answer = self._play(message) if "episode" in message else self._open(message)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             end_if_out_of_memory(error)
             self._answer(message["id"], error_row(error))
             return
@@ -75,7 +76,7 @@ class Worker:
         module, _, function = message["make"].partition(":")
         try:
             self.environment = getattr(importlib.import_module(module), function)(message["settings"])
-        except Exception as error:  # each episode tells it
+        except (Exception, SystemExit) as error:  # each episode tells it
             self.environment = error
         return None
 
@@ -86,14 +87,15 @@ class Worker:
             return None
         if step == "close":
             episode = self.episodes.pop(number, None)
-            if episode is not None and not isinstance(episode, Exception):
+            if episode is not None and not isinstance(episode, BaseException):
                 episode.close()
             return None
         episode = self.episodes[number]
-        if isinstance(episode, Exception):
+        if isinstance(episode, BaseException):
             raise episode
         try:
-            return getattr(episode, step)(*given)
+            with without_exit(episode, step):
+                return getattr(episode, step)(*given)
         except Exception as error:
             if step == "end_turn":  # nobody waits for it: what comes next tells
                 self.episodes[number] = error
@@ -101,10 +103,11 @@ class Worker:
 
     def _start(self, number: int, problem: dict[str, Any], stream: str) -> None:
         try:
-            if isinstance(self.environment, Exception):
+            if isinstance(self.environment, BaseException):
                 raise self.environment
-            self.episodes[number] = self.environment.start(Problem.model_validate(problem), stream=stream)
-        except Exception as error:
+            with without_exit(self.environment, "start"):
+                self.episodes[number] = self.environment.start(Problem.model_validate(problem), stream=stream)
+        except (Exception, SystemExit) as error:
             end_if_out_of_memory(error)
             self.episodes[number] = error
 
