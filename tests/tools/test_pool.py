@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,7 @@ def test_beyond_the_limit_of_restarts_the_run_ends_with_the_cause_and_close_leav
     [
         ("make", "tests.tools.pool_worlds:missing", "has no attribute 'missing'"),
         ("make", "tests.tools.nowhere:make", "No module named 'tests.tools.nowhere'"),
+        ("memory_bytes", "much", "not supported between|an integer"),
     ],
 )
 def test_what_a_worker_cannot_open_is_what_its_first_episode_says(
@@ -116,6 +118,17 @@ def test_what_a_worker_cannot_open_is_what_its_first_episode_says(
     world.opening[part] = value
     with pytest.raises(RuntimeError, match=says):
         block_until(world.start(problem(Path())).call("pid", {}))
+
+
+def test_a_machine_with_less_memory_than_the_pool_allows_plays_all_the_same(
+    world: PooledEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """`ulimit -d` is the hard limit of what it starts, here 0.86 GiB of the pool's 1."""
+    limited = tmp_path / "python"
+    limited.write_text(f'#!/bin/sh\nulimit -d 900000\nexec {sys.executable} "$@"\n', encoding="utf-8")
+    limited.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(limited))
+    assert block_until(world.start(problem(tmp_path)).call("note", {"word": "a"})).text == '["a"]'
 
 
 EXPECTED: dict[str, type[Exception]] = {"exit": RuntimeError, "ValueError": ValueError, "RecursionError": RuntimeError}

@@ -71,10 +71,10 @@ class Worker:
             self._answer(message["id"], answer)
 
     def _open(self, message: dict[str, Any]) -> Any:
-        background.run(self._beat(message["beat_seconds"]))
-        resource.setrlimit(resource.RLIMIT_DATA, (message["memory_bytes"], message["memory_bytes"]))
-        module, _, function = message["make"].partition(":")
         try:
+            background.run(self._beat(message["beat_seconds"]))
+            limit_memory(message["memory_bytes"])
+            module, _, function = message["make"].partition(":")
             self.environment = getattr(importlib.import_module(module), function)(message["settings"])
         except (Exception, SystemExit) as error:  # each episode tells it
             self.environment = error
@@ -143,6 +143,13 @@ class Worker:
             pending, self.answers = self.answers, bytearray()
             if pending:
                 self.connection.sendall(pending)
+
+
+def limit_memory(num_bytes: int) -> None:
+    """To the machine's own hard limit where that is lower: it cannot be raised."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def end_if_out_of_memory(error: BaseException | None) -> None:
