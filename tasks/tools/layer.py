@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
@@ -146,19 +146,18 @@ class ToolLayer:
         return ToolReply(self._bound_text(self.wording(type, tool, message)), valid=type in OURS, error=type)
 
     def _reply(self, bound: BoundTool, value: Any, is_valid: bool) -> ToolReply:
-        if isinstance(value, ToolReply):
-            return value
+        said = value.text if isinstance(value, ToolReply) else value
         try:
-            text = value if isinstance(value, str) else _REPLY.encode(value)
+            text = self._bound_text(said if isinstance(said, str) else _REPLY.encode(said))
         except (TypeError, ValueError, RecursionError) as error:
             message = (
-                f"it returned a {type(value).__name__}, which is neither text nor JSON "
+                f"it returned a {type(said).__name__}, which is neither text nor JSON "
                 f"({one_line(error, MAX_REASON_CHARACTERS)}): return text, or a dict of texts, numbers and lists"
             )
             fault = EnvironmentFault(message, tool=bound.tool.name)
             fault.may_pass = False
             raise fault from TypeError(message)
-        return ToolReply(self._bound_text(text), is_valid)
+        return replace(value, text=text) if isinstance(value, ToolReply) else ToolReply(text, is_valid)
 
     def _bound_text(self, text: str) -> str:
         """Cut to the limit, and without characters that UTF-8 cannot encode."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import httpx2
@@ -207,6 +208,11 @@ class Part(BaseModel):
     day: date
 
 
+@dataclass
+class Answered:
+    text: str
+
+
 def replies_with(value: Any) -> ToolReply:
     layer = ToolLayer([BoundTool(Tool("find", "", {"type": "object"}), lambda *_: value, "memory")], QUICK)
     return block_until(layer.call(None, "find", {}))
@@ -324,6 +330,32 @@ def test_a_verdict_that_is_none_names_its_author(
 def test_a_long_reply_is_cut_and_says_so(episode: BenchEpisode):
     assert ask(episode, "text", length=2000).text == "é" * 2000
     assert ask(episode, "text", length=3234).text == "é" * 2000 + "\n[cut here: 1,234 more characters]"
+
+
+@pytest.mark.parametrize("kind", ["memory", "async", "blocking"])
+@pytest.mark.parametrize("form", [str, lambda text: {"a": [text]}, Answered, ToolReply, partial(ToolError, "conflict")])
+def test_whatever_a_tool_answers_is_cut_to_the_limit_and_can_be_written(form: Callable[[str], Any], kind: Kind):
+    """The text is half a surrogate pair and 3,000 letters."""
+
+    def answer(*_: Any) -> Any:
+        found = form("\ud800" + 3000 * "x")
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def answer_later(*_: Any) -> Any:
+        return answer()
+
+    handler = answer_later if kind == "async" else answer
+    layer = ToolLayer([BoundTool(Tool("t", "", {"type": "object"}), handler, kind)], QUICK)
+    text = block_until(layer.call(None, "t", {})).text
+    assert text[:2000].encode().count(b"?") == 1 and len(text.partition("\n[cut here: 1,")[0]) == 2000
+
+
+def test_a_tools_own_reply_keeps_what_else_it_says():
+    said = ToolReply("no", valid=False, error="conflict", num_retries=2)
+    assert replies_with(said) == said
+    assert replies_with(ToolReply({"a": 1}, valid=False)) == ToolReply('{"a": 1}', valid=False)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
