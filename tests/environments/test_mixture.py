@@ -18,7 +18,7 @@ from tasks.core.records import Problem, ReferenceTurn
 from tasks.core.settings import load
 from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.catalog import load_environment
-from tasks.environments.mixture.environment import Mixture, in_mixture, member_of, own_problem
+from tasks.environments.mixture.environment import Mixture, divide_by_share, in_mixture, member_of, own_problem
 from tasks.environments.settings import EnvironmentSettings
 from tasks.learning.grpo.curriculum import ProblemSampler
 from tasks.report.chart_panels import measured_panels, value_of
@@ -71,6 +71,31 @@ def test_each_member_writes_its_share_and_its_name_begins_ids_categories_and_spl
         name = member_of(problem.id)
         assert problem.category.startswith(f"{name}/") and problem.split_group.startswith(f"{name}/")
     assert {problem.level for problem in found} == {1}  # each member's own max_level, or curate's
+
+
+@pytest.mark.parametrize(
+    ("number", "shares", "parts"),
+    [
+        (5, [1, 1], [3, 2]),
+        (300, [2, 1], [200, 100]),
+        (100, [1, 1, 1], [34, 33, 33]),
+        (10, [6, 3.4, 0.6], [6, 3, 1]),  # the exact parts; .4 and .6 are left, for one problem
+        (4, [100, 1, 1, 1], [1, 1, 1, 1]),
+        (2, [1, 1, 1], [1, 1, 1]),
+    ],
+)
+def test_shares_are_by_largest_remainder_and_at_least_one(number: int, shares: list[float], parts: list[int]):
+    assert [*divide_by_share(number, dict(zip("abcd", shares, strict=False))).values()] == parts
+
+
+@given(st.integers(1, 300), st.lists(st.floats(0.01, 100), min_size=1, max_size=6))
+@settings(deadline=None)
+def test_shares_add_up_and_each_is_within_one_of_its_part(number: int, shares: list[float]):
+    exact = [number * share / sum(shares) for share in shares]
+    parts = [*divide_by_share(number, dict(enumerate(shares))).values()]  # type: ignore[arg-type]
+    assert sum(parts) == max(number, len(shares)) and min(parts) >= 1
+    if min(exact) >= 1:  # else what one gets too much, another one lacks
+        assert all(abs(part - own) < 1 for part, own in zip(parts, exact, strict=True))
 
 
 @given(st.text(min_size=1), st.text(min_size=1), st.text(min_size=1))

@@ -101,7 +101,8 @@ class Mixture(Environment):
 
     def generate(self, *, seed: int, num_problems: int, max_level: int) -> Iterator[Problem]:
         """Each member's share of `num_problems`; all that a member has where it has fewer."""
-        for name, count in self._shares(num_problems).items():
+        shares = {name: member.share for name, member in self.settings.items()}
+        for name, count in divide_by_share(num_problems, shares).items():
             for problem in self._problems_of(name, seed=seed, num_problems=count, max_level=max_level):
                 yield in_mixture(problem, name)
 
@@ -157,13 +158,18 @@ class Mixture(Environment):
             )
         return self.members[name]
 
-    def _shares(self, num_problems: int) -> dict[str, int]:
-        total = sum(member.share for member in self.settings.values())
-        return {name: max(1, round(num_problems * member.share / total)) for name, member in self.settings.items()}
-
     def _problems_of(self, name: str, *, seed: int, num_problems: int, max_level: int) -> list[Problem]:
         member: MemberSettings = self.settings[name]
         return read_problems_of(self.members[name], member, seed=seed, num_problems=num_problems, max_level=max_level)
+
+
+def divide_by_share(number: int, shares: Mapping[str, float]) -> dict[str, int]:
+    """Whole parts that add up to `number`, by largest remainders; at least one each, even where that is more."""
+    exact = {name: number * share / sum(shares.values()) for name, share in shares.items()}
+    parts = dict.fromkeys(shares, 1)
+    for _ in range(number - len(shares)):
+        parts[max(parts, key=lambda name: exact[name] - parts[name])] += 1
+    return parts
 
 
 def member_of(problem_id: str) -> str:
