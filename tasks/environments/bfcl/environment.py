@@ -11,7 +11,6 @@ not read, and the memory and web search categories.
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from tasks.environments.bfcl.settings import BFCL_CATEGORIES, BFCLSettings
 from tasks.tools.authoring import ToolEnvironment, ToolEpisode
 from tasks.tools.base import Answer, SourceCount, Tool, ToolReply, Verdict
 from tasks.tools.layer import BoundTool, ToolLayer
+from tasks.tools.published import Scenes, draw_problems
 from tasks.tools.settings import IN_MEMORY, ToolSettings
 
 EMPTY, STATE, RESPONSE = "empty_turn_model_response", "instance_state_mismatch", "execution_response_mismatch"
@@ -40,7 +40,6 @@ MAX_MISSING, MAX_MISSING_CHARACTERS = 5, 200
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    world: Mapping[str, Any]
     layer: ToolLayer
     state: bytes
 
@@ -116,7 +115,7 @@ class BFCL(ToolEnvironment):
         self.chosen = settings
         self.layer = self._layer(CLASSES)
         self._layers: dict[tuple[str, ...], ToolLayer] = {}
-        self._scenes: dict[str, Scene] = {}
+        self._scenes = Scenes(self._scene)
 
     @classmethod
     def from_settings(cls, settings: BFCLSettings | None, tools: ToolSettings) -> Self:
@@ -129,10 +128,7 @@ class BFCL(ToolEnvironment):
         return tuple(tool for tool in tools if tool.name not in held_out)
 
     def start(self, problem: Problem, *, stream: str = "") -> BFCLEpisode:
-        scene = self._scenes.get(problem.id)
-        if scene is None or (scene.world is not problem.world and scene.world != problem.world):
-            scene = self._scenes[problem.id] = self._scene(problem)
-        return BFCLEpisode(problem, scene)
+        return BFCLEpisode(problem, self._scenes.of(problem))
 
     def generate(self, *, seed: int, num_problems: int, max_level: int) -> Iterator[Problem]:
         """The chosen categories in the package's order, or a random sample; level = calls of the ground truth."""
@@ -143,13 +139,7 @@ class BFCL(ToolEnvironment):
         """How many of 200 rows per category `generate` must return, and why the others are left out."""
         chosen = self._chosen()
         _, others = self._draw(seed, num_problems, max_level)
-        left_out = {
-            "no call is judged, so the problem cannot fail": not_judged(chosen),
-            f"more than {max_level} calls (curate.max_level)": [row.id for row in others if row.level > max_level],
-            f"not among the {num_problems} drawn (curate.num_generated)": [
-                row.id for row in others if row.level <= max_level
-            ],
-        }
+        left_out = {"no call is judged, so the problem cannot fail": not_judged(chosen), **others}
         num_left_out = sum(map(len, left_out.values()))
         return SourceCount(ROWS_PER_CATEGORY * len(chosen.categories) - num_left_out, left_out)
 
@@ -179,13 +169,9 @@ class BFCL(ToolEnvironment):
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "data": json_hash(dict(data_hashes(BFCL_CATEGORIES)))}
 
-    def _draw(self, seed: int, num_problems: int, max_level: int) -> tuple[list[Problem], list[Problem]]:
-        """(problems in use, the others of the chosen categories)."""
+    def _draw(self, seed: int, num_problems: int, max_level: int) -> tuple[list[Problem], dict[str, list[str]]]:
         rows = chosen_problems(self._chosen())
-        fit = [number for number, row in enumerate(rows) if row.level <= max_level]
-        kept = set(random.Random(seed).sample(fit, min(num_problems, len(fit))))
-        drawn = [row for number, row in enumerate(rows) if number in kept]
-        return drawn, [row for number, row in enumerate(rows) if number not in kept]
+        return draw_problems(rows, seed=seed, num_problems=num_problems, max_level=max_level, level_counts="calls")
 
     def _chosen(self) -> BFCLSettings:
         if self.chosen is None:
@@ -209,7 +195,7 @@ class BFCL(ToolEnvironment):
             ) from error
         if classes not in self._layers:
             self._layers[classes] = self._layer(classes)
-        return Scene(problem.world, self._layers[classes], state)
+        return Scene(self._layers[classes], state)
 
     def _layer(self, classes: Iterable[str]) -> ToolLayer:
         tools = [tool for name in classes for tool in tools_of_class(name)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -14,6 +13,7 @@ from tasks.environments.tau2.settings import Domain, Problems, Tau2Settings
 from tasks.tools.authoring import ToolEnvironment
 from tasks.tools.base import Halves, SourceCount
 from tasks.tools.layer import BoundTool, ToolError, ToolLayer
+from tasks.tools.published import draw_problems
 from tasks.tools.settings import IN_MEMORY, ToolSettings
 
 MAX_REASON_CHARACTERS = 300
@@ -49,16 +49,11 @@ class Tau2(ToolEnvironment):
 
     def generate(self, *, seed: int, num_problems: int, max_level: int) -> Iterator[Problem]:
         """The chosen problems in the package's order, or a random sample; level = the expert's actions."""
-        yield from self._draw(seed=seed, num_problems=num_problems, max_level=max_level)[0]
+        drawn, _ = self._draw(seed, num_problems, max_level)
+        yield from drawn
 
     def count_source(self, *, seed: int, num_problems: int, max_level: int) -> SourceCount:
-        _, others = self._draw(seed=seed, num_problems=num_problems, max_level=max_level)
-        left_out = {
-            f"more than {max_level} actions (curate.max_level)": [row.id for row in others if row.level > max_level],
-            f"not among the {num_problems} drawn (curate.num_generated)": [
-                row.id for row in others if row.level <= max_level
-            ],
-        }
+        _, left_out = self._draw(seed, num_problems, max_level)
         published = NUM_PROBLEMS[self.domain, self._chosen().problems]
         return SourceCount(published - sum(map(len, left_out.values())), left_out)
 
@@ -76,13 +71,10 @@ class Tau2(ToolEnvironment):
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "data": json_hash(dict(data_hashes(self.domain)))}
 
-    def _draw(self, *, seed: int, num_problems: int, max_level: int) -> tuple[list[Problem], list[Problem]]:
-        """(problems in use, the others of the choice), both in the package's order."""
+    def _draw(self, seed: int, num_problems: int, max_level: int) -> tuple[list[Problem], dict[str, list[str]]]:
         ids = set(read_splits(self.domain)[self._chosen().problems])
         rows = [problem for id, problem in self.problems().items() if id in ids]
-        fit = [row.id for row in rows if row.level <= max_level]
-        kept = set(random.Random(seed).sample(fit, min(num_problems, len(fit))))
-        return [row for row in rows if row.id in kept], [row for row in rows if row.id not in kept]
+        return draw_problems(rows, seed=seed, num_problems=num_problems, max_level=max_level, level_counts="actions")
 
     def _chosen(self) -> Tau2Settings:
         if not isinstance(self.settings, Tau2Settings):

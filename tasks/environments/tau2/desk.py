@@ -8,7 +8,6 @@ tell. The assertions in natural language of 8 and 50 problems are left out, as t
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -22,15 +21,10 @@ from tasks.environments.tau2.tools import tool_of
 from tasks.tools.authoring import ToolEpisode
 from tasks.tools.base import Verdict
 from tasks.tools.layer import BoundTool, ToolLayer
+from tasks.tools.published import Scenes
 from tasks.tools.settings import IN_MEMORY, ToolSettings
 
 REFUSAL = "I cannot help you with that."
-
-
-@dataclass(frozen=True, slots=True)
-class Scene:
-    world: Mapping[str, Any]
-    expected: Database
 
 
 class DeskEpisode(ToolEpisode):
@@ -58,7 +52,7 @@ class Desk(Tau2):
 
     def __init__(self, limits: ToolSettings = IN_MEMORY, settings: Tau2Settings | None = None):
         super().__init__(limits, settings)
-        self._scenes: dict[str, Scene] = {}
+        self._expected = Scenes(self._expect)
 
     def bound_tools(self) -> list[BoundTool]:
         return _bound_tools(self.domain)
@@ -73,17 +67,14 @@ class Desk(Tau2):
         return guidelines(problem)
 
     def start(self, problem: Problem, *, stream: str = "") -> DeskEpisode:
-        scene = self._scenes.get(problem.id)
-        if scene is None or (scene.world is not problem.world and scene.world != problem.world):
-            scene = self._scenes[problem.id] = self._scene(problem)
-        return DeskEpisode(problem, self.domain, scene.expected, self.layer)
+        return DeskEpisode(problem, self.domain, self._expected.of(problem), self.layer)
 
     def baselines(self, problem: Problem) -> dict[str, list[ReferenceTurn]]:
         """The expert, and a refusal without a call."""
         return {"expert": list(problem.reference), "refusal": [ReferenceTurn(calls=[], answer=REFUSAL)]}
 
-    def _scene(self, problem: Problem) -> Scene:
-        """What its row names is tried once, so no verdict fails on it later."""
+    def _expect(self, problem: Problem) -> Database:
+        """As the expert leaves it. What its row names is tried once, so no verdict fails on it later."""
         world = problem.world
         try:
             expected = replay(self.domain, world["actions"])
@@ -91,7 +82,7 @@ class Desk(Tau2):
             guidelines(problem)
         except Exception as error:  # the package's methods carry out the row, and may raise anything
             raise cannot_set_up(problem, error, "user.scenario, actions and communicate") from error
-        return Scene(world, expected)
+        return expected
 
 
 @cache

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from tasks.core.records import Problem, ReferenceTurn, ToolCall
@@ -23,6 +22,7 @@ from tasks.environments.tau2.world import fresh, pristine
 from tasks.tools.authoring import ToolEpisode
 from tasks.tools.base import Answer, Demonstration, Expert, Tool, Verdict
 from tasks.tools.layer import BoundTool, ToolError, ToolLayer
+from tasks.tools.published import Scenes
 from tasks.tools.settings import IN_MEMORY, ToolSettings
 
 # Fixes that do no harm where nothing is broken, so a policy may make them without a look.
@@ -35,12 +35,6 @@ HARMLESS = (
     ToolCall(name="reset_apn_settings", arguments={}),
     ToolCall(name="reboot_device", arguments={}),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Scene:
-    world: Mapping[str, Any]
-    state: bytes
 
 
 class TelecomEpisode(ToolEpisode):
@@ -89,7 +83,7 @@ class Telecom(Tau2):
 
     def __init__(self, limits: ToolSettings = IN_MEMORY, settings: Tau2Settings | None = None):
         super().__init__(limits, settings)
-        self._scenes: dict[str, Scene] = {}
+        self._states = Scenes(_starting_state)
 
     def bound_tools(self) -> list[BoundTool]:
         return [_bind(tool) for tool in all_tools()]
@@ -98,10 +92,7 @@ class Telecom(Tau2):
         return problems()
 
     def start(self, problem: Problem, *, stream: str = "") -> TelecomEpisode:
-        scene = self._scenes.get(problem.id)
-        if scene is None or (scene.world is not problem.world and scene.world != problem.world):
-            scene = self._scenes[problem.id] = _scene(problem)
-        return TelecomEpisode(problem, scene.state, self.layer)
+        return TelecomEpisode(problem, self._states.of(problem), self.layer)
 
     def expert(self) -> Expert:
         def demonstrate(problem: Problem, rng: random.Random) -> Demonstration | None:
@@ -119,7 +110,7 @@ class Telecom(Tau2):
         }
 
 
-def _scene(problem: Problem) -> Scene:
+def _starting_state(problem: Problem) -> bytes:
     """The world of a problem. What its row names is tried once, so no verdict fails on it later."""
     try:
         world = problem.world
@@ -130,7 +121,7 @@ def _scene(problem: Problem) -> Scene:
             call["name"], call["arguments"], call["compared"]
     except Exception as error:  # the package's methods carry out the row, and may raise anything
         raise cannot_set_up(problem, error, "actions, assertions and required_calls") from error
-    return Scene(problem.world, state)
+    return state
 
 
 def _bind(tool: Tool) -> BoundTool:
