@@ -145,7 +145,7 @@ def test_a_file_in_the_reply_of_an_mcp_tool_is_read_as_its_text():
     file = {"type": "resource", "resource": {"uri": "repo://a.txt", "text": "the code is 7"}}
     picture = {"type": "resource", "resource": {"uri": "repo://a.png", "blob": "iVBORw=="}}
     blocks = [{"type": "text", "text": "downloaded"}, {"type": "image", "data": "iVBORw=="}, file, picture]
-    text = "downloaded\n[image]\n[resource repo://a.txt]\nthe code is 7\n[resource repo://a.png]"
+    text = "downloaded\n[image, 4 bytes]\n[resource repo://a.txt]\nthe code is 7\n[resource repo://a.png, 4 bytes]"
     assert tool_reply({"result": {"content": blocks}}, "get") == text
     assert rpc_reply({"result": {"content": blocks}}, "get") == text
 

@@ -1,15 +1,13 @@
 """Translates MCP: a server's tools to Tools, its results to the text a model reads, its errors to error types.
 
-A result becomes its text blocks and the texts of its embedded resources; without a text block, its structured content
-as JSON; other content a note such as `[image, 12345 bytes]`. A result with `isError` is the server's message to the
-model, never an environment fault: `invalid_arguments` if the server says so, else `conflict`, since MCP has no error
-types. So is a JSON-RPC error that is about the call, which is how many servers refuse one.
+A result with `isError` is the server's message to the model, never an environment fault: `invalid_arguments` if the
+server says so, else `conflict`, since MCP has no error types. So is a JSON-RPC error that is about the call, which is
+how many servers refuse one.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from tasks.core.secrets import Secrets
 from tasks.core.text import printable
 from tasks.tools.authoring import describe_tool
 from tasks.tools.base import ErrorType, Tool
+from tasks.tools.mcp_content import content_text
 
 if TYPE_CHECKING:
     from mcp import types
@@ -100,33 +99,7 @@ def _tool(item: types.Tool, version: str, secrets: Secrets) -> Tool:
 
 
 def result_text(result: types.CallToolResult) -> str:
-    blocks = [_block_text(block) for block in result.content]
-    has_text = any(block.type == "text" for block in result.content)
-    if not has_text and result.structured_content is not None:
-        blocks.insert(0, json.dumps(result.structured_content, ensure_ascii=False))
-    return "\n".join(blocks)
-
-
-def _block_text(block: types.ContentBlock) -> str:
-    if block.type == "text":
-        return block.text
-    if block.type == "resource_link":
-        return f"[link to {block.uri}]"
-    if block.type == "resource":
-        return _resource_text(block.resource)
-    return f"[{block.type}, {_num_bytes(block.data)} bytes]"
-
-
-def _resource_text(resource: types.TextResourceContents | types.BlobResourceContents) -> str:
-    """A file's text under its URI: servers return a file's contents so, and the text block only says that it came."""
-    if hasattr(resource, "text"):
-        return f"[resource {resource.uri}]\n{resource.text}"
-    return f"[resource {resource.uri}, {_num_bytes(resource.blob)} bytes]"
-
-
-def _num_bytes(base64: str) -> int:
-    """The size of base64 data, decoded."""
-    return len(base64) * 3 // 4 - base64[-2:].count("=")
+    return content_text([block.model_dump() for block in result.content], result.structured_content)
 
 
 def is_of_the_call(code: int, message: str, http_status: int) -> bool:

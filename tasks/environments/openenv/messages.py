@@ -18,6 +18,7 @@ from tasks.core.secrets import Secrets
 from tasks.core.text import one_line
 from tasks.tools.base import EnvironmentFault, ErrorType, FaultType, Tool
 from tasks.tools.layer import ToolError
+from tasks.tools.mcp_content import content_text
 
 MAX_MESSAGE_BYTES = 8 << 20
 MAX_TOOLS, MAX_REASONS = 1000, 3
@@ -175,25 +176,11 @@ def _tool_error(kind: object, error: Mapping[str, Any], tool: str) -> Exception:
 
 
 def _result_text(result: Any) -> str:
-    """The texts of an MCP result, those of embedded resources too; without a text block, its data as JSON. ToolError if
-    the result is an error.
-    """
+    """ToolError if the result is an error."""
     if not isinstance(result, dict) or not isinstance(result.get("content"), list):
         return result if isinstance(result, str) else json_text.json_line(result)
     blocks = [block for block in result["content"] if isinstance(block, dict)]
-    text = "\n".join(map(_block_text, blocks))
+    text = content_text(blocks, result.get("data", result.get("structured_content")))
     if result.get("is_error", result.get("isError")):
         raise ToolError("conflict", text or "the call failed")
-    data = result.get("data", result.get("structured_content"))
-    has_text = any(block.get("type") == "text" for block in blocks)
-    return text if has_text or data is None else json_text.json_line(data)
-
-
-def _block_text(block: Mapping[str, Any]) -> str:
-    type, resource = block.get("type", "block"), block.get("resource")
-    if type == "text":
-        return str(block.get("text", ""))
-    if type == "resource" and isinstance(resource, dict):
-        place = f"[resource {one_line(resource.get('uri', ''))}]"
-        return f"{place}\n{resource['text']}" if "text" in resource else place
-    return f"[{one_line(type, 40)}]"
+    return text
