@@ -16,5 +16,7 @@ if __name__ == "__main__":
     start, place, remote = sys.argv[1:]
     own, resume = sections(remote, Path(place)), Path(place) / "resume"
     fetch_resume(own, "train", resume)
+    for checkpoint in resume.glob("iteration-*"):
+        print(checkpoint.name)
     with uploading(own, [], stage="train", resume=resume):
         train(Path(start), Path(place))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 
 import psutil
@@ -216,7 +217,7 @@ def test_a_training_killed_on_one_machine_ends_bitwise_the_same_on_another_with_
     start = tiny.model_folder(tmp_path / "start")
     whole = whole_run(start, tmp_path / "whole")
     killed, remote = tmp_path / "killed", place.url("agent")
-    worker = start_mirrored(start, killed, remote)
+    worker, _ = start_mirrored(start, killed, remote)
     wait_for(2, sections(remote, killed), killed / "resume")
     uploaders = psutil.Process(worker.pid).children(recursive=True)
     worker.kill()
@@ -225,21 +226,16 @@ def test_a_training_killed_on_one_machine_ends_bitwise_the_same_on_another_with_
     shutil.rmtree(killed)
 
     again = tmp_path / "again"
-    worker = start_mirrored(start, again, remote)
-    assert newest_of(again) >= 2
+    worker, fetched = start_mirrored(start, again, remote)
+    assert max(fetched) >= "iteration-000002"
     assert worker.wait(timeout=300) == 0
     assert result_hash(again) == whole.hash
 
 
-def newest_of(machine: Path) -> int:
-    return max(int(item.name.removeprefix("iteration-")) for item in (machine / "resume").glob("iteration-*"))
-
-
-def start_mirrored(start: Path, machine: Path, remote: str) -> subprocess.Popen[str]:
+def start_mirrored(start: Path, machine: Path, remote: str) -> tuple[subprocess.Popen[str], list[str]]:
+    """The training, once it is ready, and the checkpoints that it began with."""
     environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.storage.mirrored_worker", str(start), str(machine), remote]
     worker = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     assert worker.stdout is not None
-    while worker.stdout.readline() not in ("ready\n", ""):
-        pass
-    return worker
+    return worker, list(takewhile(lambda line: line != "ready", map(str.strip, worker.stdout)))
