@@ -32,6 +32,8 @@ def tools() -> list[dict[str, Any]]:
     tool = {"name": "act", "description": "Acts.", "inputSchema": HOSTILE.get(HOW, schema)}
     if HOW in PROMISES:
         tool["outputSchema"] = PROMISES[HOW]
+    if HOW == "hangs":
+        return [tool, {**tool, "name": "reset", "inputSchema": {"type": "object"}}]
     return [tool] * (2 if HOW == "twins" else 1)
 
 
@@ -63,7 +65,7 @@ PROMISES = {
 }
 
 
-def act(request: int) -> None:
+def act(request: int, arguments: dict[str, Any]) -> None:
     global num_calls
     num_calls += 1
     if HOW == "keeps":  # as a server with a data base: what it was told last is in a file, and it says what was there
@@ -71,6 +73,8 @@ def act(request: int) -> None:
         FILE.write_text(f"{before}x")
         said = f"{before} in {FILE}" if before else f"nothing in {FILE}"
         return send({"id": request, "result": {"content": [{"type": "text", "text": said}]}})
+    while HOW == "hangs" and arguments.get("what") == "hang" and not FILE.exists():
+        time.sleep(0.01)
     if HOW == "counts":
         return send({"id": request, "result": {"content": [{"type": "text", "text": f"{num_calls}"}]}})
     if HOW == "garbage":
@@ -142,7 +146,7 @@ def main() -> None:
         elif method == "tools/list":
             send({"id": request, "result": {"tools": tools()}})
         elif method == "tools/call":
-            act(request)
+            act(request, message["params"]["arguments"])
     if HOW == "stubborn":
         time.sleep(60)
 

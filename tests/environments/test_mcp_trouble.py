@@ -305,6 +305,55 @@ def test_a_call_that_hangs_is_a_timeout_and_its_session_serves_no_other_episode(
     within(PATIENCE, lambda: session not in environment.sessions.open_sessions)
 
 
+@pytest.mark.parametrize(
+    ("reset", "changed"),
+    [
+        ("process", {}),
+        ("scratch", {"environment": {"FOLDER": {"value": "{scratch}"}}}),
+        ("tool", {"reset_tool": "reset"}),
+        ("none", {}),
+        ("none", {"command": None}),
+    ],
+    ids=["process", "scratch", "tool", "none", "none over HTTP"],
+)
+def test_after_a_call_that_hangs_its_server_the_next_episodes_are_answered(
+    mcp_world: Make, mcp_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reset: str, changed: dict[str, Any]
+) -> None:
+    """A hanging server lists no tools either; the one over HTTP does, and is kept."""
+    monkeypatch.setattr(mcp_stdio, "GRACE_SECONDS", 0.1)
+    name, arguments, hang = "act", {"what": "x"}, ("act", {"what": "hang"})
+    if "command" in changed:
+        changed, name, arguments, hang = {**changed, "url": mcp_url}, "price", {"room": "attic"}, ("hang", {})
+    environment = mcp_world(**raw("hangs", str(tmp_path / "never"), reset=reset, max_servers=1, **changed))
+    before = act(environment, name, **arguments)
+    for session in environment.sessions.open_sessions:
+        session.start_timeout_seconds = 0.3
+    episode = environment.start(WORLDLESS)
+    with hasty(environment, 0.3), pytest.raises(EnvironmentFault, match=r"timeout: no answer in 0\.3 s"):
+        block_until(episode.call(*hang))
+    episode.close()
+    assert [act(environment, name, **arguments) for _ in range(2)] == [before, before]
+
+
+def test_a_server_that_is_busy_with_a_call_keeps_it_and_is_not_replaced(mcp_world: Make, tmp_path: Path) -> None:
+    """It lists no tools meanwhile, which is the fault of the episode that asks for them."""
+    environment = mcp_world(**raw("hangs", str(tmp_path / "go on"), reset="none", max_servers=1))
+    assert act(environment) == "done"
+    (session,) = environment.sessions.open_sessions
+    episode = environment.start(WORLDLESS)
+    assert block_until(episode.call("act", {})).valid
+    answer = episode.call("act", {"what": "hang"})
+    session.start_timeout_seconds = 0.1
+    with pytest.raises(EnvironmentFault, match="server: timeout: the server did not list its tools"):
+        act(environment)
+    session.start_timeout_seconds = PATIENCE
+    (tmp_path / "go on").touch()
+    assert block_until(answer).text == "done"
+    episode.close()
+    assert act(environment) == "done"
+    assert environment.sessions.open_sessions == {session}
+
+
 def test_only_a_call_that_is_annotated_as_harmless_is_repeated_in_place(
     mcp_world: Make, mcp_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,8 +148,8 @@ class LeasedSessions(Sessions):
 
 class SharedSessions(Sessions):
     """Episodes share the sessions: each takes the one with the fewest, the first of several, so that episodes one after
-    another meet in the first, where a check finds what one left. A lost session is replaced: no episode owned its
-    state.
+    another meet in the first, where a check finds what one left. One that is lost, or hangs, is replaced: no episode
+    owned its state.
     """
 
     may_replace = True
@@ -181,8 +181,9 @@ class SharedSessions(Sessions):
             try:
                 await session.check_tools()
                 return session
-            except EnvironmentFault:
-                if session.is_alive:  # others may be using it
+            except EnvironmentFault as fault:
+                hangs = session.has_timed_out and fault.type == "timeout"
+                if session.is_alive and not hangs:  # others may be using it
                     raise
             await self.end(session)
         self.places[place] = None

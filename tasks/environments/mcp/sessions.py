@@ -46,7 +46,7 @@ NOT_FOUND = 404  # the server no longer knows the session
 
 class Session:
     """One connection; `check` raises if the listed tools are not the expected ones. It is not clean after a call
-    without an answer: the server may still be working on it.
+    without an answer: the server may still be working on it; `has_timed_out` if one got none in time.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Session:
         self.start_timeout_seconds = start_timeout_seconds
         self.began = time.monotonic()
         self.start_seconds: float | None = None
+        self.has_timed_out = False
         self._num_unanswered = 0
         self._listing: Listing | None = None
         self._tools_may_have_changed = False
@@ -110,6 +111,7 @@ class Session:
             async with asyncio.timeout(timeout_seconds):
                 result = await self._client.call_tool(name, payload)
         except TimeoutError:
+            self.has_timed_out = True
             raise EnvironmentFault(f"no answer in {timeout_seconds:g} s", tool=name, type="timeout") from None
         except MCPError as error:
             raise await self._after(error, name) from None
