@@ -164,6 +164,17 @@ def test_a_hit_answers_at_once_even_where_the_tool_is_slow(tmp_path: Path):
     episode.close()
 
 
+@pytest.mark.parametrize("miss", [None, "take"])
+def test_a_miss_whose_earlier_calls_wait_is_a_future_that_others_need_not_wait_for(tmp_path: Path, miss: str | None):
+    play(cached(tmp_path, "record", SlowBox), ["put"])
+    episode = cached(tmp_path, "replay", SlowBox).start(PROBLEM)
+    assert isinstance(episode.call("put", {}), ToolReply)
+    answer = episode.malformed_call() if miss is None else episode.call(miss, {})
+    assert isinstance(answer, Future)
+    assert answer.result().valid is (miss is not None)
+    episode.close()
+
+
 def test_recording_asks_the_tools_every_time_and_replaying_only_once(tmp_path: Path):
     environment = cached(tmp_path, "record")
     play(environment), play(environment)

@@ -41,7 +41,6 @@ from tasks.tools.base import (
     ToolReply,
     Verdict,
     await_in_steps,
-    block_until,
 )
 from tasks.tools.cache.store import Entry, StoredEnvironment, ToolStore, cache_key, entry_of, read_frozen
 from tasks.tools.settings import CacheSettings, ToolSettings
@@ -196,8 +195,8 @@ class CachedEpisode:
     def call(self, name: str, arguments: Mapping[str, Any]) -> Answer:
         return self._answer((name, arguments))
 
-    def malformed_call(self) -> ToolReply:
-        return block_until(self._answer(None))
+    def malformed_call(self) -> Answer:
+        return self._answer(None)
 
     def end_turn(self, message: str | None) -> None:
         self.place = cache_key("end of turn", self.place, message)
