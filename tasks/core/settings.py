@@ -43,6 +43,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
     examples_page: ClassVar[str] = ""  # what shows such settings, if infra/profiles/ does not
     may_be_null: ClassVar[bool] = False  # as the own settings of a folder
+    operational: ClassVar[set[str]] = set()  # fields that change no answer: the tool cache serves what others recorded
 
     @model_validator(mode="before")
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import pickle
 import sqlite3
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -20,7 +21,6 @@ from hypothesis import strategies as st
 
 from tasks.core.records import Problem
 from tasks.core.settings import Settings
-from tasks.environments.mcp.settings import MCPSettings
 from tasks.tools.authoring import ToolEnvironment, ToolEpisode, tool
 from tasks.tools.base import EnvironmentFault, Episode, ToolReply, Verdict, block_until
 from tasks.tools.cache.environment import CachedEnvironment, environment_key
@@ -218,6 +218,8 @@ def test_another_problem_another_message_and_another_world_are_misses(tmp_path: 
 
 
 class Corpus(Settings):
+    operational: ClassVar[set[str]] = {"max_servers"}
+
     prices: dict[str, str]
     max_servers: int = 1
 
@@ -414,19 +416,26 @@ def test_strict_makes_the_world_only_for_what_the_world_alone_can_do(tmp_path: P
     assert SEEN.count("start") == 1
 
 
-def test_each_mcp_server_has_a_recording_of_its_own():
-    server = MCPSettings.model_validate(
-        {
-            "command": ["shop"], "url": None, "environment": {}, "headers": {}, "allowed_tools": None,
-            "reset": "process", "reset_tool": None, "checker": "tasks.custom.a:b", "max_servers": 4,
-            "start_timeout_seconds": 5.0,
-        }
-    )  # fmt: skip
-    keys = [
-        environment_key("mcp", server.model_copy(update=changed))
-        for changed in ({}, {"max_servers": 9}, {"command": ["bank"]})
-    ]
-    assert keys[0] == keys[1] != keys[2]
+def other(value: Any) -> Any:
+    """Another value; a text for a text and for null."""
+    return {int: 77, float: 77.0, list: ["x"], dict: {"A": "B"}}.get(type(value), "x")
+
+
+@pytest.mark.parametrize(
+    ("name", "unnamed"),
+    [
+        ("mcp", {"max_servers", "start_timeout_seconds"}),
+        ("openenv", {"max_servers", "max_sessions", "max_restarts", "start_timeout_seconds"}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+def test_each_server_has_a_recording_of_its_own_however_it_is_run(name: str, unnamed: set[str]):
+    settings = importlib.import_module(f"tests.environments.{name}_server").environment_settings().settings
+
+    def key(**changed: Any) -> str:
+        return environment_key(name, settings.model_copy(update=changed))
+
+    assert {field for field, value in settings if key(**{field: other(value)}) == key()} == unnamed
 
 
 def test_arguments_that_no_file_can_hold_are_answered_all_the_same(tmp_path: Path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -22,6 +22,8 @@ class MCPSettings(ServerAddress):
     that keeps its state in files; call `reset_tool` (`tool`); or `none`. At most `max_servers` processes or sessions
     are open.
     """
+
+    operational: ClassVar[set[str]] = {"max_servers", "start_timeout_seconds"}
 
     allowed_tools: list[str] | None
     reset: Literal["process", "scratch", "tool", "none"]

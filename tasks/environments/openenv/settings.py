@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -24,6 +24,8 @@ class OpenEnvSettings(ServerAddress):
     At most `max_servers` processes are started (1 with a `url`), of `max_sessions` episodes each; of those that end by
     themselves, `max_restarts` are replaced.
     """
+
+    operational: ClassVar[set[str]] = {"max_servers", "max_sessions", "max_restarts", "start_timeout_seconds"}
 
     splits: list[str]
     instructions: str | None

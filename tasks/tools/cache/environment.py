@@ -50,7 +50,6 @@ Result = TypeVar("Result")
 Steps = Generator[Future[Any], None, Result]  # yields the Futures it waits for
 
 OF_OTHERS = {"tools", "agent"}  # parts of a description that no stateless reply depends on: its tool is in the key
-OPERATION = {"max_servers", "start_timeout_seconds"}  # how an MCP server is run, not which one it is
 
 
 class Answers:
@@ -167,7 +166,8 @@ class CachedEnvironment:
 
 
 def environment_key(name: str, settings: Settings | None) -> str:
-    return cache_key("environment", name, settings.model_dump(mode="json", exclude=OPERATION) if settings else None)
+    own = settings.model_dump(mode="json", exclude=settings.operational) if settings else None
+    return cache_key("environment", name, own)
 
 
 @dataclass(frozen=True, slots=True)
