@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -16,6 +16,11 @@ Rate = Annotated[float, Field(ge=0, le=1)]
 
 
 class ToolSettings(Settings):
+    operational: ClassVar[set[str]] = {
+        *("timeout_seconds", "max_calls_per_turn", "max_workers"),
+        *("max_retries", "backoff_seconds", "max_attempts", "max_dropped_share"),
+    }
+
     timeout_seconds: float = Field(gt=0)
     max_reply_characters: int = Field(ge=100)
     max_calls_per_turn: int = Field(ge=1)

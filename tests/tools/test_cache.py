@@ -25,7 +25,7 @@ from tasks.tools.authoring import ToolEnvironment, ToolEpisode, tool
 from tasks.tools.base import EnvironmentFault, Episode, ToolReply, Verdict, block_until
 from tasks.tools.cache.environment import CachedEnvironment, environment_key
 from tasks.tools.cache.store import Entry, StoredReply, ToolStore, read_frozen, write_frozen
-from tasks.tools.settings import CacheSettings
+from tasks.tools.settings import CacheSettings, ToolSettings
 from tests import tiny
 from tests.conftest import ROOT
 from tests.worlds import QUICK, cache_settings
@@ -107,7 +107,7 @@ class Gone(ToolEnvironment):
 
     name, episode_class = "box", BoxEpisode
 
-    def __init__(self) -> None:
+    def __init__(self, *given: Any) -> None:
         raise AssertionError("the world was made")
 
 
@@ -120,10 +120,15 @@ both = pytest.mark.parametrize("world", [Box, SlowBox])
 
 
 def cached(
-    folder: Path, mode: str, world: type[ToolEnvironment] = Box, *, frozen: Path | None = None
+    folder: Path,
+    mode: str,
+    world: type[ToolEnvironment] = Box,
+    *,
+    frozen: Path | None = None,
+    limits: ToolSettings = QUICK,
 ) -> CachedEnvironment:
     cache = cache_settings(mode, folder, frozen)
-    return CachedEnvironment("box", world, lambda: world(), settings=None, limits=QUICK, cache=cache)
+    return CachedEnvironment("box", world, lambda: world(limits), settings=None, limits=limits, cache=cache)
 
 
 def made(episode: Episode, call: str | None) -> ToolReply:
@@ -433,9 +438,26 @@ def test_each_server_has_a_recording_of_its_own_however_it_is_run(name: str, unn
     settings = importlib.import_module(f"tests.environments.{name}_server").environment_settings().settings
 
     def key(**changed: Any) -> str:
-        return environment_key(name, settings.model_copy(update=changed))
+        return environment_key(name, settings.model_copy(update=changed), QUICK)
 
     assert {field for field, value in settings if key(**{field: other(value)}) == key()} == unnamed
+
+
+def test_of_the_limits_the_one_that_cuts_replies_is_in_the_key():
+    """The others decide which calls are made, and what is a fault."""
+    changed = {field: QUICK.model_copy(update={field: other(value)}) for field, value in QUICK}
+    keys = {field: environment_key("box", None, limits) for field, limits in changed.items()}
+    assert [field for field in keys if keys[field] != environment_key("box", None, QUICK)] == ["max_reply_characters"]
+
+
+def test_a_reply_that_was_cut_is_not_served_where_the_limit_is_another(tmp_path: Path):
+    """Both tools answer more than 300 characters; one of them is stateless."""
+    long = PROBLEM.model_copy(update={"world": {"content": 10**300}})
+    for limit in (100, 200):
+        limits = QUICK.model_copy(update={"max_reply_characters": limit})
+        episode = cached(tmp_path, "replay", limits=limits).start(long)
+        for name, arguments in (("look", {}), ("double", {"number": 10**300}), ("put", {})):
+            assert block_until(episode.call(name, arguments)).text.index("\n[cut here: ") == limit
 
 
 def test_arguments_that_no_file_can_hold_are_answered_all_the_same(tmp_path: Path):

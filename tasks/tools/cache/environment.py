@@ -7,11 +7,11 @@
   environment is made only for methods that play no episode, such as `generate`.
 
 A call's key is the hash of the environment, the problem, the calls so far (malformed ones too) and the call. The
-environment is its name, settings and fingerprint: profiles and members of a mixture share one store. For a `stateless`
-tool the key is the environment without its other tools, then tool, version and arguments; the environment does not see
-the call, so its verdict must not depend on it. The verdict's key is the end of the episode and its final message. Tools
-that depend on time or chance do not replay exactly: `tool_cache_changes` counts recorded answers that differ from the
-stored ones.
+environment is its name, settings and fingerprint, and the limit of a reply: profiles and members of a mixture share one
+store. For a `stateless` tool the key is the environment without its other tools, then tool, version and arguments; the
+environment does not see the call, so its verdict must not depend on it. The verdict's key is the end of the episode and
+its final message. Tools that depend on time or chance do not replay exactly: `tool_cache_changes` counts recorded
+answers that differ from the stored ones.
 
 Faults are never stored: environment faults are raised, and errors for the model are added outside the cache.
 """
@@ -92,7 +92,7 @@ class CachedEnvironment:
         self.answers = Answers(cache)
         self._environment_class, self._make = environment_class, make
         self._made: Environment | None = None
-        self.key = environment_key(name, settings)
+        self.key = environment_key(name, settings, limits)
         self._recorded = self._recording(self.key)
         description = self._recorded.description
         self._fingerprint = json_hash(description)
@@ -154,7 +154,8 @@ class CachedEnvironment:
         if entry is None or entry.environment is None:
             raise ValueError(
                 f"environment.cache.mode is strict, and {self.answers.source} has no recording of the environment "
-                f"{self.name!r}, so there is nothing to replay. Run with mode: record first."
+                f"{self.name!r} with its settings and tools.max_reply_characters, so there is nothing to replay. Run "
+                f"with mode: record first; what was recorded before 2026-11-29 is not used."
             )
         return entry.environment
 
@@ -165,9 +166,9 @@ class CachedEnvironment:
         return partial(offered, self) if is_default else getattr(self.made(), name)
 
 
-def environment_key(name: str, settings: Settings | None) -> str:
-    own = settings.model_dump(mode="json", exclude=settings.operational) if settings else None
-    return cache_key("environment", name, own)
+def environment_key(name: str, settings: Settings | None, limits: ToolSettings) -> str:
+    given = [part and part.model_dump(mode="json", exclude=part.operational) for part in (settings, limits)]
+    return cache_key("environment", name, *given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,8 +275,7 @@ class CachedEpisode:
             raise ValueError(
                 f"problem {self.problem.id!r}, call {self.num_calls} ({missing}): was never recorded in "
                 f"{self.environment.answers.source}, and environment.cache.mode is strict, so the tools are switched "
-                f"off. Set mode: replay to let the tools answer, or record the run again. What was recorded before "
-                f"2026-11-28 does not name its environment and is not used."
+                f"off. Set mode: replay to let the tools answer, or record the run again."
             )
         if self.inner is None:
             self.inner = self.environment.made().start(self.problem, stream=self.stream)
