@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,9 +23,9 @@ from hypothesis import strategies as st
 from tasks.core.records import Problem
 from tasks.core.settings import Settings
 from tasks.tools.authoring import ToolEnvironment, ToolEpisode, tool
-from tasks.tools.base import EnvironmentFault, Episode, ToolReply, Verdict, block_until
+from tasks.tools.base import Environment, EnvironmentFault, Episode, ToolReply, Verdict, block_until
 from tasks.tools.cache.environment import CachedEnvironment, environment_key
-from tasks.tools.cache.store import Entry, StoredReply, ToolStore, read_frozen, write_frozen
+from tasks.tools.cache.store import Entry, StoredEnvironment, StoredReply, ToolStore, read_frozen, write_frozen
 from tasks.tools.settings import CacheSettings, ToolSettings
 from tests import tiny
 from tests.conftest import ROOT
@@ -421,6 +422,21 @@ def test_strict_makes_the_world_only_for_what_the_world_alone_can_do(tmp_path: P
     assert SEEN.count("start") == 1
 
 
+@pytest.mark.parametrize("name", ["mcp", "openenv"])
+def test_strict_starts_a_server_only_for_its_problems(tmp_path: Path, name: str):
+    found = importlib.import_module(f"tasks.environments.{name}.environment").ENVIRONMENT
+    recorded = StoredEnvironment(description={"server": name}, tools=[], starts_afresh=False, is_live=True)
+    ToolStore(tmp_path).put(environment_key(name, None, QUICK), Entry(environment=recorded))
+    cache = cache_settings("strict", tmp_path)
+    strict = CachedEnvironment(name, found, lambda: Gone(), settings=None, limits=QUICK, cache=cache)
+
+    methods = {method for method in vars(Environment) if not method.startswith("_")}
+    for method in methods - {"generate", "count_source", "published_halves", "close"}:
+        if getattr(found, method) is not getattr(Environment, method) and callable(answer := getattr(strict, method)):
+            answer(*[PROBLEM] * ("problem" in signature(answer).parameters))
+    assert (strict.starts_afresh(), strict.is_live(), strict.cheaper_starts()) == (False, True, "")
+
+
 def other(value: Any) -> Any:
     """Another value; a text for a text and for null."""
     return {int: 77, float: 77.0, list: ["x"], dict: {"A": "B"}}.get(type(value), "x")
@@ -563,7 +579,7 @@ def test_an_entry_of_any_size_and_text_comes_back_as_it_was(tmp_path: Path):
 WRITER = """
 import sys
 from pathlib import Path
-from tasks.tools.cache.store import Entry, StoredReply, ToolStore
+from tasks.tools.cache.store import Entry, StoredEnvironment, StoredReply, ToolStore
 store, who = ToolStore(Path(sys.argv[1])), int(sys.argv[2])
 print("ready", flush=True)
 sys.stdin.readline()

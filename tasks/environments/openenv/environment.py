@@ -87,7 +87,8 @@ class OpenEnvEnvironment(Environment):
     def count_source(self, *, seed: int, num_problems: int, max_level: int) -> SourceCount:
         return self.source.count(num_problems)
 
-    def knows_solution(self, problem: Problem) -> bool:
+    @staticmethod
+    def knows_solution(problem: Problem) -> bool:
         return any(turn.calls for turn in problem.reference)
 
     def published_halves(self) -> Halves | None:

@@ -3,8 +3,8 @@
 - `record`: every call goes to the tools, and the answers are stored.
 - `replay`: a stored answer is served. On a miss, the episode's earlier calls are made on a new episode and must get the
   stored replies; then the tool answers, and that is stored too.
-- `strict`: the tools are off. A miss stops the run. Tools, description and fingerprint are the recorded ones; the
-  environment is made only for methods that play no episode, such as `generate`.
+- `strict`: the tools are off. A miss stops the run. Tools, description, fingerprint and how its episodes start are the
+  recorded ones; the environment is made only for methods that play no episode, such as `generate`.
 
 A call's key is the hash of the environment, the problem, the calls so far (malformed ones too) and the call. The
 environment is its name, settings and fingerprint, and the limit of a reply: profiles and members of a mixture share one
@@ -25,7 +25,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
+from inspect import getattr_static
 from typing import Any, TypeVar
 
 from tasks.core import background
@@ -42,7 +42,7 @@ from tasks.tools.base import (
     Verdict,
     await_in_steps,
 )
-from tasks.tools.cache.store import Entry, StoredEnvironment, ToolStore, cache_key, entry_of, read_frozen
+from tasks.tools.cache.store import Answers, Entry, StoredEnvironment, cache_key, entry_of
 from tasks.tools.settings import CacheSettings, ToolSettings
 
 Call = tuple[str, Mapping[str, Any]] | None  # (tool, arguments); None: a message that could not be parsed
@@ -50,29 +50,6 @@ Result = TypeVar("Result")
 Steps = Generator[Future[Any], None, Result]  # yields the Futures it waits for
 
 OF_OTHERS = {"tools", "agent"}  # parts of a description that no stateless reply depends on: its tool is in the key
-
-
-class Answers:
-    """The frozen file, then the store; in `strict` only the frozen file, which DVC versions, if there is one."""
-
-    def __init__(self, settings: CacheSettings):
-        folder, frozen = Path(settings.folder), settings.frozen_file
-        self.is_strict = settings.mode == "strict"
-        self.source = str(frozen or folder)
-        self._frozen = read_frozen(frozen) if frozen and settings.mode != "record" else {}
-        needs_store = not self.is_strict or (frozen is None and folder.is_dir())
-        self._store = ToolStore(folder) if needs_store else None
-
-    def get(self, key: str) -> Entry | None:
-        return self._frozen.get(key) or (self._store.get(key) if self._store else None)
-
-    def put(self, key: str, entry: Entry) -> bool:
-        assert self._store is not None
-        return self._store.put(key, entry)
-
-    def close(self) -> None:
-        if self._store is not None:
-            self._store.close()
 
 
 class CachedEnvironment:
@@ -123,6 +100,15 @@ class CachedEnvironment:
             "tool_cache_changes": len(self.changed),
         }
 
+    def starts_afresh(self) -> bool:
+        return self._recorded.starts_afresh
+
+    def is_live(self) -> bool:
+        return self._recorded.is_live
+
+    def cheaper_starts(self) -> str:
+        return self._made.cheaper_starts() if self._made else ""
+
     def close(self) -> None:
         if self._made is not None:
             self._made.close()
@@ -147,7 +133,7 @@ class CachedEnvironment:
     def _recording(self, key: str) -> StoredEnvironment:
         """The environment's description: from the cache in `strict`, else current, and recorded."""
         if self.mode != "strict":
-            live = StoredEnvironment.of(self.made().describe(), self.made().tools)
+            live = StoredEnvironment.of(self.made())
             self.answers.put(key, entry_of(live))
             return live
         entry = self.answers.get(key)
@@ -160,10 +146,11 @@ class CachedEnvironment:
         return entry.environment
 
     def __getattr__(self, name: str) -> Any:
-        """Other methods: the default if the class does not override it, so that nothing is started."""
-        offered = getattr(Environment, name)
-        is_default = getattr(self._environment_class, name) is offered
-        return partial(offered, self) if is_default else getattr(self.made(), name)
+        """Other methods: the default, or a static one, so that nothing is started; else the environment's."""
+        offered, own = getattr(Environment, name), getattr_static(self._environment_class, name)
+        if isinstance(own, staticmethod):
+            return own.__func__
+        return partial(offered, self) if own is offered else getattr(self.made(), name)
 
 
 def environment_key(name: str, settings: Settings | None, limits: ToolSettings) -> str:

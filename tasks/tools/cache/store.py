@@ -24,7 +24,8 @@ from tasks.core.aside import name_aside
 from tasks.core.files import read_jsonl, write_jsonl
 from tasks.core.records import Record
 from tasks.tools.authoring import describe_tool
-from tasks.tools.base import ErrorType, Tool, ToolReply, Verdict
+from tasks.tools.base import Environment, ErrorType, ToolReply, Verdict
+from tasks.tools.settings import CacheSettings
 
 INLINE = 1 << 30  # bytes: every value is in the database, so no row can name a file to read
 KEY = re.compile(r"[0-9a-f]{64}")
@@ -46,14 +47,21 @@ class StoredVerdict(Record):
 
 
 class StoredEnvironment(Record):
-    """Replaces an environment that is off; the tools keep the order of the prompt."""
+    """Replaces an environment that is off; the tools keep the order of the prompt. Older files lack the last two."""
 
     description: dict[str, Any]
     tools: list[dict[str, Any]]
+    starts_afresh: bool = True
+    is_live: bool = False
 
     @classmethod
-    def of(cls, description: Mapping[str, Any], tools: tuple[Tool, ...]) -> StoredEnvironment:
-        return cls(description=dict(description), tools=[{"name": tool.name, **describe_tool(tool)} for tool in tools])
+    def of(cls, environment: Environment) -> StoredEnvironment:
+        return cls(
+            description=environment.describe(),
+            tools=[{"name": tool.name, **describe_tool(tool)} for tool in environment.tools],
+            starts_afresh=environment.starts_afresh(),
+            is_live=environment.is_live(),
+        )
 
 
 class Entry(Record):
@@ -132,6 +140,29 @@ class ToolStore:
             f"`mv {shlex.quote(str(self.folder))} {shlex.quote(str(aside))}` and record again, or name another in "
             f"environment.cache.folder."
         )
+
+
+class Answers:
+    """The frozen file, then the store; in `strict` only the frozen file, which DVC versions, if there is one."""
+
+    def __init__(self, settings: CacheSettings):
+        folder, frozen = Path(settings.folder), settings.frozen_file
+        self.is_strict = settings.mode == "strict"
+        self.source = str(frozen or folder)
+        self._frozen = read_frozen(frozen) if frozen and settings.mode != "record" else {}
+        needs_store = not self.is_strict or (frozen is None and folder.is_dir())
+        self._store = ToolStore(folder) if needs_store else None
+
+    def get(self, key: str) -> Entry | None:
+        return self._frozen.get(key) or (self._store.get(key) if self._store else None)
+
+    def put(self, key: str, entry: Entry) -> bool:
+        assert self._store is not None
+        return self._store.put(key, entry)
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
 
 
 class _JSONOnly(diskcache.JSONDisk):
