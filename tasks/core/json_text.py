@@ -55,6 +55,16 @@ def json_row(value: Any) -> bytes:
     return row
 
 
+def plain(value: Any) -> Any:
+    """The value as a row gives it back: keys are text, tuples lists. ValueError for what is no JSON; NaN stays."""
+    import pydantic_core
+
+    try:
+        return pydantic_core.to_jsonable_python(value)
+    except ValueError as error:
+        raise ValueError(f"it contains what is no JSON: {error}") from None
+
+
 def check_writable(value: Any, *, max_depth: int | None = None) -> None:
     """ValueError for what no file can contain, as `json_row`, and for containers nested deeper."""
     row = json_row(value)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from datetime import date
 from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_core import to_json
 
 from tasks.core.records import Problem
 from tasks.core.settings import Settings
@@ -26,6 +28,7 @@ from tasks.tools.authoring import ToolEnvironment, ToolEpisode, tool
 from tasks.tools.base import Environment, EnvironmentFault, Episode, ToolReply, Verdict, block_until
 from tasks.tools.cache.environment import CachedEnvironment, environment_key
 from tasks.tools.cache.store import Entry, StoredEnvironment, StoredReply, ToolStore, read_frozen, write_frozen
+from tasks.tools.pool.messages import Frames, answer_row, frame, read_answer
 from tasks.tools.settings import CacheSettings, ToolSettings
 from tests import tiny
 from tests.conftest import ROOT
@@ -494,6 +497,53 @@ def test_a_mode_that_does_not_exist_is_refused():
     for mode in ("on", True, None):
         with pytest.raises(ValueError, match="mode"):
             CacheSettings.model_validate({"mode": mode, "folder": "a", "frozen": None})
+
+
+class JudgedBoxEpisode(BoxEpisode):
+    """A box whose verdict has whatever details it is given."""
+
+    details: Any = None
+
+    def verdict(self, final_message: str | None) -> Verdict:
+        return Verdict(True, {"b": True, "a": False}, self.details)
+
+
+class JudgedBox(Box):
+    """The world of the judged box."""
+
+    episode_class = JudgedBoxEpisode
+
+
+@pytest.mark.parametrize(
+    ("details", "text"),
+    [
+        ({"b": [1, None], "a": "x"}, '{"b":[1,null],"a":"x"}'),
+        ({1: (1, 2), None: {3}}, '{"1":[1,2],"None":[3]}'),
+        ({"a": float("nan")}, '{"a":NaN}'),
+        ({"on": date(2026, 11, 28)}, '{"on":"2026-11-28"}'),
+    ],
+)
+def test_a_verdicts_details_are_the_same_json_from_the_tools_a_worker_and_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, details: Any, text: str
+):
+    monkeypatch.setattr(JudgedBoxEpisode, "details", details)
+    bare = play(JudgedBox(), [])[1]
+    (sent,) = Frames().take(frame(answer_row(bare)))
+    verdicts = [bare, read_answer(sent, "verdict")]
+    for mode in ("record", "record", "replay"):
+        environment = cached(tmp_path, mode, JudgedBox)
+        verdicts.append(play(environment, [])[1])
+        assert environment.counts()["tool_cache_changes"] == 0
+    assert [to_json(verdict.details).decode() for verdict in verdicts] == [text] * 5
+    assert [list(verdict.checks) for verdict in verdicts] == [["b", "a"]] * 5
+
+
+def test_details_that_are_no_json_are_refused_with_what_they_contain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(JudgedBoxEpisode, "details", {"box": Box()})
+    with pytest.raises(ValueError, match=r"^details of a verdict .* no JSON: .*test_cache\.Box.*make them text"):
+        play(cached(tmp_path, "record", JudgedBox), [])
+    with pytest.raises(ValueError, match=r"no JSON: .*test_cache\.Box"):
+        answer_row(Verdict(True, details={"box": Box()}))
 
 
 # The frozen file.

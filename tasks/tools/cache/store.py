@@ -20,6 +20,7 @@ from typing import Any
 import diskcache
 from pydantic import Field, ValidationError, model_validator
 
+from tasks.core import json_text
 from tasks.core.aside import name_aside
 from tasks.core.files import read_jsonl, write_jsonl
 from tasks.core.records import Record
@@ -86,8 +87,18 @@ def entry_of(answer: ToolReply | Verdict | StoredEnvironment) -> Entry:
     if isinstance(answer, ToolReply):
         return Entry(reply=StoredReply(text=answer.text, valid=answer.valid, error=answer.error))
     if isinstance(answer, Verdict):
-        return Entry(verdict=StoredVerdict(success=answer.success, checks=answer.checks, details=answer.details))
+        return Entry(verdict=StoredVerdict(success=answer.success, checks=answer.checks, details=_details(answer)))
     return Entry(environment=answer)
+
+
+def _details(verdict: Verdict) -> Any:
+    try:
+        return json_text.plain(verdict.details)
+    except ValueError as error:
+        raise ValueError(
+            f"details of a verdict cannot be recorded ({error}), nor written in a trajectory. Have the episode's "
+            f"verdict make them text, numbers, True, False, None, lists and dicts"
+        ) from None
 
 
 class ToolStore:
@@ -110,11 +121,12 @@ class ToolStore:
             raise self._unreadable(error) from None
 
     def put(self, key: str, entry: Entry) -> bool:
-        """Store an entry; True if it replaced a different one."""
-        before = self.get(key)
-        if before != entry:
-            self._cache.set(key, entry.to_row(), retry=True)
-        return before is not None and before != entry
+        """Store an entry; True if it replaced one of another text: NaN is equal to nothing."""
+        before, row = self.get(key), entry.to_row()
+        differs = before is None or cache_key(before.to_row()) != cache_key(row)
+        if differs:
+            self._cache.set(key, row, retry=True)
+        return before is not None and differs
 
     def entries(self) -> Iterator[tuple[str, Entry]]:
         try:

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 
+from tasks.core import json_text
 from tasks.tools.base import EnvironmentFault, ErrorType, FaultType, ToolReply, Verdict
 
 MAX_BYTES = 64 << 20  # of one frame; a problem, or a verdict with its details
@@ -65,11 +66,11 @@ class Frames:
 
 
 def answer_row(answer: ToolReply | Verdict | None) -> dict[str, Any]:
-    """BadFrame where it has other types than it declares."""
+    """BadFrame where it has other types than it declares; ValueError for details that are no JSON."""
     if isinstance(answer, ToolReply):
         return {"reply": _checked("reply", [answer.text, answer.valid, answer.error, answer.num_retries])}
     if isinstance(answer, Verdict):
-        return {"verdict": _checked("verdict", [answer.success, answer.checks, answer.details])}
+        return {"verdict": _checked("verdict", [answer.success, answer.checks, json_text.plain(answer.details)])}
     return {"done": True}
 
 
