@@ -13,9 +13,12 @@ from typing import Any
 SCHEMA = {"type": "object", "properties": {"how": {"type": "string"}}}
 TOOL = {"name": "act", "description": "Acts.", "inputSchema": SCHEMA, "annotations": {"readOnlyHint": True}}
 
+HELD, RELEASED = threading.Event(), threading.Event()  # a call waits: "held " before how it is answered then
+
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else each answer takes 40 ms
 
     def do_POST(self) -> None:
         message = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -32,6 +35,10 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(202, b"")
 
     def act(self, request: int, how: str) -> None:
+        if how.startswith("held "):
+            HELD.set()
+            RELEASED.wait()
+            how = how.removeprefix("held ")
         if how == "endless":
             self.send_response(200)
             self.send_header("content-type", "application/json")

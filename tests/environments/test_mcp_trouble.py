@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,9 +24,9 @@ import pytest
 from tasks.core.records import ReferenceTurn, ToolCall
 from tasks.environments.mcp import stdio as mcp_stdio
 from tasks.environments.mcp.connector import MAX_MESSAGE_BYTES
-from tasks.environments.mcp.environment import MCPEnvironment
+from tasks.environments.mcp.environment import MCPEnvironment, MCPEpisode
 from tasks.stages.curate.references import Replays, replay_references
-from tasks.tools.base import Environment, EnvironmentFault, block_until
+from tasks.tools.base import Answer, Environment, EnvironmentFault, block_until
 from tasks.tools.retries import RetryingEnvironment
 from tests.conftest import ROOT
 from tests.environments import mcp_server, raw_http
@@ -106,6 +107,62 @@ def test_the_same_over_http(mcp_world: Make, how: str, fault: str) -> None:
                 act(environment, how=how)
             assert str(caught.value).startswith(fault)
             assert act(environment, how="well") == "well"
+
+
+def end_of(answer: Answer) -> str:
+    """How a call ends: its text, or its fault."""
+    try:
+        return block_until(answer).text
+    except EnvironmentFault as fault:
+        return str(fault)
+
+
+@contextmanager
+def sharing(mcp_world: Make) -> Iterator[tuple[MCPEpisode, MCPEpisode]]:
+    """Two episodes in one session over HTTP."""
+    with raw_http.serving() as url:
+        environment = mcp_world(command=None, url=url, allowed_tools=None, reset="none", reset_tool=None, max_servers=1)
+        episodes = environment.start(WORLDLESS), environment.start(WORLDLESS)
+        for episode in episodes:
+            assert end_of(episode.call("act", {"how": "fine"})) == "fine"
+        yield episodes
+        for episode in episodes:
+            episode.close()
+
+
+def end_both(one: MCPEpisode, how: str, another: MCPEpisode, later: str) -> tuple[str, str]:
+    """The second is asked before the first, and answered after it."""
+    held = another.call("act", {"how": f"held {later}"})
+    try:
+        assert raw_http.HELD.wait(PATIENCE)
+        first = end_of(one.call("act", {"how": how}))
+    finally:
+        raw_http.RELEASED.set()
+    second = end_of(held)
+    raw_http.HELD.clear()
+    raw_http.RELEASED.clear()
+    return first, second
+
+
+def test_episodes_that_share_a_session_get_the_answers_that_each_gets_alone(mcp_world: Make) -> None:
+    """An HTTP status belongs to one call, not to the connection."""
+    errors = ("200 -32603", "200 -32601", "400 -32602", "429 0", "503 -32603")
+    ways = ["fine", "504", *(f"error {error}" for error in errors)]
+    with sharing(mcp_world) as (one, another):
+        alone = {how: end_of(one.call("act", {"how": how})) for how in ways}
+        assert len(set(alone.values())) == len(ways)
+        for how, later in product(ways, ways):
+            assert end_both(one, how, another, later) == (alone[how], alone[later])
+
+
+@pytest.mark.parametrize(
+    ("how", "why"), [("404", "answered HTTP 404"), ("endless", "more than 8 MB"), ("breaks off", "RemoteProtocolError")]
+)
+def test_an_answer_that_ends_a_session_is_told_to_all_who_share_it(mcp_world: Make, how: str, why: str) -> None:
+    with sharing(mcp_world) as (one, another):
+        for end in end_both(one, how, another, "fine"):
+            assert end.startswith("act: unavailable: the server ")
+            assert why in end
 
 
 def test_an_http_server_killed_in_mid_call_is_a_fault_and_stays_one_while_it_is_gone(

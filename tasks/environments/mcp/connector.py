@@ -8,12 +8,16 @@ MAX_MESSAGE_BYTES = 8 << 20  # per message
 
 
 class Connector(Protocol):
-    """One connection, and its error report afterwards. `status`: the HTTP status of the last error, or 0. `folder`: the
-    path of the server's scratch folder (`scratch.py`), or empty.
+    """One connection, and its error report afterwards. `folder`: the path of the server's scratch folder
+    (`scratch.py`), or empty.
     """
 
-    status: int
     folder: str
+
+    @property
+    def status(self) -> int:
+        """The HTTP status of the call's last error, or 0."""
+        ...
 
     def connect(self) -> Any:
         """Async context: the streams of an MCP session."""
@@ -25,7 +29,7 @@ class Connector(Protocol):
         ...
 
     def forget(self) -> None:
-        """Called before each call: drop earlier errors."""
+        """Called before each call, in its task: drop earlier errors."""
         ...
 
     def account(self) -> str:

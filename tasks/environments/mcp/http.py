@@ -1,10 +1,15 @@
-"""An MCP server at a URL, by streamable HTTP. The SDK limits the memory of events; we limit the rest."""
+"""An MCP server at a URL, by streamable HTTP. The SDK limits the memory of events; we limit the rest.
+
+Episodes may share a connection, so what went wrong is kept per call: the SDK posts a call in the context of its caller.
+"""
 
 from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -15,10 +20,19 @@ if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
 
 
+@dataclass
+class Errors:
+    flaw: str = ""
+    status: int = 0
+
+
+OF_CALL: ContextVar[Errors] = ContextVar("errors of a call")
+
+
 class HttpConnector:
     def __init__(self, url: str, headers: Mapping[str, str], *, timeout_seconds: float):
         self.url, self.headers, self.timeout_seconds = url, dict(headers), timeout_seconds
-        self.flaw, self.status, self.folder = "", 0, ""
+        self.folder = ""
         self._is_open = False
 
     @asynccontextmanager
@@ -52,21 +66,26 @@ class HttpConnector:
     def is_alive(self) -> bool:
         return self._is_open
 
+    @property
+    def status(self) -> int:
+        return OF_CALL.get(Errors()).status
+
     def forget(self) -> None:
-        self.flaw, self.status = "", 0
+        OF_CALL.set(Errors())
 
     def account(self) -> str:
-        return self.flaw or (f"answered HTTP {self.status}" if self.status else "")
+        errors = OF_CALL.get(Errors())
+        return errors.flaw or (f"answered HTTP {errors.status}" if errors.status else "")
 
     def last_words(self) -> str:
         return ""
 
     async def _watch(self, response: httpx2.Response) -> None:
         if response.status_code >= 400 and response.request.method == "POST":
-            self.status = response.status_code
+            OF_CALL.get(Errors()).status = response.status_code
 
     def _note(self, why: str) -> None:
-        self.flaw = why
+        OF_CALL.get(Errors()).flaw = why
 
 
 async def _be_patient(request: httpx2.Request) -> None:

@@ -69,6 +69,7 @@ class Session:
         self._error = ""
         self._stop = asyncio.Event()
         self._opened = asyncio.Event()
+        self.connector.forget()  # before its task begins, whose errors `open` tells
         self._owner = asyncio.create_task(self._own())
 
     @property
@@ -133,6 +134,7 @@ class Session:
         if self._client is None or not self.is_alive:
             raise await self._lost("server")
         self._tools_may_have_changed = False
+        self.connector.forget()
         try:
             async with asyncio.timeout(self.start_timeout_seconds):
                 self._listing = await self._list(self._client)
@@ -218,7 +220,8 @@ class Session:
         return ToolError("invalid_arguments" if error.code == INVALID_PARAMS else error_type(text), text)
 
     async def _lost(self, tool: str, message: str = "") -> EnvironmentFault:
-        """The fault of a lost connection; waits briefly for the reason."""
+        """The fault of a lost connection; waits briefly for the reason, which others who share it are told too."""
+        self._error = self._error or self.connector.account()
         self._stop.set()
         await asyncio.wait({self._owner}, timeout=ACCOUNT_SECONDS)
         return self._fault(tool, self._account() or f"closed the connection: {message}")
