@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 
 from pydantic import Field, ValidationError
@@ -20,7 +21,7 @@ from tasks.core.files import atomic_folder, file_hash, files_of, json_hash
 from tasks.core.records import Record
 from tasks.core.urls import S3Url
 from tasks.storage.client import Absent, StorageError, Store
-from tasks.storage.objects import copy_there, download, is_uploaded, remove, upload
+from tasks.storage.objects import copy_there, download, is_uploaded, list_objects, remove, upload
 
 MANIFEST = "turnwise.manifest.json"
 MAX_MANIFEST_BYTES = 64_000_000
@@ -40,14 +41,12 @@ class Manifest(Record):
     files: dict[str, StoredFile]
     version: str
 
-    def by_hash(self) -> dict[str, StoredFile]:
-        return {file.sha256: file for file in self.files.values()}
-
 
 class Read(Record):
-    """A manifest and the ETag it had, by which its next writer knows that nobody else wrote."""
+    """A manifest, when it was written, and the ETag it had, by which its next writer knows that nobody else wrote."""
 
     manifest: Manifest
+    modified: datetime
     etag: str
 
 
@@ -59,7 +58,7 @@ def put_folder(
     keeps_versions: bool,
     elsewhere: Mapping[str, S3Url] | None = None,
 ) -> Manifest:
-    """Make the folder at `url` these files, by their path in it; nothing is sent where it is that already.
+    """Make the folder at `url` these files, by their path in it; only what is missing there is sent.
 
     With `keeps_versions` each version has all of its files in a folder of its own, which people can open. Without, a
     file that the manifest names is not sent again, and what the new one does not name is removed. `elsewhere`: objects
@@ -68,18 +67,27 @@ def put_folder(
     before = find_manifest(store, url)
     hashes = {name: file_hash(file) for name, file in sorted(files.items())}
     version = json_hash(hashes)[:16]
-    if before is not None and before.manifest.version == version:
+    there = [] if before is None else _files_there(store, url, before.manifest, keeps_versions)
+    if before is not None and before.manifest.version == version and len(there) == len(files):
         return before.manifest
-    known = {} if before is None or keeps_versions else before.manifest.by_hash()
+    known = {} if keeps_versions else {file.sha256: file for file in there}
     stored = {}
     for name, sha256 in hashes.items():
         new = StoredFile(key=f"{version}/{name}", size=files[name].stat().st_size, sha256=sha256)
         stored[name] = known.get(sha256) or _put(store, files[name], url, new, (elsewhere or {}).get(sha256))
     manifest = Manifest(files=stored, version=version)
-    _write_manifest(store, url, manifest, before)
+    if before is None or manifest != before.manifest:
+        _write_manifest(store, url, manifest, before)
     if before is not None and not keeps_versions:
         _remove_unnamed(store, url, before.manifest, manifest)
     return manifest
+
+
+def _files_there(store: Store, url: S3Url, manifest: Manifest, keeps_versions: bool) -> list[StoredFile]:
+    """What the manifest names and S3 has not lost."""
+    listed = list_objects(store, url / manifest.version if keeps_versions else url)
+    sizes = {item.url: item.size for item in listed}
+    return [file for file in manifest.files.values() if sizes.get(url / file.key) == file.size]
 
 
 def _put(store: Store, file: Path, url: S3Url, new: StoredFile, same: S3Url | None) -> StoredFile:
@@ -112,7 +120,7 @@ def find_manifest(store: Store, url: S3Url) -> Read | None:
     try:
         with store.clear_errors(place):
             found = store.client.get_object(Bucket=place.bucket, Key=place.key)
-            body, etag = found["Body"].read(MAX_MANIFEST_BYTES), str(found["ETag"])
+            body = found["Body"].read(MAX_MANIFEST_BYTES)
     except Absent:
         return None
     try:
@@ -124,7 +132,7 @@ def find_manifest(store: Store, url: S3Url) -> Read | None:
         raise StorageError(
             f"{place}: is no manifest of turnwise, so the folder cannot be read. Write it again."
         ) from None
-    return Read(manifest=manifest, etag=etag)
+    return Read(manifest=manifest, modified=found["LastModified"], etag=str(found["ETag"]))
 
 
 def check_name(name: str, folder: S3Url) -> None:

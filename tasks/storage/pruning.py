@@ -34,12 +34,16 @@ class _Listed(NamedTuple):
 
 
 def old_results(store: Store, remote: S3Url, *, keep: int) -> Iterator[OldObjects]:
-    """Versions of each folder of results beyond the newest `keep`; never the one that its manifest names."""
+    """Versions of each folder of results beyond the newest `keep`; never the one that its manifest names, nor one that
+    got an object after the manifest: another machine may be uploading it.
+    """
     for name, folder in _folders(store, remote / RESULTS, depth=2).items():
         found = find_manifest(store, remote / RESULTS / name)
+        if found is None:
+            continue  # the first upload has not ended
         versions = sorted(folder.items(), key=lambda item: item[1].modified, reverse=True)
-        others = [item for item in versions if found is None or item[0] != found.manifest.version]
-        for version, listed in others[max(0, keep - (found is not None)) :]:
+        older = [item for item in versions if item[1].modified < found.modified and item[0] != found.manifest.version]
+        for version, listed in older[keep - 1 :]:
             yield OldObjects(remote / RESULTS / name / version, listed.keys, listed.size)
 
 

@@ -55,6 +55,30 @@ def test_a_folder_that_keeps_no_versions_sends_only_what_is_new_and_removes_what
     assert {name.rpartition("/")[2] for name in place.names()} == {"kept", "new", MANIFEST}
 
 
+@pytest.mark.parametrize("keeps_versions", [True, False])
+def test_written_again_a_folder_has_each_object_that_was_lost_or_cut_and_nothing_else_is_sent(
+    place: Place, faults: FaultProxy, tmp_path: Path, keeps_versions: bool
+):
+    store, url = connect(SETTINGS), parse_url(place.url("folder"))
+    texts = {"kept": os.urandom(300_000), "one": b"same", "two": b"same", "cut": b"123"}
+    files = made(tmp_path / "a", **texts)
+    manifest = put_folder(store, files, url, keeps_versions=keeps_versions)
+    place.remove(f"folder/{manifest.files['two'].key}")
+    place.put(f"folder/{manifest.files['cut'].key}", b"12")
+    sent = faults.bytes_up
+    assert put_folder(store, files, url, keeps_versions=keeps_versions).version == manifest.version
+    assert read(store, url, tmp_path / "read") == texts
+    assert faults.bytes_up - sent < 20_000
+
+
+def test_a_new_version_sends_what_it_shares_with_the_one_before_if_that_was_lost(place: Place, tmp_path: Path):
+    store, url = connect(SETTINGS), parse_url(place.url("folder"))
+    manifest = put_folder(store, made(tmp_path / "a", kept=b"1", gone=b"2"), url, keeps_versions=False)
+    place.remove(f"folder/{manifest.files['kept'].key}")
+    put_folder(store, made(tmp_path / "b", kept=b"1", new=b"3"), url, keeps_versions=False)
+    assert read(store, url, tmp_path / "read") == {"kept": b"1", "new": b"3"}
+
+
 def test_an_upload_that_is_cut_off_leaves_the_folder_before_and_goes_on_later(
     place: Place, faults: FaultProxy, tmp_path: Path
 ):
