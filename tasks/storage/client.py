@@ -104,11 +104,12 @@ def explain(error: Exception, place: str, *, server: str, hide: Callable[[str], 
     cause = error.__context__ if type(error).__module__ == "boto3.exceptions" else None  # of a transfer
     response = getattr(cause or error, "response", None)
     if isinstance(response, dict):
-        return _refusal(place, response, hide)
+        return refusal(place, response, hide)
     return _no_answer(place, cause or error, server, hide)
 
 
-def _refusal(place: str, response: Mapping[str, Any], hide: Callable[[str], str]) -> StorageError:
+def refusal(place: str, response: Mapping[str, Any], hide: Callable[[str], str]) -> StorageError:
+    """What the error in S3's answer means for `place`, in one line."""
     code = str(response.get("Error", {}).get("Code", ""))
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     if code in CHANGED:

@@ -5,13 +5,13 @@ ended long ago, weights of older runs.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tasks.core.urls import S3Url
-from tasks.storage.client import Absent, Store
+from tasks.storage.client import Absent, StorageError, Store, refusal
 from tasks.storage.folders import MANIFEST, find_manifest
 from tasks.storage.mirror import RESULTS, RESUME
 from tasks.storage.objects import look_up
@@ -68,12 +68,22 @@ def objects_of_dvc(store: Store, remote: S3Url, hashes: Iterable[str]) -> OldObj
 
 
 def remove_objects(store: Store, old: OldObjects) -> None:
-    """A folder's manifest goes first, so that nobody begins to read what is going."""
+    """A folder's manifest goes first, so that nobody begins to read what is going. StorageError where S3 keeps some."""
     keys = sorted(old.keys, key=lambda key: not key.endswith(f"/{MANIFEST}"))
     for start in range(0, len(keys), MAX_KEYS):
         batch = [{"Key": key} for key in keys[start : start + MAX_KEYS]]
         with store.clear_errors(old.url):
-            store.client.delete_objects(Bucket=old.url.bucket, Delete={"Objects": batch, "Quiet": True})
+            answer = store.client.delete_objects(Bucket=old.url.bucket, Delete={"Objects": batch, "Quiet": True})
+        if answer.get("Errors"):
+            raise _stays(store, old.url.bucket, answer)
+
+
+def _stays(store: Store, bucket: str, answer: Mapping[str, Any]) -> StorageError:
+    """Of an answer whose status is 200 and whose body says what was refused."""
+    first, *others = answer["Errors"]
+    more = f" and {len(others)} more" if others else ""
+    place = f"s3://{bucket}/{first['Key']}{more} could not be removed ({first['Code']})"
+    return refusal(place, {**answer, "Error": first}, store.secrets.hide)
 
 
 def _folders(store: Store, url: S3Url, *, depth: int) -> dict[str, dict[str, _Listed]]:

@@ -98,6 +98,11 @@ class FaultProxy:
 
 def answering(status: str, code: str) -> bytes:
     """An answer of S3 with an error."""
-    body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>as the test asked</Message></Error>"
+    return answer_of(
+        status, f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>as the test asked</Message></Error>"
+    )
+
+
+def answer_of(status: str, body: str) -> bytes:
     head = f"HTTP/1.1 {status}\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\nConnection: close"
     return f"{head}\r\n\r\n{body}".encode()

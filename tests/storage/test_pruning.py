@@ -10,10 +10,11 @@ import pytest
 
 from tasks.core.urls import parse_url
 from tasks.storage import folders
-from tasks.storage.client import connect
+from tasks.storage.client import StorageError, connect
 from tasks.storage.folders import find_manifest, get_folder, put_folder
 from tasks.storage.mirror import RESULTS, RESUME
-from tasks.storage.pruning import objects_of_dvc, old_checkpoints, old_results, remove_objects
+from tasks.storage.pruning import OldObjects, objects_of_dvc, old_checkpoints, old_results, remove_objects
+from tests.storage.fault_proxy import FaultProxy, answer_of
 from tests.storage.places import SETTINGS, Place
 from tests.storage.test_folders import made
 
@@ -71,6 +72,23 @@ def test_checkpoints_go_once_nobody_added_to_them_for_long(place: Place, tmp_pat
     assert str(old.url).endswith("resume/train/abc")
     remove_objects(store, old)
     assert place.names() == []
+
+
+@pytest.mark.parametrize(("code", "says"), [("AccessDenied", "access is denied"), ("InternalError", "S3 answered 200")])
+def test_what_s3_refuses_to_remove_is_one_line_with_number_key_and_code(
+    place: Place, faults: FaultProxy, code: str, says: str
+):
+    """S3 answers 200 then, and says it in the body."""
+    store, url = connect(SETTINGS), parse_url(place.url("agent"))
+    errors = "".join(
+        f"<Error><Key>k{number}</Key><Code>{code}</Code><Message>as the test asked</Message></Error>"
+        for number in range(3)
+    )
+    body = f"<?xml version='1.0'?><DeleteResult>{errors}</DeleteResult>"
+    faults.answer = answer_of("200 OK", body)
+    with pytest.raises(StorageError, match=rf"/k0 and 2 more .*{code}.*{says}") as caught:
+        remove_objects(store, OldObjects(url, ["k0", "k1", "k2", "gone"], 3))
+    assert "\n" not in str(caught.value)
 
 
 def test_of_dvcs_remote_only_the_named_objects_go(place: Place, tmp_path: Path):
