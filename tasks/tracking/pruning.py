@@ -157,16 +157,21 @@ def _logged_models(registry: Registry, own: Collection[str]) -> Iterator[Any]:
 
 
 def _remove(registry: Registry, item: StoredWeights) -> None:
-    """MLflow's store removes them, be it a folder, a bucket or behind a server."""
+    """MLflow's store removes them, be it a folder, a bucket or behind a server. ValueError where some are still there:
+    S3 answers 200 with a refusal of each key, which MLflow does not read.
+    """
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     store = get_artifact_repository(item.location)
+    for path in item.files if item.was_version else [None]:
+        store.delete_artifacts(path)
+    if left := sorted(item.files.keys() & weight_files(registry.client, item)):
+        raise ValueError(
+            f"{item.location}: {len(left)} of its files, such as {left[0]}, could not be removed, so they still take "
+            f"room. Get the right to delete there, then run `python -m tasks prune` again."
+        )
     if not item.was_version:
-        store.delete_artifacts()
         registry.client.delete_logged_model(item.model_id)
-    else:
-        for path in item.files:
-            store.delete_artifacts(path)
 
 
 def _success(version: Version) -> float:

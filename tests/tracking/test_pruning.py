@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from typer.testing import CliRunner
 
 from tasks.__main__ import app
@@ -106,6 +107,16 @@ def test_a_version_without_weights_keeps_its_lineage_and_no_rollback_leads_to_it
         rollback(to=1, reason="it was better")
     rollback(reason="c books twice")
     assert state(registry) == (2, None)
+
+
+def test_weights_that_the_store_keeps_are_told_and_listed_again(registry: Registry, monkeypatch: pytest.MonkeyPatch):
+    """As S3 does with a key that may not delete: no error of MLflow's."""
+    for name in ("a", "b", "c"):
+        promote(name)
+    monkeypatch.setattr(LocalArtifactRepository, "delete_artifacts", lambda *_: None)
+    with pytest.raises(ValueError, match=r"model\.safetensors, could not be removed"):
+        prune_all(registry)
+    assert unneeded(registry) == [1]
 
 
 def test_the_same_model_promoted_again_has_its_weights_back(registry: Registry):
