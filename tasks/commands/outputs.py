@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
-import os
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
-LOCKS = Path(".cache/locks")  # of the workspace
 MAX_READ = 1 << 26  # bytes of a file that say what it is
 
 
@@ -37,19 +32,6 @@ def refuse_to_replace(
     is_free = not is_folder and out.is_file() and not out.stat().st_size
     if not is_free and not is_own(out):
         raise ValueError(f"{out}: exists and is not {kind}, so it is not replaced. {remedy}")
-
-
-@contextmanager
-def only_writer(file: Path) -> Iterator[None]:
-    """Wait for whoever rewrites `file` from this folder, then be the only one. The lock is a file of its own that
-    stays: a file that is replaced keeps no lock, one beside it would change what DVC and git see, and NFS locks no
-    folder.
-    """
-    name = hashlib.sha256(os.fsencode(file.resolve())).hexdigest()[:16]
-    LOCKS.mkdir(parents=True, exist_ok=True)
-    with (LOCKS / name).open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def first_json(file: Path) -> Any:

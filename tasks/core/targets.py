@@ -1,11 +1,17 @@
-"""What an atomic write replaces, a folder that a killed write had moved away, and what else it left."""
+"""What an atomic write replaces, a folder that a killed write had moved away, what else it left, and who may write."""
 
 from __future__ import annotations
 
+import fcntl
 import glob
+import hashlib
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+LOCKS = Path(".cache/locks")  # of the workspace
 
 
 def behind_links(path: Path) -> Path:
@@ -35,3 +41,16 @@ def remove_leftovers(folder: Path) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
         else:
             leftover.unlink(missing_ok=True)
+
+
+@contextmanager
+def only_writer(file: Path) -> Iterator[None]:
+    """Wait for whoever rewrites `file` from this workspace, then be the only one. The lock is a file of its own that
+    stays: a file that is replaced keeps no lock, one beside it would change what DVC and git see, and NFS locks no
+    folder.
+    """
+    name = hashlib.sha256(os.fsencode(file.resolve())).hexdigest()[:16]
+    LOCKS.mkdir(parents=True, exist_ok=True)
+    with (LOCKS / name).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

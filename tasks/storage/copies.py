@@ -2,6 +2,9 @@
 
 A check is one request (for a folder one per thousand objects): the copy is of these objects, by size and ETag, and its
 files here were not touched. A URL that ends with #sha256=… names its content, so a copy of it needs no request.
+
+    .cache/s3/3f2a9c01d4e5b678/model    the copy, under the last part of its URL
+    .cache/s3/3f2a9c01d4e5b678.json     of which objects it is: no object's name leads there
 """
 
 from __future__ import annotations
@@ -12,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.files import atomic_folder, file_hash, files_of, read_json, write_json
+from tasks.core.targets import only_writer, remove_leftovers
 from tasks.core.text import one_line
 from tasks.core.urls import S3Url, is_url, local_path, parse_url
 from tasks.storage.client import Absent, StorageError, Store, connect, replaced_meanwhile
 from tasks.storage.folders import MANIFEST, check_name, get_folder
 from tasks.storage.objects import Object, download, list_objects, look_up
 from tasks.storage.settings import StorageSettings
-
-RECORD = "record.json"  # beside a copy: of which objects it is
 
 
 def local_copy(text: str, settings: StorageSettings) -> Path:
@@ -32,14 +34,19 @@ def local_copy(text: str, settings: StorageSettings) -> Path:
     if url.sha256 is not None and place.is_file() and file_hash(place) == url.sha256:
         return place
     store = connect(settings)
-    objects = find_objects(store, url)
-    if _recorded(place) != _record(objects, place):
-        with _clear_errors_here(url):
+    with _clear_errors_here(url), only_writer(place):
+        objects = find_objects(store, url)
+        if _recorded(place) != _record(objects, place):
             place.parent.mkdir(parents=True, exist_ok=True)
-            (place.parent / RECORD).unlink(missing_ok=True)
+            remove_leftovers(place.parent)
+            record_file(place).unlink(missing_ok=True)
             _download(store, url, objects, place)
-            write_json(place.parent / RECORD, _record(objects, place))
+            write_json(record_file(place), _record(objects, place))
     return place
+
+
+def record_file(place: Path) -> Path:
+    return place.parent.with_suffix(".json")
 
 
 def find_objects(store: Store, url: S3Url) -> list[Object]:
@@ -105,7 +112,7 @@ def _clear_errors_here(url: S3Url) -> Iterator[None]:
 
 def _recorded(place: Path) -> Any:
     """None also for a record that was cut: the copy is fetched again."""
-    file = place.parent / RECORD
+    file = record_file(place)
     with suppress(ValueError):
         return read_json(file) if file.exists() and place.exists() else None
     return None

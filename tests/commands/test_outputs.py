@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from pathlib import Path
 
 import pytest
 
-from tasks.commands.outputs import first_json, json_in_tar, only_writer, refuse_to_replace
+from tasks.commands.outputs import first_json, json_in_tar, refuse_to_replace
 
 
 def refuse(out: Path, *, is_own: bool, is_folder: bool = False, reads: tuple[Path, ...] = ()) -> None:
@@ -55,26 +53,3 @@ def test_a_file_says_what_it_is_by_its_first_line_or_as_a_whole(tmp_path: Path):
     file.write_bytes(b"\xff\xfe\x00PK")
     assert first_json(file) is None
     assert first_json(tmp_path) is None and json_in_tar(tmp_path, "x") is None and json_in_tar(file, "x") is None
-
-
-def test_a_second_writer_waits_for_the_first_and_no_lock_lies_beside_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.chdir(tmp_path)
-    file, entered = tmp_path / "new" / "rows.jsonl", threading.Event()
-
-    def wait() -> None:
-        with only_writer(file):
-            entered.set()
-
-    with only_writer(file):
-        waiting = [threading.Thread(target=wait) for _ in range(3)]
-        for thread in waiting:
-            thread.start()
-        time.sleep(0.2)
-        assert not entered.is_set()
-        with only_writer(tmp_path / "another.jsonl"):
-            assert [item.name for item in tmp_path.iterdir()] == [".cache"]
-    for thread in waiting:
-        thread.join(timeout=10)
-    assert entered.is_set()

@@ -1,12 +1,17 @@
-"""What a killed stage left half-written goes when the next stage starts, whichever stage that is."""
+"""What a killed stage left half-written goes when the next stage starts, whichever stage that is; a file has one writer
+at a time.
+"""
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from tasks.core.settings import read_params
+from tasks.core.targets import only_writer
 from tasks.pipeline import order
 
 
@@ -39,3 +44,26 @@ def test_every_stage_removes_what_any_killed_stage_left(
     order.run_stage("nothing")
     assert not leftover.exists()
     assert finished.exists()
+
+
+def test_a_second_writer_waits_for_the_first_and_no_lock_lies_beside_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    file, entered = tmp_path / "new" / "rows.jsonl", threading.Event()
+
+    def wait() -> None:
+        with only_writer(file):
+            entered.set()
+
+    with only_writer(file):
+        waiting = [threading.Thread(target=wait) for _ in range(3)]
+        for thread in waiting:
+            thread.start()
+        time.sleep(0.2)
+        assert not entered.is_set()
+        with only_writer(tmp_path / "another.jsonl"):
+            assert [item.name for item in tmp_path.iterdir()] == [".cache"]
+    for thread in waiting:
+        thread.join(timeout=10)
+    assert entered.is_set()

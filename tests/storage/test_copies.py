@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from s3transfer.exceptions import S3DownloadFailedError
 
 from tasks.core.files import read_json
-from tasks.core.urls import local_path, parse_url
+from tasks.core.urls import COPIES, local_path, parse_url
 from tasks.storage.client import StorageError, connect
-from tasks.storage.copies import RECORD, local_copy
-from tasks.storage.folders import files_below, put_folder
+from tasks.storage.copies import local_copy, record_file
+from tasks.storage.folders import MANIFEST, files_below, put_folder
+from tasks.storage.inputs import PROBE
 from tasks.storage.objects import Object
-from tests.services.servers import ObjectStore
+from tests.conftest import ROOT
+from tests.services.servers import ObjectStore, wait_until
+from tests.storage.fault_proxy import FaultProxy
 from tests.storage.places import SETTINGS, Place
 
 pytestmark = pytest.mark.slow
+BIG = 3_000_000  # bytes
 
 
 def test_a_file_is_downloaded_once_and_again_when_the_object_changed(place: Place, monkeypatch: pytest.MonkeyPatch):
@@ -59,6 +66,16 @@ def test_a_name_that_is_no_url_is_a_file_name_all_the_same(place: Place):
     assert [file.name for file in local_copy(place.url("odd"), SETTINGS).iterdir()] == ["cache #2 %41 é.json"]
 
 
+@pytest.mark.parametrize("name", [MANIFEST, PROBE, "record.json"])
+def test_an_object_may_be_named_like_a_file_that_turnwise_writes(place: Place, name: str):
+    place.put(f"data/{name}", b"1")
+    for _ in range(2):
+        assert local_copy(place.url(f"data/{name}"), SETTINGS).read_bytes() == b"1"
+    place.put(f"folder/{name}/{name}/file", b"2")
+    for _ in range(2):
+        assert (local_copy(place.url(f"folder/{name}"), SETTINGS) / name / "file").read_bytes() == b"2"
+
+
 def test_an_object_that_is_a_folder_too_is_one_line(place: Place, monkeypatch: pytest.MonkeyPatch):
     """SeaweedFS keeps files and has no such pair; S3 has."""
     found = [Object(parse_url(place.url(f"both/{name}")), 1, "etag", None) for name in ("a", "a-c", "a/b")]
@@ -91,9 +108,32 @@ def test_an_object_that_is_replaced_while_its_parts_are_read_is_told_and_may_be_
 def test_a_copy_whose_record_was_cut_is_fetched_again(place: Place):
     place.put("problems.jsonl", b"one\n")
     copy = local_copy(place.url("problems.jsonl"), SETTINGS)
-    (copy.parent / RECORD).write_text('{"obj', encoding="utf-8")
+    record_file(copy).write_text('{"obj', encoding="utf-8")
     assert local_copy(place.url("problems.jsonl"), SETTINGS).read_bytes() == b"one\n"
-    assert read_json(copy.parent / RECORD)["objects"]
+    assert read_json(record_file(copy))["objects"]
+
+
+def test_of_two_processes_one_downloads_and_the_other_waits_for_it(place: Place, faults: FaultProxy):
+    place.put("model/weights.bin", bytes(BIG))
+    with ThreadPoolExecutor() as pool:
+        copies = list(pool.map(local_copy, 3 * [place.url("model")], 3 * [SETTINGS]))
+    assert [(copy / "weights.bin").stat().st_size for copy in copies] == 3 * [BIG]
+    assert BIG < faults.bytes_down < 1.5 * BIG
+
+
+@pytest.mark.parametrize("name", ["model", "model/weights.bin"])
+def test_what_a_killed_download_left_goes_with_the_next(place: Place, faults: FaultProxy, name: str):
+    place.put("model/weights.bin", bytes(BIG))
+    faults.delay_seconds = 0.1
+    code = "import sys, tests.storage.places as p, tasks.storage.copies as c; c.local_copy(sys.argv[1], p.SETTINGS)"
+    command = [sys.executable, "-c", code, place.url(name)]
+    child = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    wait_until(lambda: any(COPIES.rglob("*.partial")), "a download")
+    child.kill()
+    child.wait()
+    faults.heal()
+    local_copy(place.url(name), SETTINGS)
+    assert [item.name for item in COPIES.rglob("*") if item.is_file() and item.suffix != ".json"] == ["weights.bin"]
 
 
 def test_a_folder_of_ours_is_copied_by_its_manifest(place: Place, tmp_path: Path):

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from tasks.commands.harvest.conversations import Conversation, read_conversations
 from tasks.commands.harvest.labels import Label, label_by_checker, label_by_judge
-from tasks.commands.outputs import only_writer
 from tasks.core.files import json_hash, read_records, write_jsonl
 from tasks.core.json_text import json_line
 from tasks.core.records import Problem
 from tasks.core.secrets import HIDDEN
 from tasks.core.settings import Paths, Settings, load, load_paths, read_params
+from tasks.core.targets import only_writer
 from tasks.core.terminal import warn
 from tasks.environments.settings import EnvironmentSettings
 
