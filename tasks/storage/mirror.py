@@ -17,6 +17,7 @@ from pathlib import Path
 from tasks.core.files import atomic_folder, link_or_copy, numbered_folders
 from tasks.core.resume import REFUSED
 from tasks.core.settings import Paths
+from tasks.core.targets import remove_leftovers
 from tasks.core.terminal import tell, warn
 from tasks.core.urls import S3Url, parse_url
 from tasks.storage.client import StorageError, Store, connect
@@ -88,6 +89,7 @@ def fetch_resume(sections: StorageSections, stage: str, folder: Path) -> None:
     """
     if sections.paths.remote is None:
         return
+    remove_leftovers(folder.parent)  # of a call that was killed: this run alone writes there
     url, here = resume_url(parse_url(sections.paths.remote), stage, folder), numbered_folders(folder)
     try:
         store = connect(sections.storage)

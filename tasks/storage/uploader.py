@@ -81,6 +81,7 @@ def uploading(
         raise
     finally:
         failure = _finish(child, seconds)
+        shutil.rmtree(staging_folder(artifacts, stage), ignore_errors=True)  # of a child that was killed
         if failure is not None and seconds:
             warn(f"warning: paths.remote: {remote} does not have all of {stage} yet, {failure}. {remedy}")
 
@@ -111,6 +112,11 @@ def _finish(child: subprocess.Popen[str], seconds: float) -> str | None:
         child.wait()
         return f"after {seconds:g} s"
     return f"since its upload ended with status {status}" if status else None
+
+
+def staging_folder(artifacts: str, stage: str) -> Path:
+    """Of the links that are uploaded, finished or not."""
+    return Path(artifacts) / ".mirror" / stage
 
 
 def main() -> int:
@@ -147,7 +153,7 @@ class Sync:
         self.remote = parse_url(task.remote)
         self.resume = None if task.resume is None else Path(task.resume)
         self.url = None if self.resume is None else resume_url(self.remote, task.stage, self.resume)
-        self.staging = Path(task.artifacts) / ".mirror" / task.stage
+        self.staging = staging_folder(task.artifacts, task.stage)
         self.store: Store | None = None
         self.uploaded: list[tuple[str, int]] = []
         self.pause = LOOK_SECONDS
@@ -161,7 +167,7 @@ class Sync:
         folder, url = self.resume, self.url
         now = _versions(folder)
         if now != self.uploaded:
-            if not self._try(lambda store: upload_resume(store, url, folder, self.staging)):
+            if not self._try(lambda store: upload_resume(store, url, folder, self.staging / "links")):
                 self._tell(is_over=is_last)
                 return False
             self.uploaded = now

@@ -24,6 +24,7 @@ from tasks.storage.uploader import uploading
 from tests import tiny
 from tests.conftest import ROOT
 from tests.pipeline.kill_points import result_hash, whole_run
+from tests.services.servers import wait_until
 from tests.storage.fault_proxy import FaultProxy, answering
 from tests.storage.places import SETTINGS, Place, sections
 
@@ -73,7 +74,9 @@ def test_checkpoints_come_while_it_trains_and_an_empty_disk_gets_the_newest(plac
         raise InterruptedError  # the last checkpoint is sent by the end
     kept = content_hash(resume)
     shutil.rmtree(resume)
+    write_json(resume.parent / ".key.31396.partial" / "weights", {})  # a call before this one was killed
     fetch_resume(own, "train", resume)
+    assert [item.name for item in resume.parent.iterdir()] == ["key"]
     assert content_hash(resume) == kept
     assert sorted(item.name for item in resume.glob("iteration-*")) == ["iteration-000010", "iteration-000015"]
 
@@ -93,6 +96,18 @@ def test_the_end_sends_the_results_copies_known_snapshots_and_forgets_the_checkp
     get_folder(connect(SETTINGS), parse_url(place.url("agent")) / RESULTS / "train", tmp_path / "read")
     assert content_hash(tmp_path / "read") == content_hash(artifacts / "train")
     assert place.names("agent/resume") == []
+
+
+def test_an_upload_that_is_killed_at_its_end_leaves_nothing_here(place: Place, faults: FaultProxy, tmp_path: Path):
+    artifacts = tmp_path / "artifacts"
+    own = sections(place.url("agent"), artifacts)
+    own = own.model_copy(update={"storage": SETTINGS.model_copy(update={"finish_seconds": 0.0})})
+    faults.delay_seconds = 1.0
+    checkpoint(artifacts / ".resume" / "key", 5, size=BIG)
+    with uploading(own, [], stage="train", resume=artifacts / ".resume" / "key"):
+        wait_until(lambda: any((artifacts / ".mirror").rglob("weights")), "links to the checkpoint")
+        shutil.rmtree(artifacts / ".resume")  # as a stage does that succeeded
+    assert [item for item in artifacts.rglob("*") if item.is_file()] == []
 
 
 @pytest.mark.parametrize("fault", ["refuses", "slow", "cuts"])
@@ -119,7 +134,7 @@ def test_whatever_s3_does_the_stage_ends_in_time_and_says_it_once(
     assert os.environ["AWS_SECRET_ACCESS_KEY"] not in said
 
     faults.heal()  # and later it is sent after all
-    with uploading(own, ["train"], stage="report"):
+    with uploading(sections(place.url("agent"), artifacts), ["train"], stage="report"):
         pass
     assert f"agent/results/train/{MANIFEST}" in place.names()
 
