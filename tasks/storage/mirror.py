@@ -73,9 +73,18 @@ def upload_resume(store: Store, url: S3Url, folder: Path, staging: Path) -> None
     """
     with atomic_folder(staging) as temporary:
         for item in resume_items(folder):
-            shutil.copytree(item, temporary / item.relative_to(folder), copy_function=link_or_copy)
+            _link_folder(item, temporary / item.relative_to(folder))
     if resume_items(staging):
         put_folder(store, files_below(staging), url, keeps_versions=False)
+
+
+def _link_folder(folder: Path, target: Path) -> None:
+    """OSError of one line: `copytree` goes on after an error, and raises a list of all."""
+    try:
+        shutil.copytree(folder, target, copy_function=link_or_copy)
+    except shutil.Error as error:
+        source, _, reason = error.args[0][0]
+        raise (OSError if Path(source).exists() else FileNotFoundError)(reason) from None
 
 
 def resume_items(folder: Path) -> list[Path]:

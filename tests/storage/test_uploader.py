@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -14,13 +15,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.core.files import content_hash, write_json
+from tasks.core.files import content_hash, link_or_copy, write_json
 from tasks.core.urls import parse_url
+from tasks.storage import mirror
 from tasks.storage.client import connect
 from tasks.storage.folders import MANIFEST, find_manifest, get_folder
 from tasks.storage.mirror import RESULTS, fetch_resume, newest_step, resume_url
 from tasks.storage.settings import StorageSections
-from tasks.storage.uploader import uploading
+from tasks.storage.uploader import Sync, Task, uploading
 from tests import tiny
 from tests.conftest import ROOT
 from tests.pipeline.kill_points import result_hash, whole_run
@@ -108,6 +110,37 @@ def test_an_upload_that_is_killed_at_its_end_leaves_nothing_here(place: Place, f
         wait_until(lambda: any((artifacts / ".mirror").rglob("weights")), "links to the checkpoint")
         shutil.rmtree(artifacts / ".resume")  # as a stage does that succeeded
     assert [item for item in artifacts.rglob("*") if item.is_file()] == []
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_a_checkpoint_that_training_deletes_while_it_is_linked_is_no_failure_and_any_other_error_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], is_deleted: bool
+):
+    folder, artifacts = tmp_path / "key", tmp_path / "artifacts"
+    checkpoint(folder, 5)
+
+    def fail(source: str, target: str) -> None:
+        if is_deleted:
+            shutil.rmtree(folder)
+            link_or_copy(source, target)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), source)
+
+    monkeypatch.setattr(mirror, "link_or_copy", fail)
+    task = Task(
+        remote="s3://bucket/agent",
+        storage=SETTINGS,
+        artifacts=str(artifacts),
+        names=[],
+        frozen=None,
+        stage="train",
+        resume=str(folder),
+    )
+    sync = Sync(task)
+    assert not sync.upload_checkpoints()
+    said = capfd.readouterr().err
+    assert (sync.is_passing, "No space left" in said, said.count("\n")) == (True, not is_deleted, int(not is_deleted))
+    assert "[(" not in said
+    assert sync.upload_checkpoints() == is_deleted  # nothing is left to send
 
 
 @pytest.mark.parametrize("fault", ["refuses", "slow", "cuts"])
