@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError
 from tasks.core.files import atomic_folder, file_hash, files_of, json_hash
 from tasks.core.records import Record
 from tasks.core.urls import S3Url
-from tasks.storage.client import Absent, StorageError, Store
+from tasks.storage.client import Absent, Changed, StorageError, Store
 from tasks.storage.objects import copy_there, download, is_uploaded, list_objects, remove, upload
 
 MANIFEST = "turnwise.manifest.json"
@@ -103,10 +103,15 @@ def _write_manifest(store: Store, url: S3Url, manifest: Manifest, before: Read |
     place = url / MANIFEST
     condition = {"IfNoneMatch": "*"} if before is None else {"IfMatch": before.etag}
     body = json.dumps(manifest.model_dump(), indent=2, sort_keys=True).encode()
-    with store.clear_errors(place):
-        store.client.put_object(
-            Bucket=place.bucket, Key=place.key, Body=body, ContentType="application/json", **condition
-        )
+    try:
+        with store.clear_errors(place):
+            store.client.put_object(
+                Bucket=place.bucket, Key=place.key, Body=body, ContentType="application/json", **condition
+            )
+    except Changed:  # also where the answer to our own write was lost, and boto3 sent it again
+        now = find_manifest(store, url)
+        if now is None or now.manifest != manifest:
+            raise
 
 
 def _remove_unnamed(store: Store, url: S3Url, before: Manifest, now: Manifest) -> None:

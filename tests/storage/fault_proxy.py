@@ -1,6 +1,6 @@
 """A proxy before the S3 server that does what networks and servers do at their worst, when a test asks for it.
 
-It passes bytes on without a look at them, so a signature holds. Offsets count the bytes of one connection.
+It passes bytes on as they are, so a signature holds. Offsets count the bytes of one connection.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ import socket
 import threading
 import time
 from contextlib import suppress
+
+METHODS = (b"GET ", b"HEAD ", b"PUT ", b"POST ", b"DELETE ")  # a client sends a head apart from the body
+CONTINUE = b"HTTP/1.1 100 "  # the answer to a head whose body waits
 
 
 class FaultProxy:
@@ -32,6 +35,8 @@ class FaultProxy:
         self.flip_up_at: int | None = None
         self.flip_down_at: int | None = None
         self.times: int | None = None
+        self.lose_answer_to: int | None = None  # which of the requests from now on, from 1: it is done all the same
+        self.requests = 0
 
     def drop(self) -> None:
         """End the connections that are open, so that the next request meets what is switched on now."""
@@ -60,18 +65,25 @@ class FaultProxy:
                 return
             with socket.create_connection(("127.0.0.1", self.upstream)) as server:
                 self.open.append(client)
-                up = threading.Thread(target=self._pump, args=(client, server, "up"), daemon=True)
+                losing = threading.Event()
+                up = threading.Thread(target=self._pump, args=(client, server, "up", losing), daemon=True)
                 up.start()
-                self._pump(server, client, "down")
+                self._pump(server, client, "down", losing)
                 up.join()
 
-    def _pump(self, source: socket.socket, target: socket.socket, way: str) -> None:
+    def _pump(self, source: socket.socket, target: socket.socket, way: str, losing: threading.Event) -> None:
         passed = 0
         with suppress(OSError):
             while piece := source.recv(1 << 16):
                 time.sleep(self.delay_seconds)
                 piece = self._flipped(piece, passed, self.flip_up_at if way == "up" else self.flip_down_at)
                 if way == "up" and self._is_due(self.cut_up_at, passed, len(piece)):
+                    break
+                if way == "up" and piece.startswith(METHODS):
+                    self.requests += 1
+                    if self.requests == self.lose_answer_to:
+                        losing.set()
+                if way == "down" and losing.is_set() and not piece.startswith(CONTINUE):
                     break
                 target.sendall(piece)
                 passed += len(piece)
