@@ -52,7 +52,9 @@ def atomic_file(path: Path) -> Iterator[Path]:
     """
     path = behind_links(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    name = os.fsencode(path.name)  # of 255 bytes at most
+    short = path.name if len(name) < 200 else hashlib.sha256(name).hexdigest()[:16]
+    temporary = path.with_name(f".{short}.{os.getpid()}.partial")
     try:
         yield temporary
         os.replace(temporary, path)

@@ -141,6 +141,15 @@ def test_a_file_that_fails_halfway_leaves_the_old_one_and_no_rest(tmp_path: Path
     assert names(tmp_path) == ["a.txt"]
 
 
+@pytest.mark.parametrize("name", ["n" * 255, "é" * 127 + "n", "n" * 200])
+def test_a_file_may_have_the_longest_name_there_is(tmp_path: Path, name: str) -> None:
+    with atomic_file(tmp_path / name) as one, atomic_file(tmp_path / f"m{name[1:]}") as two:
+        one.write_bytes(b"1")
+        two.write_bytes(b"2")
+        assert {item.suffix for item in tmp_path.iterdir()} == {".partial"}
+    assert {item.name: item.read_bytes() for item in tmp_path.iterdir()} == {name: b"1", f"m{name[1:]}": b"2"}
+
+
 def test_a_folder_takes_the_place_of_the_old_one_whole(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "out"
     for content in ("one", "two"):

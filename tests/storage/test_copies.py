@@ -61,9 +61,10 @@ def test_a_folder_of_another_program_is_copied_file_by_file_and_without_what_was
     assert not (local_copy(place.url("model"), SETTINGS) / "sub" / "weights.bin").exists()
 
 
-def test_a_name_that_is_no_url_is_a_file_name_all_the_same(place: Place):
-    place.put("odd/cache #2 %41 é.json", b"{}")
-    assert [file.name for file in local_copy(place.url("odd"), SETTINGS).iterdir()] == ["cache #2 %41 é.json"]
+@pytest.mark.parametrize("name", ["cache #2 %41 é.json", "n" * 255])
+def test_a_name_that_is_no_url_or_long_is_a_file_name_all_the_same(place: Place, name: str):
+    place.put(f"odd/{name}", b"{}")
+    assert [file.name for file in local_copy(place.url("odd"), SETTINGS).iterdir()] == [name]
 
 
 @pytest.mark.parametrize("name", [MANIFEST, PROBE, "record.json"])
@@ -85,10 +86,10 @@ def test_an_object_that_is_a_folder_too_is_one_line(place: Place, monkeypatch: p
 
 
 def test_a_name_that_no_file_here_can_have_is_one_line(place: Place):
-    """A file has 255 bytes at most, of which its unfinished copy needs some; S3 takes 1,024."""
-    place.put(f"long/{'n' * 250}", b"1")
+    """A name has 255 bytes at most, of which a folder's unfinished copy needs some; S3 takes 1,024."""
+    place.put(f"{'n' * 250}/file", b"1")
     with pytest.raises(StorageError, match="File name too long") as caught:
-        local_copy(place.url("long"), SETTINGS)
+        local_copy(place.url("n" * 250), SETTINGS)
     assert "\n" not in str(caught.value)
 
 
