@@ -27,10 +27,11 @@ from tasks.commands.profile import apply_profiles, read_profiles
 from tasks.core.console import SafeConsole
 from tasks.core.files import read_json, write_json
 from tasks.core.settings import PARAMS_FILE, Paths, load_paths, parse_params, read_params
+from tasks.core.stages import STAGES
 from tasks.core.surroundings import exempt_loopback, seconds_since_start
 from tasks.core.terminal import tell
 from tasks.core.text import one_line
-from tasks.pipeline.order import STAGES, check_params
+from tasks.pipeline.order import check_params
 from tasks.pipeline.reasons import RunReasons, begin_run, find_reasons
 from tasks.report.summary import print_places
 from tasks.storage.inputs import check_storage, share_endpoint

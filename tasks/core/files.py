@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tasks.core import json_text
 from tasks.core.kept_files import check_shape, damaged, kept_file, row_check
+from tasks.core.stages import STAGES
 from tasks.core.targets import behind_links, put_back
 from tasks.core.text import one_line
 
@@ -210,8 +211,7 @@ def require(path: Path, *, made_by: str | None = None) -> Path:
 
 
 def _stage_of(path: Path) -> str | None:
-    stages = {"curate", "assess", "warm_start", "train", "evaluate", "promote"}
-    return next((part for part in reversed(path.parts[:-1]) if part in stages), None)
+    return next((part for part in reversed(path.parts[:-1]) if part in STAGES), None)
 
 
 def content_hash(*paths: Path, ignore: Callable[[Path], bool] = lambda path: False) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from tasks.core.provenance import RECORDED, provenance, provenance_file, write_provenance
 from tasks.core.resume import resume_folder
 from tasks.core.settings import PARAMS_FILE, Paths, Settings, check_section_names, load, load_paths, read_params
+from tasks.core.stages import STAGES
 from tasks.core.targets import remove_leftovers
 from tasks.core.urls import local_path
 from tasks.models.settings import ComputeSettings, LaunchSettings
@@ -45,7 +46,6 @@ from tasks.storage.uploader import uploading
 if TYPE_CHECKING:
     from tasks.learning.shared.ranks import Ranks
 
-STAGES = ("curate", "assess", "warm_start", "train", "evaluate", "promote")
 CHECKPOINTED = ("warm_start", "train")
 LOADS_A_MODEL = ("assess", "warm_start", "train", "evaluate")  # promote at most measures again what evaluate loaded
 # Libraries that compute in threads read one of these when they are loaded.

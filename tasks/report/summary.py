@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.settings import Paths
+from tasks.core.stages import STAGES
 from tasks.core.text import printable
 from tasks.measurement.points import difference_text
 from tasks.report.results import (
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
     from tasks.core.console import SafeConsole
 
-# In the order of tasks/pipeline/order.py, which this package may not import.
-STAGES = ("curate", "assess", "warm_start", "train", "evaluate", "promote")
 SHARED_NUMBERS = ("success_rate", "ci_low", "ci_high", "num_problems", "samples_per_problem")
 BY_HAND = {"force": "forced", "approve": "approved"}  # kinds of override that promote
 

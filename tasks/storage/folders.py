@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from tasks.core.files import atomic_folder, file_hash, files_of, json_hash
 from tasks.core.records import Record
@@ -133,7 +133,7 @@ def find_manifest(store: Store, url: S3Url) -> Read | None:
         for name, file in manifest.files.items():
             check_name(name, url)
             check_name(file.key, url)
-    except (ValidationError, ValueError):
+    except ValueError:
         raise StorageError(
             f"{place}: is no manifest of turnwise, so the folder cannot be read. Write it again."
         ) from None

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,18 +70,13 @@ def at_endpoint(settings: StorageSettings, endpoint: str | None) -> StorageSetti
     return settings.model_copy(update={"endpoint_url": endpoint}) if endpoint else settings
 
 
-class _naming:
-    """Puts the key of params.yaml before the message."""
-
-    def __init__(self, key: str):
-        self.key = key
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, StorageError):
-            raise ValueError(f"{self.key}: {error}") from None
+@contextmanager
+def _naming(key: str) -> Iterator[None]:
+    """Put the key of params.yaml before the message."""
+    try:
+        yield
+    except StorageError as error:
+        raise ValueError(f"{key}: {error}") from None
 
 
 def _urls(params: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from tasks.core.files import atomic_folder, link_or_copy, numbered_folders
 from tasks.core.resume import REFUSED
 from tasks.core.settings import Paths
+from tasks.core.stages import STAGES
 from tasks.core.targets import remove_leftovers
 from tasks.core.terminal import tell, warn
 from tasks.core.urls import S3Url, parse_url
@@ -26,7 +27,6 @@ from tasks.storage.settings import StorageSections
 
 RESULTS, RESUME = "results", "resume"
 RUN = "run"
-STAGES = ("curate", "assess", "warm_start", "train", "evaluate", "promote")
 FOLDERS = (*STAGES, "report")
 # In artifacts, and in the workspace.
 OF_THE_RUN = ("run.json", "progress.png", "evaluations.jsonl", "accepted_drift.json", "provenance", "timings")

@@ -37,7 +37,7 @@ def old_results(store: Store, remote: S3Url, *, keep: int) -> Iterator[OldObject
     """Versions of each folder of results beyond the newest `keep`; never the one that its manifest names, nor one that
     got an object after the manifest: another machine may be uploading it.
     """
-    for name, folder in _folders(store, remote / RESULTS, depth=2).items():
+    for name, folder in _folders(store, remote / RESULTS).items():
         found = find_manifest(store, remote / RESULTS / name)
         if found is None:
             continue  # the first upload has not ended
@@ -50,7 +50,7 @@ def old_results(store: Store, remote: S3Url, *, keep: int) -> Iterator[OldObject
 def old_checkpoints(store: Store, remote: S3Url, *, days: float) -> Iterator[OldObjects]:
     """Checkpoints that no training has added to for so many days: it ended on a machine that never came back."""
     limit = datetime.now(UTC) - timedelta(days=days)
-    for stage, folder in _folders(store, remote / RESUME, depth=2).items():
+    for stage, folder in _folders(store, remote / RESUME).items():
         for key, listed in folder.items():
             if listed.modified < limit:
                 yield OldObjects(remote / RESUME / stage / key, listed.keys, listed.size)
@@ -86,7 +86,7 @@ def _stays(store: Store, bucket: str, answer: Mapping[str, Any]) -> StorageError
     return refusal(place, {**answer, "Error": first}, store.secrets.hide)
 
 
-def _folders(store: Store, url: S3Url, *, depth: int) -> dict[str, dict[str, _Listed]]:
+def _folders(store: Store, url: S3Url) -> dict[str, dict[str, _Listed]]:
     """The objects under `url` by the first two parts of their keys: `name/version/…`, `stage/key/…`."""
     found: dict[str, dict[str, _Listed]] = defaultdict(dict)
     prefix = f"{url.key}/"
@@ -94,9 +94,10 @@ def _folders(store: Store, url: S3Url, *, depth: int) -> dict[str, dict[str, _Li
         for page in store.client.get_paginator("list_objects_v2").paginate(Bucket=url.bucket, Prefix=prefix):
             for item in page.get("Contents", []):
                 parts = item["Key"].removeprefix(prefix).split("/")
-                if len(parts) > depth:
-                    name, version = parts[:depth]
+                if len(parts) > 2:
+                    name, version = parts[:2]
                     before = found[name].get(version, _Listed(item["LastModified"], [], 0))
+                    before.keys.append(item["Key"])
                     newest = max(before.modified, item["LastModified"])
-                    found[name][version] = _Listed(newest, [*before.keys, item["Key"]], before.size + item["Size"])
+                    found[name][version] = before._replace(modified=newest, size=before.size + item["Size"])
     return found

@@ -15,7 +15,7 @@ from subprocess import PIPE
 import pytest
 
 from tasks.commands.cli.stages import is_known_to_dvc
-from tasks.pipeline.order import STAGES
+from tasks.core.stages import STAGES
 from tasks.pipeline.run_lock import only_run
 from tests.conftest import ROOT
 from tests.profiles import profile_text

@@ -21,8 +21,9 @@ from tasks.core.import_graph import closure, imports
 from tasks.core.provenance import RECORDED
 from tasks.core.resume import fill_in
 from tasks.core.settings import load, read_params
+from tasks.core.stages import STAGES
 from tasks.drift.pin import PIN_FILE
-from tasks.pipeline.order import STAGES, stage_module
+from tasks.pipeline.order import stage_module
 from tasks.stages.evaluate.measurement_key import code_of_episodes
 from tasks.stages.evaluate.settings import EvaluateSections
 from tests.conftest import ROOT

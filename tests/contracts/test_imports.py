@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tasks.core.import_graph import Import, closure, imported, imports, imports_of, module_file
-from tasks.pipeline.order import STAGES
+from tasks.core.stages import STAGES
 from tests.conftest import ROOT
 from tests.contracts.import_graph import module_name, nodes, python_files
 

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from tasks.core.files import content_hash
+from tasks.core.stages import STAGES
 from tasks.core.urls import parse_url
 from tasks.storage.client import connect
 from tasks.storage.folders import get_folder
-from tasks.storage.mirror import RESULTS, STAGES
+from tasks.storage.mirror import RESULTS
 from tests.pipeline.project import Project, make_project
 from tests.pipeline.test_kills import stage_process
 from tests.pipeline.toy_project import make_toy_project, release_knobs

@@ -12,7 +12,7 @@ import yaml
 
 from tasks.core.files import read_json, write_json, write_jsonl
 from tasks.core.settings import Paths
-from tasks.pipeline.order import STAGES
+from tasks.core.stages import STAGES
 from tasks.tracking.connection import connect, experiment_id
 from tasks.tracking.finished_runs import MODEL_TAG, last_finished, record_finished
 from tasks.tracking.journal import operator

@@ -24,9 +24,9 @@ from tasks.commands.prune.dvc_cache import DvcCache, OldResults, find_old_result
 from tasks.core.console import SafeConsole
 from tasks.core.resume import resume_root
 from tasks.core.settings import Paths, Settings, load, load_paths, read_params
+from tasks.core.stages import STAGES
 from tasks.core.terminal import tell, warn
 from tasks.core.urls import parse_url
-from tasks.pipeline.order import STAGES
 from tasks.pipeline.run_lock import only_run
 from tasks.pipeline.settings import PipelineSettings
 from tasks.stages.promote.settings import PromoteSettings
