@@ -29,7 +29,7 @@ from tasks.tools.base import Environment, ToolReply
 from tasks.tools.replay import Played, Script, play
 
 MOST_PROBLEMS = 4
-MORE_PLAYS = 3  # when replies differ: a live reading grows over four plays by chance 1 time in 24
+MORE_PLAYS = (3, 12)  # when replies differ; when they look like a leak: a reading of two values does 1 time in 32,768
 MAX_SHOWN = 80  # characters of a reply
 NUMBER, WORD, TIME_OF_DAY = re.compile(r"\d+"), re.compile(r"\S+"), re.compile(r"\d?\d:\d\d(:\d\d)?")
 Replies = Sequence[ToolReply]  # to one call, in the order of the plays
@@ -104,13 +104,21 @@ def _other_verdict(what: str, first: Played, second: Played) -> str:
 
 
 def _play_differing(first: Played, second: Played, play_again: Callable[[], Played | None]) -> list[Replies]:
-    """The replies to each call over several plays, which show why they differ; empty where two plays are equal."""
+    """The replies to each call over several plays, which show why they differ; empty where two plays are equal. Where
+    a few look like a leak there are more, since live replies of few values look like one by chance.
+    """
     if [_said(reply) for reply in first.replies] == [_said(reply) for reply in second.replies]:
         return []
-    more = [played for _ in range(MORE_PLAYS) if (played := play_again()) is not None]
-    if len(more) < MORE_PLAYS:
-        return []
-    return list(zip(*(played.replies for played in (first, second, *more)), strict=False))
+    plays, replies = [first, second], list[Replies]()
+    for num_more in MORE_PLAYS:
+        more = [played for _ in range(num_more) if (played := play_again()) is not None]
+        if len(more) < num_more:
+            return []
+        plays += more
+        replies = list(zip(*(played.replies for played in plays), strict=False))
+        if not _first_shown(replies, _shows_a_leak):
+            break
+    return replies
 
 
 def _first_shown(plays: Sequence[Replies], is_shown: Callable[[Replies], bool]) -> str:
@@ -159,7 +167,7 @@ def _without_clock(value: object) -> str:
 
 def _is_kept(values: Sequence[str]) -> bool:
     """Whether a value changes over the plays as leaked state does: it stays as the first play left it, alternates, or
-    grows from the second on (`nothing`, `a`, `a, a`).
+    grows from the second on (`nothing`, `a`, `a, a`), be it up to a size.
     """
     first, second, *later = values
     if first == second or all(TIME_OF_DAY.search(value) for value in values):
@@ -170,7 +178,8 @@ def _is_kept(values: Sequence[str]) -> bool:
         return False
     is_switched = values[0::2] == [first] * len(values[0::2]) and values[1::2] == [second] * len(values[1::2])
     lengths = [len(value) for value in (second, *later)]
-    return is_switched or all(shorter < longer for shorter, longer in pairwise(lengths))
+    grows = lengths == sorted(lengths) and len({*lengths}) > MORE_PLAYS[0]
+    return is_switched or grows
 
 
 def _is_number(value: str) -> bool:

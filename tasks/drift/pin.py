@@ -30,7 +30,7 @@ from tasks.tools.replay import Played, Script, play
 
 PIN_FILE, ACCEPTED_FILE = "environment.json", "accepted_drift.json"
 ACCEPT_VARIABLE = "TURNWISE_ACCEPT_DRIFT"  # passes --accept-drift to stages that DVC or the flow starts
-MORE_PLAYS = 2  # before a difference counts: replies that differ between them are random, not drift
+ROUNDS = (1, 2, 8)  # plays, until no difference is left: replies that differ between them are random, not drift
 MAX_LINES = 12
 
 Pin = dict[str, Any]  # "fingerprint", "description" and "probes"
@@ -136,7 +136,7 @@ def _recognise(settings: EnvironmentSettings, known: Sequence[Pin]) -> tuple[Pin
     problems = [Problem.model_validate(probe["problem"]) for probe in known[0]["probes"]]
     plays: list[list[Played]] = []
     with _open_bare(settings) as environment:
-        for num_plays in (1, MORE_PLAYS):
+        for num_plays in ROUNDS:
             if is_strict(settings):
                 today = {**make_pin(environment, [], []), "probes": known[0]["probes"]}
             else:

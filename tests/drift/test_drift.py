@@ -266,14 +266,14 @@ def test_a_reply_that_was_the_same_twice_by_luck_raises_no_alarm(paths: Paths, m
 def test_a_call_that_was_never_turned_down_and_now_is_at_times_is_a_drift(
     refuses: tuple[bool, ...], paths: Paths, monkeypatch: pytest.MonkeyPatch
 ):
-    plays = iter(refuses)
+    plays = itertools.cycle(refuses)
     with_reply("get_cost", lambda reply: refuse_if(next(plays)))(monkeypatch)
     with pytest.raises(ValueError, match="reply of get_cost: the call is now turned down in some plays"):
         check_pin(SETTINGS, paths, stage="train")
 
 
 def test_a_verdict_that_was_always_the_same_and_now_varies_is_a_drift(paths: Paths, monkeypatch: pytest.MonkeyPatch):
-    verdicts = iter((False, True, True))
+    verdicts = itertools.cycle((False, True, True))
     monkeypatch.setattr(ShopEpisode, "verdict", lambda episode, message: verdict_of(next(verdicts)))
     with pytest.raises(ValueError, match=r"success: true → \[false, true\], from play to play, as for shop-1"):
         check_pin(SETTINGS, paths, stage="train")
