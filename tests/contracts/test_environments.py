@@ -268,6 +268,12 @@ def test_the_same_problem_plays_the_same_twice_and_is_as_it_was(case: Case):
         assert problem.model_dump() == before
 
 
+def test_a_file_gives_its_problems_back_as_they_are(case: Case):
+    """Later stages read them from one."""
+    for problem in case.problems:
+        assert Problem.model_validate_json(problem.model_dump_json()) == problem
+
+
 def test_reference_solutions_score_1(case: Case):
     if case.solvable:
         assert all(play(case, problem)[1].success for problem in case.problems)

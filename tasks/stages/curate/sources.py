@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from tasks.core import json_text
 from tasks.core.files import read_jsonl
 from tasks.core.records import Problem
 from tasks.core.splits import content_key
 from tasks.core.text import one_line
 from tasks.core.tool_calls import parse_calls
 from tasks.core.urls import local_path
+from tasks.core.user_code import users_line
 from tasks.tools.base import Environment, Halves, SourceCount
 
 if TYPE_CHECKING:
@@ -25,24 +29,62 @@ def is_generated(settings: CurateSections) -> bool:
 
 
 def read_problems(settings: CurateSections, environment: Environment) -> list[tuple[str, Problem]]:
-    """(place, problem) of every row; ValueError names the lines that are no valid problem."""
-    options = settings.curate
+    """(place, problem) of every row, as later stages read it; ValueError names the lines that are no valid problem."""
+    source, found = settings.curate.source, []
     if not is_generated(settings):
-        refuse_other_environment(options.source, settings.environment.name)
-        return _read_file(local_path(options.source))
-    problems = environment.generate(seed=settings.seed, num_problems=options.num_generated, max_level=options.max_level)
-    if problems is None:
-        raise ValueError(
-            f"curate.source = {options.source!r}, but the environment {environment.name!r} generates no problems. "
-            f"Set curate.source to the path of a JSONL file of problems."
-        )
-    found = [(f"row {number}", problem) for number, problem in enumerate(problems, start=1)]
-    for where, problem in found:
-        if fault := call_as_answer(problem):
+        refuse_other_environment(source, settings.environment.name)
+        return _read_file(local_path(source))
+    for number, problem in enumerate(_generate(settings, environment), start=1):
+        try:
+            found.append((f"row {number}", _problem(_as_stored(problem.model_dump()))))
+        except ValueError as error:
             raise ValueError(
-                f"{options.source}, {where} ({problem.id}): {fault}. Correct generate() of the environment."
-            )
+                f"{source}, row {number} ({one_line(problem.id)}): {error}. Correct generate() of the environment."
+            ) from None
     return found
+
+
+def _generate(settings: CurateSections, environment: Environment) -> Iterator[Problem]:
+    """ValueError names the row over which the user's own code crashed, and the line."""
+    options, number = settings.curate, 1
+    try:
+        problems = environment.generate(
+            seed=settings.seed, num_problems=options.num_generated, max_level=options.max_level
+        )
+        if problems is None:
+            raise ValueError(
+                f"curate.source = {options.source!r}, but the environment {environment.name!r} generates no problems. "
+                f"Set curate.source to the path of a JSONL file of problems."
+            )
+        for problem in problems:
+            yield problem
+            number += 1
+    except Exception as error:
+        line = users_line(error)
+        if not line:
+            raise
+        raise ValueError(
+            f"{options.source}, row {number}: generate() crashed at {line} ({type(error).__name__}: "
+            f"{one_line(error)}), so no problem was curated. Correct it."
+        ) from error
+
+
+def _as_stored(value: Any, place: str = "") -> Any:
+    """What a file gives back, if it equals the value. Else ValueError names the smallest part for which it does not."""
+    how = "which no file can contain"
+    with suppress(ValueError, TypeError, RecursionError):
+        stored = json_text.parse(json_text.json_row(value), max_depth=json_text.MAX_ROW_DEPTH)
+        if stored == value:
+            return stored
+        how = f"which a file gives back as {one_line(repr(stored))}"
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    if place.count(".") < json_text.MAX_ROW_DEPTH:  # a list may contain itself
+        for name, part in parts:
+            _as_stored(part, f"{place}.{name}" if place else str(name))
+    raise ValueError(
+        f"{one_line(place)} is {one_line(repr(value))}, {how}, so later stages would play another problem. Use "
+        f"text as keys, a list for a tuple or set, text for a date or Enum, and finite numbers"
+    )
 
 
 def count_source(settings: CurateSections, environment: Environment) -> SourceCount | None:
