@@ -30,7 +30,7 @@ def expert_episodes(
     willing, draw = [problem for problem in by_turns for _ in range(problem.level)], 0
     demonstrate = _find_expert(replays, willing[:num])
     while willing and len(episodes) < num:
-        tried = [(problem, random.Random(f"{seed}/curate/{draw}/{place}")) for place, problem in enumerate(willing)]
+        tried = ((problem, random.Random(f"{seed}/curate/{draw}/{place}")) for place, problem in enumerate(willing))
         played = ((problem, demonstrate(problem, rng)) for problem, rng in tried)
         made = ((problem, demonstration) for problem, demonstration in played if demonstration is not None)
         cycle = list(islice(made, num - len(episodes)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -75,6 +76,20 @@ def test_each_cycle_draws_anew_and_the_same_seed_draws_the_same() -> None:
     assert set(texts(0)) == {2, 4}  # one call of 3 or three calls of 1, and the answer
     assert texts(0) == texts(0)
     assert texts(0) != texts(1)
+
+
+def test_a_random_stream_is_made_for_the_episodes_that_are_played_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One takes 2.6 kB, and there may be a hundred thousand rows of level 3."""
+    streams = list[str]()
+
+    def stream(name: str) -> random.Random:
+        streams.append(name)
+        return random.SystemRandom()
+
+    monkeypatch.setattr(random, "Random", stream)
+    problems = [problem(f"p{number}", level=3) for number in range(50)]
+    assert len(expert_episodes(Replays(SumsWithExpert()), problems, num=4, seed=7)) == 4
+    assert streams == [f"7/curate/0/{place}" for place in range(4)]
 
 
 def test_problems_the_expert_refuses_are_passed_over_and_with_no_other_there_are_none() -> None:
