@@ -22,8 +22,8 @@ LABEL = "demonstrations"
 def expert_episodes(
     replays: Replays, problems: Sequence[Problem], *, num: int, seed: int
 ) -> list[tuple[Problem, Demonstration]]:
-    """`num` error-free expert episodes; fewer only where no problem has one. Level n is shown n times per cycle: there
-    is more to imitate.
+    """`num` error-free expert episodes; fewer where the expert has declined each problem: it is not asked again for
+    one that it declined. Level n is shown n times per cycle: there is more to imitate.
     """
     episodes: list[tuple[Problem, Demonstration]] = []
     by_turns = in_turn(problems, category=lambda problem: problem.category)
