@@ -38,6 +38,11 @@ def visible(text: str) -> str:
     )
 
 
+def is_blank(text: str) -> bool:
+    """Whether a reader sees nothing in it: spaces and invisible characters (U+200B) at most."""
+    return all(letter.isspace() or not letter.isprintable() for letter in text)
+
+
 def encodable(text: str) -> str:
     """Replace each half of a surrogate pair, which UTF-8 cannot encode, by U+FFFD."""
     return HALF_A_PAIR.sub("\N{REPLACEMENT CHARACTER}", text)

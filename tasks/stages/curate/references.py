@@ -13,6 +13,7 @@ from tasks.core.progress import progress_bar, spell
 from tasks.core.records import Problem
 from tasks.core.splits import content_key
 from tasks.core.terminal import tell
+from tasks.core.text import is_blank
 from tasks.core.tool_calls import call_text
 from tasks.stages.curate.failures import MALFORMED, first_refusal, refuse_equal_failures, refuse_failures_outside
 from tasks.stages.curate.splitting import SPLITS, in_turn
@@ -144,6 +145,7 @@ def problem_table(
             "split": split_of.get(row.position, ""),
             "num_splits": len(sides[row.problem.split_group]),
             "num_sides": len(sides[row.problem.split_group].intersection(apart)),
+            "blank_request": first_blank("request", row.problem.requests),
             "num_requests": len(row.problem.requests),
             "num_reference_turns": len(row.problem.reference),
             "unknown_tools": ", ".join(_unknown_tools(environment, row.problem)),
@@ -153,6 +155,11 @@ def problem_table(
         }
         for row in rows
     ]
+
+
+def first_blank(what: str, texts: Sequence[str]) -> str:
+    """`request 2`, where the second text is the first in which nothing can be read; "" where each can."""
+    return next((f"{what} {number}" for number, text in enumerate(texts, start=1) if is_blank(text)), "")
 
 
 def _unknown_tools(environment: Environment, problem: Problem) -> dict[str, None]:

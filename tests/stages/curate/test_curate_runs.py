@@ -39,7 +39,7 @@ def test_a_run_leaves_three_splits_demonstrations_a_card_and_a_page(tmp_path: Pa
     assert card["by_category"]["test"] == {"easy": 10}
     assert (card["environment"], card["fingerprint"]) == ("sums_with_expert", SumsWithExpert().fingerprint())
     assert (card["num_duplicates_removed"], card["num_demonstrations"]) == (0, 8)
-    assert len(card["expectations"]) == 20
+    assert len(card["expectations"]) == 22
     assert all(expectation["success"] for expectation in card["expectations"])
     for name, digest in card["hashes"].items():
         assert hashlib.sha256((out / name).read_bytes()).hexdigest() == digest
@@ -53,7 +53,7 @@ def test_a_run_leaves_three_splits_demonstrations_a_card_and_a_page(tmp_path: Pa
     assert capped["reason"].startswith("more than curate.max_select_problems") and capped["num_problems"] == 8
     assert card["shared_split_groups"]["num_groups"] > card["shared_split_groups"]["num_shared"] == 0
     page = (tmp_path / "validation" / "index.html").read_text()
-    assert "20 of 20 expectations passed" in page
+    assert "22 of 22 expectations passed" in page
     assert sorted(path.name for path in (tmp_path / "validation").iterdir()) == ["index.html", "validation.json"]
     document = (tmp_path / "validation" / "validation.json").read_bytes()
     assert document == (out / "validation.json").read_bytes()
@@ -138,7 +138,7 @@ def test_bfcl_is_curated_whole_and_the_card_says_what_its_splits_share(
     assert f"curate: the data card is {tmp_path / 'curate' / 'card.html'}" in said.out
     held = {item["name"] for item in card["expectations"] if item["success"]}
     assert held >= {"no split group is on two sides", "the source contains as many problems as were published"}
-    assert (len(held), len(card["expectations"])) == (20 if num_shared else 21, 21)
+    assert (len(held), len(card["expectations"])) == (22 if num_shared else 23, 23)
     characters = card["distributions"]["train"]["prompt_characters"]
     assert 8_000 < characters["min"] < 15_000 < characters["median"] < 17_000 < characters["max"] < 21_000
 

@@ -65,7 +65,7 @@ def test_the_page_shows_every_expectation_escapes_what_rows_hold_and_needs_no_ne
 
 def test_expectations_have_distinct_names_and_say_why_and_what_to_do() -> None:
     suite = suite_of(3)
-    assert len({check.name for check in suite}) == len(suite) == 20
+    assert len({check.name for check in suite}) == len(suite) == 22
     assert all(check.why and check.remedy.endswith(".") for check in suite)
 
 
@@ -97,6 +97,10 @@ BROKEN: dict[str, tuple[list[dict[str, Any]], str]] = {
     "foreign world": (
         with_row(2, world={}),
         "'each reference solution scores 1' failed: 'p2' (line 3: KeyError: 'target').",
+    ),
+    "blank request": (
+        with_row(2, requests=["\u200b \n"]),
+        "'each request has text' failed: 'p2' (line 3: request 1).",
     ),
     "unequal turns": (
         with_row(2, requests=["a", "b"]),
@@ -135,15 +139,18 @@ def good_tables() -> dict[str, list[dict[str, Any]]]:
     problems = [
         {
             "id": f"p{i}", "where": f"line {i}", "category": "easy", "level": 1, "split_group": "g", "split": "train",
-            "num_sides": 1, "num_splits": 1, "num_requests": 1, "num_reference_turns": 1, "unknown_tools": "",
-            "invalid_call": "", "reference_score": 1, "fault": "",
+            "num_sides": 1, "num_splits": 1, "num_requests": 1, "num_reference_turns": 1, "blank_request": "",
+            "unknown_tools": "", "invalid_call": "", "reference_score": 1, "fault": "",
         }
         for i in range(2)
     ]  # fmt: skip
     splits = [
         {"id": name, "where": "2 problems", "num_problems": 2, "num_missing": 0} for name in ("train", "select", "test")
     ]
-    demonstrations = [{"id": f"p{i}", "where": f"demonstration {i}", "split": "train", "fault": ""} for i in range(2)]
+    demonstrations = [
+        {"id": f"p{i}", "where": f"demonstration {i}", "split": "train", "fault": "", "blank_answer": ""}
+        for i in range(2)
+    ]
     return {"problems": problems, "splits": splits, "demonstrations": demonstrations}
 
 
@@ -157,6 +164,7 @@ BREAKS: dict[str, tuple[str, str, object]] = {
     "no split_group is empty": ("problems", "split_group", ""),
     "each level is at least 1": ("problems", "level", 0),
     "each id is unique": ("problems", "id", "p0"),
+    "each request has text": ("problems", "blank_request", "request 1"),
     "each request has one turn of the reference": ("problems", "num_requests", 2),
     "each tool named by a reference exists": ("problems", "unknown_tools", "teleport"),
     "each call of a reference is valid": ("problems", "invalid_call", "add"),
@@ -167,6 +175,7 @@ BREAKS: dict[str, tuple[str, str, object]] = {
     "a rotated test set is as large as asked for": ("splits", "num_missing", 2),
     "each demonstration is of a train problem": ("demonstrations", "split", "test"),
     "each demonstration scores 1 without an invalid call": ("demonstrations", "fault", "failed"),
+    "each answer of a demonstration has text": ("demonstrations", "blank_answer", "message 2"),
 }
 
 
