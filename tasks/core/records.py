@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import compress
 from operator import attrgetter
 from typing import Annotated, Any, Literal
+from unicodedata import normalize
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 Outcome = Literal["success", "failure", "max_turns", "overlong", "environment_error"]
 StopReason = Literal[
     "end_of_turn", "stop_string", "max_tokens_per_turn", "max_tokens_per_episode", "max_completion_tokens"
 ]
 BY_ENVIRONMENT = "success_by_environment"  # in a row of metrics: success rate by name, of a mixture
+COMPOSED = AfterValidator(partial(normalize, "NFC"))
 OF_A_THOUGHT = ("thought", "num_thought_tokens", "thought_was_cut")
 OF_TOKENS = ("token_ids", "sampled_mask", "sampler_logp", "token_versions")
 LEFT_OUT_IF_EMPTY = ("score", "num_replayed_turns", "token_versions", "begun")
@@ -50,7 +52,8 @@ class Problem(Record):
 
     Results are reported by `category`. `level` is the difficulty, 1 to 100, and how often its demonstration is shown.
     The environment builds the episode's state from `world`. `requests` and `reference` have one entry per user turn.
-    Problems with the same `split_group`, spaces around it aside, depend on the same facts and are in the same split.
+    Problems with the same `split_group` depend on the same facts and are in the same split; spaces around it do not
+    count, nor in which form of Unicode it is written.
     """
 
     id: str = Field(min_length=1)
@@ -59,7 +62,7 @@ class Problem(Record):
     requests: list[str] = Field(min_length=1)
     world: dict[str, Any]
     reference: list[ReferenceTurn] = Field(min_length=1)
-    split_group: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+    split_group: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1), COMPOSED]
 
 
 class Demonstration(Record):

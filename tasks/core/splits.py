@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from unicodedata import normalize
+
 from tasks.core.files import json_hash, read_records
 from tasks.core.records import Problem
 from tasks.core.settings import Paths
@@ -23,5 +26,8 @@ def content_key(problem: Problem) -> str:
 
 
 def question_key(problem: Problem) -> str:
-    """Equal for problems that ask the same in the same world, however spaced, and whatever their references answer."""
-    return json_hash([[" ".join(request.split()) for request in problem.requests], problem.world])
+    """Equal for problems that ask the same in the same world, however spaced and in whichever form of Unicode, and
+    whatever their references answer.
+    """
+    asked = [[" ".join(request.split()) for request in problem.requests], problem.world]
+    return json_hash(normalize("NFC", json.dumps(asked, sort_keys=True, ensure_ascii=False)))

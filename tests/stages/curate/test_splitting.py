@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.core.records import Problem
+from tasks.core.splits import question_key
 from tasks.environments.bfcl.problems import chosen_problems, published_halves
 from tasks.environments.bfcl.settings import BFCLSettings
 from tasks.environments.travel_desk.environment import TravelDesk
@@ -234,8 +235,19 @@ def test_a_published_train_half_is_used_as_it_is_and_its_held_out_half_is_kept_a
     assert (ids(kept), ids(asked_before)) == ({"g0", "g9"}, {"g1"})
 
 
-def test_spaces_around_a_split_group_make_no_other_group() -> None:
+def test_neither_spaces_around_a_split_group_nor_how_unicode_writes_it_make_another_group() -> None:
     assert row(0, group=" g1 ").problem.split_group == "g1"
+    composed, decomposed = "Z\u00fcrich", "Zu\u0308rich"
+    assert row(0, group=decomposed).problem.split_group == row(0, group=composed).problem.split_group == composed
+
+
+def test_a_question_in_another_unicode_form_is_the_same_question() -> None:
+    def key(city: str, room: str = "1") -> str:
+        asked = {"requests": [f"To {city}."], "world": {city: [city], "room": room}}
+        return question_key(asking("g0").problem.model_copy(update=asked))
+
+    assert key("Z\u00fcrich") == key("Zu\u0308rich")
+    assert len({key("Z\u00fcrich"), key("Zurich"), key("Z\u00fcrich", room="2")}) == 3
 
 
 def test_items_come_one_of_each_category_in_turn() -> None:
