@@ -15,7 +15,7 @@ from typing import Any
 from tasks.core.pages import render
 from tasks.core.records import Problem
 from tasks.stages.curate.references import Row
-from tasks.stages.curate.splitting import SPLITS, HasProblem, shared_groups
+from tasks.stages.curate.splitting import SPLITS, HasProblem, Splits, shared_groups
 from tasks.tools.base import Environment, SourceCount, Tool
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -30,10 +30,11 @@ MEASURES = {
 EARLIER_TEST_SETS = "in a test set before curate.test_rotation"
 LATER_TEST_SETS = "kept for a test set after curate.test_rotation"
 OF_OTHER_TEST_SETS = (EARLIER_TEST_SETS, LATER_TEST_SETS)
-Splits = Mapping[str, Sequence[HasProblem]]
 
 
-def describe_splits(environment: Environment, splits: Splits, left_out: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def describe_splits(
+    environment: Environment, splits: Splits[HasProblem], left_out: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
     problems = {name: [row.problem for row in splits[name]] for name in SPLITS}
     measure = measures(environment)
     return {
@@ -53,7 +54,7 @@ def describe_splits(environment: Environment, splits: Splits, left_out: Mapping[
 def list_left_out(
     rows: Sequence[Row],
     unique: Sequence[Row],
-    splits: Mapping[str, Sequence[Row]],
+    splits: Splits[Row],
     other_tests: tuple[Sequence[Row], Sequence[Row]],
     asked_before: Sequence[Row],
     source_count: SourceCount | None,
@@ -109,7 +110,7 @@ def distributions(rows: Sequence[Mapping[str, int]]) -> dict[str, dict[str, int]
     return {name: {word: values[rank] for word, rank in ranks.items()} for name, values in ordered.items()}
 
 
-def shared_split_groups(splits: Splits) -> dict[str, Any]:
+def shared_split_groups(splits: Splits[HasProblem]) -> dict[str, Any]:
     shared = shared_groups(splits)
     return {
         "num_groups": len({row.problem.split_group for name in SPLITS for row in splits[name]}),

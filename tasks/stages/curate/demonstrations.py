@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from tasks.core.records import Demonstration, Problem
 from tasks.core.tool_calls import parse_calls
-from tasks.stages.curate.references import Replays, Splits, first_blank
+from tasks.stages.curate.references import Replays, Row, first_blank
 from tasks.stages.curate.settings import ShardedDemonstrationSettings
-from tasks.stages.curate.splitting import SPLITS, in_turn
+from tasks.stages.curate.splitting import SPLITS, Splits, in_turn
 from tasks.tools.base import Environment, Expert
 from tasks.tools.replay import Played, Script, demonstration_of
 from tasks.tools.user.hidden import shards_of
@@ -155,7 +155,7 @@ def _demonstration_fault(steps: Sequence[_Step], replies: Sequence[Sequence[str]
 
 
 def demonstration_table(
-    replays: Replays, demonstrations: Sequence[tuple[Problem, Demonstration]], splits: Splits
+    replays: Replays, demonstrations: Sequence[tuple[Problem, Demonstration]], splits: Splits[Row]
 ) -> list[dict[str, Any]]:
     """One row per demonstration: the split of its problem, and its fault when played again."""
     split_of = {row.problem.id: name for name in SPLITS for row in splits[name]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from tasks.core.terminal import tell
 from tasks.core.text import is_blank
 from tasks.core.tool_calls import call_text
 from tasks.stages.curate.failures import MALFORMED, first_refusal, refuse_equal_failures, refuse_failures_outside
-from tasks.stages.curate.splitting import SPLITS, in_turn
+from tasks.stages.curate.splitting import SPLITS, Splits, in_turn
 from tasks.tools.base import Environment
 from tasks.tools.replay import Played, Script, play
 
@@ -43,9 +43,6 @@ class Row:
     where: str
     problem: Problem
     replay: Replay
-
-
-Splits = Mapping[str, Sequence[Row]]
 
 
 class Replays:
@@ -125,7 +122,7 @@ def _characters(row: Row) -> int:
 
 
 def problem_table(
-    environment: Environment, rows: Sequence[Row], splits: Splits, *, apart: Sequence[str]
+    environment: Environment, rows: Sequence[Row], splits: Splits[Row], *, apart: Sequence[str]
 ) -> list[dict[str, Any]]:
     """One row per raw row, with what the suite reads; `split` is empty for duplicates and for what a cap left out.
     `num_splits` counts the splits with the row's split group, `num_sides` only those among `apart`.

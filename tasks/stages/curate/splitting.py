@@ -18,10 +18,10 @@ from typing import Literal, Protocol, TypeVar
 from tasks.core.records import Problem
 from tasks.core.splits import question_key
 from tasks.stages.curate.settings import SplitSettings
+from tasks.tools.base import Halves
 
 SPLITS = ("train", "select", "test")
 HELD_OUT = ("select", "test")
-Halves = tuple[frozenset[str], frozenset[str]]  # ids that a publication trained on, and that it held out
 Purpose = Literal["train", "held out", "test set", "order"]
 
 
@@ -32,6 +32,7 @@ class HasProblem(Protocol):
 
 Item = TypeVar("Item")
 Row = TypeVar("Row", bound=HasProblem)
+Splits = Mapping[str, Sequence[Row]]  # by name
 
 
 def keyed_hash(seed: int, purpose: Purpose, name: str) -> float:
@@ -156,7 +157,7 @@ def _ordered(rows: Sequence[Row], options: SplitSettings) -> list[Row]:
     return list(in_turn(by_hash, category=lambda row: row.problem.category))
 
 
-def shared_groups(splits: Mapping[str, Sequence[Row]]) -> dict[str, list[str]]:
+def shared_groups(splits: Splits[Row]) -> dict[str, list[str]]:
     sides: dict[str, list[str]] = defaultdict(list)
     for name in SPLITS:
         for group in dict.fromkeys(row.problem.split_group for row in splits[name]):

@@ -30,7 +30,6 @@ from tasks.stages.curate.expectations import load_suite
 from tasks.stages.curate.references import (
     Replays,
     Row,
-    Splits,
     first_of_each,
     problem_table,
     replay_references,
@@ -41,6 +40,7 @@ from tasks.stages.curate.sources import count_source, is_generated, published_ha
 from tasks.stages.curate.splitting import (
     HELD_OUT,
     SPLITS,
+    Splits,
     keep_on_one_side,
     missing_categories,
     other_test_sets,
@@ -129,7 +129,7 @@ def read_rows(settings: CurateSections, replays: Replays) -> list[Row]:
     ]
 
 
-def split_table(splits: Splits, options: CurateSettings) -> list[dict[str, Any]]:
+def split_table(splits: Splits[Row], options: CurateSettings) -> list[dict[str, Any]]:
     """One row per split, with what the suite reads; `num_missing`: how many problems a rotated test set lacks."""
     missing = max(0, options.max_test_problems - len(splits["test"])) if options.test_rotation else 0
     return [
@@ -200,7 +200,7 @@ def warn_of_undemonstrated(experts: Sequence[Problem], demonstrated: Sequence[Pr
 
 def write_outs(
     folder: Path,
-    splits: Splits,
+    splits: Splits[Row],
     demonstrations: Sequence[Demonstration],
     card: dict[str, Any],
     validation: Validation,
