@@ -39,8 +39,9 @@ class EpisodeRunner:
         self.kept = KeptModels(machine.available_memory)
         self.engines = Engines(next(iter(plays.values())), self.kept)
         self.timings: Timings = {split: {} for split in plays}
-        self._names: dict[tuple[str, str], str] = {}  # by split and hash of a model, the first one
-        self._finished: dict[tuple[str, str], FinishedEpisodes] = {}
+        self._finished: dict[Path, FinishedEpisodes] = {}  # by file: one of a split and a model
+        self._spent: dict[Path, dict[str, float]] = {}
+        self._played: dict[tuple[str, str], FinishedEpisodes] = {}  # by split and name
         self._summaries: dict[tuple[str, str], dict[EpisodeId, EpisodeSummary]] = {}
 
     def play(
@@ -58,11 +59,9 @@ class EpisodeRunner:
         `stage` names the random streams, None: as the split does.
         """
         from tasks.measurement.statistics import EpisodeSummary
-        from tasks.models.folders import folder_hash
         from tasks.rollouts.collect import sample_episodes
 
-        first = self._names.setdefault((split, folder_hash(model)), name)
-        finished = self._finished[split, name] = self.finished(split, first)
+        finished = self._played[split, name] = self._finished_of(model, split)
         num_before, started = len(finished), time.monotonic()
         self.engines.play_as(self.plays[split])
         trajectories = sample_episodes(
@@ -78,14 +77,11 @@ class EpisodeRunner:
             others=others,
         )
         if num_played := len(finished) - num_before:
-            spent = self.timings[split].setdefault(name, {"seconds": 0.0, "episodes": 0})
+            spent = self._spent.setdefault(finished.file, {"seconds": 0.0, "episodes": 0})
             spent["seconds"] = round(spent["seconds"] + time.monotonic() - started, 3)
             spent["episodes"] += num_played
-        if first != name and first in self.timings[split]:
-            self.timings[split][name] = self.timings[split][first]
-        if first != name and bar is not None:
-            for _ in trajectories:
-                bar.advance()
+        if finished.file in self._spent:
+            self.timings[split][name] = self._spent[finished.file]
         self._summaries.setdefault((split, name), {}).update(
             ((item.problem_id, item.sample_index), EpisodeSummary.of(item)) for item in trajectories
         )
@@ -95,31 +91,36 @@ class EpisodeRunner:
         """Those that may play again, whose weights stay in memory where there is room."""
         self.kept.expect(models)
 
-    def finished(self, split: str, name: str) -> FinishedEpisodes:
-        from tasks.rollouts.finished import FinishedEpisodes
-
-        if (split, name) not in self._finished:
-            self._finished[split, name] = FinishedEpisodes(self.resume / f"{split}_{name}.jsonl")
-        return self._finished[split, name]
-
-    def num_finished(self, problems: Sequence[Problem], split: str, name: str) -> int:
-        return len(self._episodes(problems, split, name))
+    def num_finished(self, problems: Sequence[Problem], split: str, model: Path) -> int:
+        return len(self._episodes(problems, split, self._finished_of(model, split)))
 
     def summaries(self, problems: Sequence[Problem], split: str, name: str) -> list[EpisodeSummary]:
         """Of all episodes that `play` returned of a model, in the order of the problems."""
         found = self._summaries[split, name]
-        return [found[episode] for episode in self._episodes(problems, split, name)]
+        return [found[episode] for episode in self._episodes(problems, split, found)]
 
     def store(self, problems: Sequence[Problem], split: str, name: str, file: Path) -> None:
-        """The episodes themselves in a file, as one trajectory a line."""
-        self.finished(split, name).copy(self._episodes(problems, split, name), file)
+        """Those episodes themselves in a file, as one trajectory a line."""
+        self._played[split, name].copy(self._episodes(problems, split, self._summaries[split, name]), file)
 
     def close(self) -> None:
         self.engines.close()
 
-    def _episodes(self, problems: Sequence[Problem], split: str, name: str) -> list[EpisodeId]:
-        finished = self.finished(split, name)
+    def _finished_of(self, model: Path, split: str) -> FinishedEpisodes:
+        """Named by the model itself: the run that goes on after a kill may call another one `best`."""
+        from tasks.models.folders import folder_hash
+        from tasks.rollouts.finished import FinishedEpisodes
+
+        file = self.resume / f"{split}_{folder_hash(model)[:16]}.jsonl"
+        if file not in self._finished:
+            self._finished[file] = FinishedEpisodes(file)
+        return self._finished[file]
+
+    def _episodes(
+        self, problems: Sequence[Problem], split: str, found: FinishedEpisodes | Mapping[EpisodeId, EpisodeSummary]
+    ) -> list[EpisodeId]:
+        """Those of the problems that are among `found`, in order."""
         asked = [
             (problem.id, sample) for problem in problems for sample in range(self.plays[split].samples_per_problem)
         ]
-        return [episode for episode in asked if episode in finished]
+        return [episode for episode in asked if episode in found]

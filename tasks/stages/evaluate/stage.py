@@ -168,7 +168,7 @@ def choose(
 
     def play_round(block: Round) -> dict[str, Success]:
         of_how_many = f" {block.number} of {block.num_rounds}" if block.num_rounds > 1 else ""
-        done = [runner.num_finished(block.problems, "select", name) for name in block.snapshots]
+        done = [runner.num_finished(block.problems, "select", snapshots[name]) for name in block.snapshots]
         runner.expect(snapshots[name] for name in block.snapshots)
         num_each = len(block.problems) * settings.evaluate.select_samples_per_problem
         total = len(block.snapshots) * num_each
@@ -180,6 +180,7 @@ def choose(
                 played = runner.play(snapshots[name], block.problems, "select", name, bar=bar, others=others)
                 others.end(played)
                 found[name] = success_by_problem(played, lost_fail=True)
+            bar.done = total  # a snapshot that is another one's copy plays nothing
             return found
 
     return race(list(snapshots), select, play_round, settings.evaluate.racing, seed=settings.seed)

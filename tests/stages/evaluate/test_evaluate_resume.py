@@ -19,6 +19,7 @@ import pytest
 from tasks.core.files import read_json, read_jsonl, write_jsonl
 from tasks.core.records import Trajectory
 from tasks.core.settings import Paths
+from tasks.models.folders import folder_hash
 from tasks.rollouts.collect import collect_missing, measured_keys
 from tasks.rollouts.conversation import EpisodeKey
 from tasks.rollouts.finished import FinishedEpisodes
@@ -190,8 +191,10 @@ def test_evaluate_killed_twice_plays_only_what_is_missing(paths: Paths, monkeypa
     assert again.pop("contents").keys() == whole.pop("contents").keys()
     assert again == whole
     counts = Counter(name for name, _, _ in seen)
-    on_test = {f"{kind}_{name}": 12 for kind in ("test", "greedy") for name in ("base", "warm_start", "best")}
-    assert counts == {"select_iteration-0002": 10, **on_test}
+    assert again["best_snapshot"] == "iteration-0001"
+    other = folder_hash(paths.stage("train") / "snapshots" / "iteration-0002")
+    on_test = {f"{kind}_{model[:16]}": 12 for kind in ("test", "greedy") for model in again["folders"].values()}
+    assert counts == {f"select_{other[:16]}": 10, **on_test}
     # One at a time, so only the endpoint's 8th episode was under way when the first kill came, and was paid for twice.
     eighth = len(PROBLEMS[7].reference[0].calls) + 1
     assert len(endpoint.asked) == num_asked + eighth

@@ -241,7 +241,7 @@ def test_other_data_of_the_environment_is_another_run(tmp_path: Path, monkeypatc
     play = EpisodeRunner.play
 
     def play_and_count(self: EpisodeRunner, model: Path, problems: Any, split: str, name: str, **given: Any) -> Any:
-        played.append((split, self.num_finished(problems, split, name)))
+        played.append((split, self.num_finished(problems, split, model)))
         return play(self, model, problems, split, name, **given)
 
     def die(*args: Any, **kwargs: Any) -> None:
