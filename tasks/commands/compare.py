@@ -262,7 +262,7 @@ def _problems(trajectories: list[Trajectory]) -> set[str]:
 
 
 def _have_measured(*sides: list[Trajectory]) -> bool:
-    measured = [_problems([item for item in side if item.outcome != "environment_error"]) for side in sides]
+    measured = [_problems([item for item in side if not item.is_lost]) for side in sides]
     return bool(set.intersection(*measured))
 
 

@@ -218,6 +218,11 @@ class Trajectory:
     def is_success(self) -> bool:
         return self.outcome == "success"
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the environment failed, which is our fault and no evidence about the policy."""
+        return self.outcome == "environment_error"
+
     def is_of(self, *, request: str, category: str, split_group: str) -> bool:
         """Whether it plays a problem with its id. A simulated user opens with other words, so equal facts suffice."""
         facts = self.category, self.split_group

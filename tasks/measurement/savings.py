@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from tasks.core.records import Trajectory
-from tasks.measurement.statistics import groups_by_problem, is_measured
+from tasks.measurement.statistics import groups_by_problem
 
 Measure = Literal["sampled_tokens", "calls"]
 COSTS: dict[Measure, Callable[[Trajectory], int]] = {
@@ -59,6 +59,6 @@ def saving(
 def _cost_by_problem(items: Sequence[Trajectory], cost: Callable[[Trajectory], int]) -> dict[str, float]:
     costs: dict[str, list[int]] = defaultdict(list)
     for item in items:
-        if is_measured(item):
+        if not item.is_lost:
             costs[item.problem_id].append(cost(item))
     return {key: sum(values) / len(values) for key, values in costs.items()}

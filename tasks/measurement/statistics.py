@@ -35,6 +35,7 @@ class EpisodeSummary(NamedTuple):
     split_group: str
     outcome: Outcome
     is_success: bool
+    is_lost: bool
     num_sampled_tokens: int
     num_thought_tokens: int
     has_thoughts: bool
@@ -108,7 +109,7 @@ def summarise(trajectories: Iterable[Episode], *, confidence: float) -> Result:
     """
     check_confidence(confidence)
     episodes = [EpisodeSummary.of(item) for item in trajectories]
-    if not any(map(is_measured, episodes)):
+    if all(item.is_lost for item in episodes):
         raise ValueError(
             f"{len(episodes)} trajectories, all ended by an environment error, so there is no success rate. "
             f"Look for the fault in the environment's tools, then run the stage again."
@@ -117,7 +118,9 @@ def summarise(trajectories: Iterable[Episode], *, confidence: float) -> Result:
     return {
         **_summary(episodes, confidence),
         "by_category": {
-            category: _summary(items, confidence) for category, items in categories if any(map(is_measured, items))
+            category: _summary(items, confidence)
+            for category, items in categories
+            if not all(item.is_lost for item in items)
         },
     }
 
@@ -197,14 +200,9 @@ def success_by_problem(trajectories: Iterable[Episode], *, lost_fail: bool = Fal
     """
     success: Success = defaultdict(list)
     for item in trajectories:
-        if lost_fail or is_measured(item):
+        if lost_fail or not item.is_lost:
             success[item.problem_id].append(item.is_success)
     return dict(success)
-
-
-def is_measured(trajectory: Episode) -> bool:
-    """Whether an episode counts: an environment error is our fault, not the policy's."""
-    return trajectory.outcome != "environment_error"
 
 
 def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
@@ -220,7 +218,7 @@ def pass_hat_k(num_samples: int, num_successes: int, k: int) -> float:
 
 
 def _summary(trajectories: list[EpisodeSummary], confidence: float) -> CategoryResult:
-    measured = [item for item in trajectories if is_measured(item)]
+    measured = [item for item in trajectories if not item.is_lost]
     success = success_by_problem(measured)
     means, groups = [sum(samples) / len(samples) for samples in success.values()], groups_by_problem(measured)
     labels = [groups[problem] for problem in success]

@@ -13,7 +13,7 @@ from typing import TypedDict
 
 from tasks.core.records import Trajectory
 from tasks.measurement.intervals import clustered_interval, mean
-from tasks.measurement.statistics import groups_by_problem, is_measured, pass_at_k, success_by_problem
+from tasks.measurement.statistics import groups_by_problem, pass_at_k, success_by_problem
 
 
 class BestOfK(TypedDict):
@@ -72,4 +72,4 @@ def pass_within(num_samples: int, num_successes: int, k: float) -> float:
 
 def mean_tokens(trajectories: Sequence[Trajectory]) -> float:
     """Sampled tokens per measured episode."""
-    return mean([item.num_sampled_tokens for item in trajectories if is_measured(item)])
+    return mean([item.num_sampled_tokens for item in trajectories if not item.is_lost])

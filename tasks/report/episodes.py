@@ -190,7 +190,7 @@ def _parts_of(score: Score) -> Pairs:
 
 def _possible_parts(episode: Trajectory) -> Pairs:
     """What a reward could be made of, before weights; empty where the environment was at fault."""
-    if episode.outcome == "environment_error":
+    if episode.is_lost:
         return []
     parts = {
         "outcome": float(episode.is_success),

@@ -20,7 +20,7 @@ from tasks.rewards.settings import OUTCOME, RewardSettings
 def outcome_reward(problem: Problem, trajectory: Trajectory) -> Score:
     """1 for success, else 0. An episode lost to an environment fault must not be scored."""
     assert problem.id == trajectory.problem_id
-    assert trajectory.outcome != "environment_error", "an environment fault says nothing about the policy"
+    assert not trajectory.is_lost, "an environment fault says nothing about the policy"
     reward = 1.0 if trajectory.is_success else 0.0
     return Score(reward=reward, parts={OUTCOME: reward}, weights={OUTCOME: 1.0})
 

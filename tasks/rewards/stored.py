@@ -95,7 +95,7 @@ class Rescorer:
     def score(self, trajectory: Trajectory) -> Score | None:
         """None if this project has no such problem, or the episode was lost to an environment fault."""
         row = self._rows.get(trajectory.problem_id)
-        if row is None or trajectory.outcome == "environment_error":
+        if row is None or trajectory.is_lost:
             return None
         if not trajectory.is_of(request=row["requests"][0], category=row["category"], split_group=row["split_group"]):
             return None

@@ -98,7 +98,6 @@ def _write(shown: Shown, rescorer: Rescorer | None, place: Place) -> None:
     for number, (turn, tokens) in enumerate(zip_longest(episode.turns, turn_tokens(episode)), start=1):
         _add_turn(trace, root, number, turn, said, tokens)
         said = _answers(turn)
-    is_fault = episode.outcome == "environment_error"
     answer = _cut(episode.turns[-1].message) if episode.turns else None
     trace.close(
         root,
@@ -107,14 +106,14 @@ def _write(shown: Shown, rescorer: Rescorer | None, place: Place) -> None:
         inputs={"request": _cut(episode.request)},
         outputs={"answer": answer, "outcome": episode.outcome},
         attributes=_episode_attributes(shown, score),
-        is_error=is_fault,
+        is_error=episode.is_lost,
     )
     info = TraceInfo(
         trace_id=trace.trace_id,
         trace_location=TraceLocation.from_experiment_id(place.experiment_id),
         request_time=trace.start_ns // STEP_NS,
         execution_duration=(trace.now_ns - trace.start_ns) // STEP_NS,
-        state=TraceState.ERROR if is_fault else TraceState.OK,
+        state=TraceState.ERROR if episode.is_lost else TraceState.OK,
         request_preview=_cut(episode.request, MAX_PREVIEW),
         response_preview=_cut(answer or episode.outcome, MAX_PREVIEW),
         trace_metadata={
@@ -227,7 +226,7 @@ def _assessments(episode: Trajectory, score: Score | None, trace_id: str) -> lis
 
     by_check = {"source": AssessmentSource("CODE", "environment"), "trace_id": trace_id}
     failed = [name for name, holds in episode.checks.items() if not holds]
-    if episode.outcome == "environment_error":
+    if episode.is_lost:
         verdict = Feedback("success", error=AssessmentError("environment_error", _cut(episode.fault or "")), **by_check)
     else:
         why = _cut(", ".join(failed) or episode.limit or episode.outcome, MAX_PREVIEW)

@@ -44,4 +44,4 @@ def carries_loss(group: Group, settings: GRPOSettings) -> list[bool]:
 def _is_evidence(trajectory: Trajectory, settings: GRPOSettings) -> bool:
     """A trajectory that a token limit cut, or that the environment lost, is no evidence about the policy."""
     is_overlong = trajectory.outcome == "overlong" and settings.filter_overlong
-    return not is_overlong and trajectory.outcome != "environment_error" and trajectory.num_sampled_tokens > 0
+    return not is_overlong and not trajectory.is_lost and trajectory.num_sampled_tokens > 0

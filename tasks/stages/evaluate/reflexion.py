@@ -115,20 +115,16 @@ def compare(
 
 def outcomes(attempts: Attempts, num_attempts: int) -> list[Trajectory]:
     """Per problem the first success within so many attempts, else the last attempt that was no error of ours."""
-    from tasks.measurement.statistics import is_measured
-
     found = []
     for items in attempts.values():
         tried = items[:num_attempts]
-        measured = [item for item in tried if is_measured(item)] or tried
+        measured = [item for item in tried if not item.is_lost] or tried
         found.append(next((item for item in measured if item.is_success), measured[-1]))
     return found
 
 
 def _share_solved(attempts: Attempts, k: int) -> float:
-    from tasks.measurement.statistics import is_measured
-
-    finals = [item for item in outcomes(attempts, k) if is_measured(item)]
+    finals = [item for item in outcomes(attempts, k) if not item.is_lost]
     return round(sum(item.is_success for item in finals) / len(finals), 6) if finals else 0.0
 
 
@@ -211,11 +207,10 @@ class _Arms:
 
     def _note(self, failed: Sequence[Trajectory], notes: dict[str, list[str]], number: int) -> int:
         """Add a note on each failed attempt, none on an error of ours; the tokens written."""
-        from tasks.measurement.statistics import is_measured
         from tasks.rollouts.notes import write_notes
 
         file = self.resume / f"notes_{number:03d}.jsonl"
-        seen = [item for item in failed if is_measured(item)]
+        seen = [item for item in failed if not item.is_lost]
         kept = [row for _, row in read_jsonl(file)] if file.exists() else []
         if [row["problem_id"] for row in kept] != [item.problem_id for item in seen]:
             written = write_notes(

@@ -109,7 +109,7 @@ def noise_of(replays: Sequence[Sequence[Trajectory]]) -> dict[str, Any]:
     episodes = [
         [float(played.is_success) for played in again]
         for again in zip(*replays, strict=True)
-        if all(played.outcome != "environment_error" for played in again)
+        if not any(played.is_lost for played in again)
     ]
     if len(replays) < 2 or not episodes:
         return {"num_replays": len(replays), "num_episodes": len(episodes), "variance": None, "changed_share": None,

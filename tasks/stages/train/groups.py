@@ -72,7 +72,7 @@ def score_group(
     """Each trajectory keeps its score. Drops episodes that say nothing of the policy: those lost to a fault of the
     environment, which are never rewarded, and those that a replayed start ended before the policy wrote.
     """
-    kept = [item for item in trajectories if item.outcome != "environment_error" and item.own_turns]
+    kept = [item for item in trajectories if not item.is_lost and item.own_turns]
     scores = [
         check_score(reward(problem, trajectory, rewards), reward_name="reward", problem=problem, trajectory=trajectory)
         for trajectory in kept

@@ -102,7 +102,7 @@ def read_baseline(paths: Paths) -> Baseline | None:
 def baseline_of(trajectories: Sequence[Trajectory], problems: Sequence[Problem]) -> Baseline | None:
     """Episodes that a fault of the environment ended are no evidence."""
     known = {problem.id: problem for problem in problems}
-    kept = [item for item in trajectories if item.outcome != "environment_error" and item.problem_id in known]
+    kept = [item for item in trajectories if not item.is_lost and item.problem_id in known]
     if not kept:
         return None
     played = [Played(known[item.problem_id], int(item.is_success), 1) for item in kept]

@@ -17,7 +17,6 @@ from tasks.measurement.statistics import (
     Success,
     compare_success,
     groups_by_problem,
-    is_measured,
     paired_difference,
 )
 from tasks.stages.promote.checks.check import Check, p_text
@@ -31,7 +30,7 @@ class Sides:
     @property
     def num_lost(self) -> tuple[int, int]:
         """The challenger's and the other's."""
-        counts = [sum(not is_measured(item) for item in side) for side in (self.challenger, self.other)]
+        counts = [sum(item.is_lost for item in side) for side in (self.challenger, self.other)]
         return counts[0], counts[1]
 
     @property
@@ -56,7 +55,7 @@ class Sides:
         }
 
     def share_problem(self) -> bool:
-        measured = [{item.problem_id for item in side if is_measured(item)} for side in (self.challenger, self.other)]
+        measured = [{item.problem_id for item in side if not item.is_lost} for side in (self.challenger, self.other)]
         return bool(measured[0] & measured[1])
 
     def compare(self, *, confidence: float) -> Difference:
@@ -71,7 +70,7 @@ def check_lost(sides: Sides, *, most: float, confidence: float) -> Check:
     ours, theirs = _lost_by_problem(sides.challenger), _lost_by_problem(sides.other)
     found = compare_success(ours, theirs, sides.groups, confidence=confidence)
     passed = found["difference"] <= most or found["p_greater"] > (1 - confidence) / 2
-    shares = [sum(not is_measured(item) for item in side) / len(side) for side in (sides.challenger, sides.other)]
+    shares = [sum(item.is_lost for item in side) / len(side) for side in (sides.challenger, sides.other)]
     sentence = f"The environment lost {shares[0]:.1%} of its episodes and {shares[1]:.1%} of the other's"
     if sides.is_whole:
         sentence = "The environment lost no episode of either."
@@ -88,11 +87,11 @@ def check_lost(sides: Sides, *, most: float, confidence: float) -> Check:
 
 
 def _end_lost(items: Sequence[Trajectory], outcome: Outcome) -> list[Trajectory]:
-    return [item if is_measured(item) else replace(item, outcome=outcome) for item in items]
+    return [replace(item, outcome=outcome) if item.is_lost else item for item in items]
 
 
 def _lost_by_problem(items: Sequence[Trajectory]) -> Success:
     lost: Success = {}
     for item in items:
-        lost.setdefault(item.problem_id, []).append(not is_measured(item))
+        lost.setdefault(item.problem_id, []).append(item.is_lost)
     return lost
