@@ -23,7 +23,8 @@ def measure_success(
     model: Path, settings: WarmStartSections, paths: Paths, *, num_problems: int, finished: Path
 ) -> float:
     """The share solved of up to `num_problems` of select, one episode each, drawn as training draws. What the
-    environment lost does not count; ValueError where nothing is left.
+    environment lost counts as failed, so that no attempt gains by what it crashes (infra/decisions/0095); ValueError
+    where it lost everything.
     """
     problems = checked_problems(paths, num_problems)
     with closing(load_environment(settings.environment)) as environment:
@@ -36,17 +37,16 @@ def measure_success(
             label="warm start: success",
             finished=FinishedEpisodes(finished),
         )
-    counted = [trajectory for trajectory in played if trajectory.outcome != "environment_error"]
-    if not counted:
+    if all(trajectory.is_lost for trajectory in played):
         raise ValueError(
             "the environment lost every episode of the warm start's check, so its success is not known. Correct the "
             "environment, or set warm_start.stop to null."
         )
-    return sum(trajectory.is_success for trajectory in counted) / len(counted)
+    return sum(trajectory.is_success for trajectory in played) / len(played)
 
 
 def read_played(paths: Paths, *, num_problems: int, finished: Path) -> list[Trajectory]:
-    """The episodes that `measure_success` counted, in the order of the problems."""
+    """The episodes that `measure_success` played and the environment did not lose, in the order of the problems."""
     kept = FinishedEpisodes(finished)
     episodes = [(problem.id, 0) for problem in checked_problems(paths, num_problems)]
     return kept.read([episode for episode in episodes if episode in kept])

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from tasks.core.records import Trajectory
+from tasks.measurement.statistics import success_by_problem
+from tasks.stages.evaluate.racing import race
+from tasks.stages.warm_start import success
 from tasks.stages.warm_start.attempts import Attempt, EndedAttempt, Patience, best_attempt, next_attempt
+from tests import tiny
 from tests.learning.options import supervised
+from tests.measurement.synthetic import trajectory
 
 STOP: dict[str, Any] = {
     "num_problems": 10, "minimum_success": 0.3, "max_attempts": 4, "rate_factor": 0.5,
@@ -48,6 +58,45 @@ def test_the_bound_ends_it_and_the_first_of_the_best_is_kept() -> None:
     done = ended(0.1, 0.2, 0.2, 0.0)
     assert next_attempt(done, SETTINGS) is None
     assert best_attempt(done) is done[1]
+
+
+PROBLEMS = tiny.problems(10)
+
+
+def win_race(played: dict[str, list[Trajectory]], monkeypatch: pytest.MonkeyPatch) -> str:
+    found = {name: success_by_problem(items, lost_fail=True) for name, items in played.items()}
+    return race([*played], PROBLEMS, lambda block: found, None, seed=0).winner
+
+
+def win_among_attempts(played: dict[str, list[Trajectory]], monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(success, "checked_problems", lambda *_: PROBLEMS)
+    monkeypatch.setattr(success, "load_environment", lambda _: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(success, "sample_episodes", lambda model, *_, **__: played[model.name])
+    settings: Any = SimpleNamespace(environment=None, play=lambda _: None)
+    paths: Any = None
+    best = best_attempt([
+        EndedAttempt(number, None, 0.1, 12, "num_steps", measured, None)
+        for number, name in enumerate(played)
+        if (measured := success.measure_success(Path(name), settings, paths, num_problems=10, finished=Path("none")))
+    ])  # fmt: skip
+    assert best is not None
+    return [*played][best.number]
+
+
+@pytest.mark.parametrize("find_winner", [win_race, win_among_attempts])
+@pytest.mark.parametrize("num_lost", [0, 1, 5])
+def test_a_failure_that_the_environment_loses_makes_no_model_better(
+    find_winner: Any, num_lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both solve five of ten problems, so the first wins, however many of its failures the second crashed a tool on."""
+    played = {
+        name: [
+            trajectory(item.id, place < 5, outcome="environment_error" if place >= 10 - lost else None)
+            for place, item in enumerate(PROBLEMS)
+        ]
+        for name, lost in (("first", 0), ("second", num_lost))
+    }
+    assert find_winner(played, monkeypatch) == "first"
 
 
 def test_without_a_stop_there_is_one_attempt() -> None:
