@@ -208,7 +208,8 @@ def success_by_problem(trajectories: Iterable[Episode], *, lost_fail: bool = Fal
 def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
     """Chance that at least one of k samples succeeds, unbiased: 1 − C(n−c, k) / C(n, k). Source: arXiv:2107.03374."""
     assert 1 <= k <= num_samples
-    return 1.0 - math.comb(num_samples - num_successes, k) / math.comb(num_samples, k)
+    num_draws = math.comb(num_samples, k)
+    return (num_draws - math.comb(num_samples - num_successes, k)) / num_draws  # rounded once: c/n for k = 1
 
 
 def pass_hat_k(num_samples: int, num_successes: int, k: int) -> float:

@@ -157,6 +157,13 @@ def test_pass_at_k_and_pass_hat_k_count_the_ways_to_draw():
     assert pass_at_k(4, 2, 1) == pass_hat_k(4, 2, 1) == 0.5
 
 
+def test_the_chance_of_one_sample_is_its_share_to_the_last_bit():
+    """1 − 9/10 is less than 1/10 in floating point, so one try would not match the same policy."""
+    for num_samples in range(1, 13):
+        for num_successes in range(num_samples + 1):
+            assert pass_at_k(num_samples, num_successes, 1) == num_successes / num_samples
+
+
 def test_a_summary_holds_every_number_of_a_small_hand_made_set():
     trajectories = [
         trajectory("a", True, category="book/none", num_calls=4),

@@ -44,6 +44,13 @@ def test_a_shorter_episode_still_buys_the_start_one_whole_try():
     assert found["success_rate"] == pytest.approx(0.25, abs=1e-6)
 
 
+@pytest.mark.parametrize(("num_samples", "num_successes"), [(3, 1), (4, 1), (5, 1), (6, 1), (7, 1), (8, 3), (10, 1)])
+def test_one_try_of_a_policy_matches_itself(num_samples: int, num_successes: int):
+    solved = {name: [place < num_successes for place in range(num_samples)] for name in "abcdefg"}
+    played = episodes(solved, tokens=10)
+    assert best_of_k(played, played, confidence=0.95)["tries_to_match"] == 1
+
+
 def test_tries_that_were_not_measured_are_not_made_up():
     start = {name: successes[:1] for name, successes in START.items()}
     found = best_of_k(episodes(start, tokens=10), episodes({**TRAINED, "c": [True]}, tokens=50), confidence=0.95)
