@@ -10,6 +10,7 @@ Finished episodes and notes are stored as they come, so a killed stage plays onl
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -24,6 +25,7 @@ from tasks.stages.evaluate.settings import EvaluateSections, ReflexionSettings
 
 if TYPE_CHECKING:
     from tasks.chat.format import ChatFormat
+    from tasks.measurement.statistics import EpisodeSummary
     from tasks.rollouts.collect import Collector
     from tasks.rollouts.engine import Engine
     from tasks.rollouts.notes import RememberingEpisodes
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 Attempts = dict[str, list[Trajectory]]  # by problem id, in order
 Store = Callable[[str, list[Trajectory]], None]
+COSTS = ("num_sampled_tokens", "num_thought_tokens", "num_calls", "num_invalid_calls")  # of an episode
 FILES = ("reflexion", "retries")  # of all attempts, with notes and without
 STAGE = "reflexion"  # of the random streams of later attempts, with notes and without
 
@@ -56,14 +59,13 @@ def measure_reflexion(
     num_attempts = attempts_for(options, num_rl_episodes, len(problems))
     own_first = {item.problem_id: [item] for item in first if item.sample_index == 0}
     with closing(_Arms(settings, options, environment, problems, model, resume)) as arms:
-        noted, num_note_tokens = arms.play(own_first, num_attempts, with_notes=True)
+        noted, note_tokens = arms.play(own_first, num_attempts, with_notes=True)
         plain, _ = arms.play(own_first, num_attempts, with_notes=False)
     for name, attempts in zip(FILES, (noted, plain), strict=True):
         store(name, [item for problem in problems for item in attempts[problem.id]])
-    row = compare(noted, plain, best, num_attempts, confidence=settings.evaluate.confidence)
-    row["result"]["mean_sampled_tokens"] += round(num_note_tokens / len(problems), 6)
+    confidence = settings.evaluate.confidence
     found = {
-        **row,
+        **compare(noted, plain, best, num_attempts, note_tokens=note_tokens, confidence=confidence),
         "policy": options.policy,
         "num_attempts": num_attempts,
         "reads_test_verdicts": True,
@@ -90,20 +92,29 @@ def count_rl_episodes(metrics: Path) -> int:
 
 
 def compare(
-    noted: Attempts, plain: Attempts, best: list[Trajectory], num_attempts: int, *, confidence: float
+    noted: Attempts,
+    plain: Attempts,
+    best: list[Trajectory],
+    num_attempts: int,
+    *,
+    note_tokens: Mapping[str, int],
+    confidence: float,
 ) -> dict[str, Any]:
-    """Results of the attempts as of one policy: a problem is solved if any attempt solved it."""
+    """Results of the attempts as of one policy: a problem is solved if any attempt solved it, at the cost of all of
+    them and of its notes (`note_tokens`, by problem).
+    """
     from tasks.measurement.statistics import paired_difference, summarise
 
-    def result(attempts: Attempts) -> dict[str, Any]:
-        tokens = sum(item.num_sampled_tokens for items in attempts.values() for item in items) / len(attempts)
-        whole = summarise(outcomes(attempts, num_attempts), confidence=confidence)
-        return {**whole, "samples_per_problem": num_attempts, "mean_sampled_tokens": round(tokens, 6)}
+    def result(attempts: Attempts, more_tokens: Mapping[str, int]) -> dict[str, Any]:
+        whole = summarise(_as_one(attempts, num_attempts, more_tokens), confidence=confidence)
+        for row in (whole, *whole["by_category"].values()):
+            row["samples_per_problem"] = num_attempts
+        return dict(whole)
 
     finals = outcomes(noted, num_attempts)
     return {
-        "result": result(noted),
-        "retries": result(plain),
+        "result": result(noted, note_tokens),
+        "retries": result(plain, {}),
         "success_within": [
             {"attempts": k, "reflexion": _share_solved(noted, k), "retries": _share_solved(plain, k)}
             for k in range(1, num_attempts + 1)
@@ -120,6 +131,18 @@ def outcomes(attempts: Attempts, num_attempts: int) -> list[Trajectory]:
         tried = items[:num_attempts]
         measured = [item for item in tried if not item.is_lost] or tried
         found.append(next((item for item in measured if item.is_success), measured[-1]))
+    return found
+
+
+def _as_one(attempts: Attempts, num_attempts: int, more_tokens: Mapping[str, int]) -> list[EpisodeSummary]:
+    """Per problem its outcome, with the tokens and calls of all attempts."""
+    from tasks.measurement.statistics import EpisodeSummary
+
+    found = []
+    for final, items in zip(outcomes(attempts, num_attempts), attempts.values(), strict=True):
+        costs = {name: sum(getattr(item, name) for item in items) for name in COSTS}
+        costs["num_sampled_tokens"] += more_tokens.get(final.problem_id, 0)
+        found.append(EpisodeSummary.of(final)._replace(**costs))
     return found
 
 
@@ -157,15 +180,15 @@ class _Arms:
             self.engine, self.chat, self.sampling, max_memory_tokens=options.max_memory_tokens
         )
 
-    def play(self, first: Attempts, num_attempts: int, *, with_notes: bool) -> tuple[Attempts, int]:
-        """All attempts by problem, until one succeeds, and the tokens of notes."""
+    def play(self, first: Attempts, num_attempts: int, *, with_notes: bool) -> tuple[Attempts, Counter[str]]:
+        """All attempts by problem, until one succeeds, and the tokens of its notes."""
         from tasks.rollouts.collect import collect_missing
         from tasks.rollouts.conversation import EpisodeKey
         from tasks.rollouts.finished import FinishedEpisodes
 
         attempts = {name: list(items) for name, items in first.items()}
         notes: dict[str, list[str]] = {}
-        name, num_note_tokens = "reflexion" if with_notes else "retries", 0
+        name, note_tokens = "reflexion" if with_notes else "retries", Counter[str]()
         collector = self._collector()
         collector.faults.num_finished = len(attempts)  # attempt 1: a lost episode is judged against all
         for number in range(2, num_attempts + 1):
@@ -173,14 +196,14 @@ class _Arms:
             if not failed:
                 break
             if with_notes:
-                num_note_tokens += self._note(failed, notes, number)
+                note_tokens.update(self._note(failed, notes, number))
             self.kind.remember(notes)
             keys = [EpisodeKey(self.problems[item.problem_id], number - 1, 0) for item in failed]
             finished = FinishedEpisodes(self.resume / f"{name}_{number:03d}.jsonl")
             for played in collect_missing(collector, keys, finished, label=f"{name}: attempt {number}"):
                 attempts[played.problem_id].append(played)
         self._confirm(name)
-        return attempts, num_note_tokens
+        return attempts, note_tokens
 
     def _confirm(self, name: str) -> None:
         """ValueError if the weights were not those of the snapshot; then no attempt is kept."""
@@ -205,8 +228,8 @@ class _Arms:
             stage=STAGE,
         )
 
-    def _note(self, failed: Sequence[Trajectory], notes: dict[str, list[str]], number: int) -> int:
-        """Add a note on each failed attempt, none on an error of ours; the tokens written."""
+    def _note(self, failed: Sequence[Trajectory], notes: dict[str, list[str]], number: int) -> dict[str, int]:
+        """Add a note on each failed attempt, none on an error of ours; the tokens written, by problem."""
         from tasks.rollouts.notes import write_notes
 
         file = self.resume / f"notes_{number:03d}.jsonl"
@@ -231,7 +254,7 @@ class _Arms:
         for row in kept:
             if row["note"]:
                 notes.setdefault(row["problem_id"], []).append(row["note"])
-        return sum(row["num_tokens"] for row in kept)
+        return {row["problem_id"]: row["num_tokens"] for row in kept}
 
 
 def tokens_with_notes(

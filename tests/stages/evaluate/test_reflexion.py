@@ -58,7 +58,7 @@ def test_a_problem_is_solved_by_any_of_its_attempts_and_an_error_of_ours_is_none
 def test_success_within_k_attempts_is_a_curve_and_best_is_compared_with_its_end():
     noted, plain = attempts(a="s", b="fs", c="fff", d="fff"), attempts(a="s", b="fff", c="fff", d="fff")
     best = [attempt(name, "success" if name in "abc" else "failure") for name in "abcd"]
-    row = compare(noted, plain, best, 3, confidence=0.95)
+    row = compare(noted, plain, best, 3, note_tokens={}, confidence=0.95)
     assert row["success_within"] == [
         {"attempts": 1, "reflexion": 0.25, "retries": 0.25},
         {"attempts": 2, "reflexion": 0.5, "retries": 0.25},
@@ -67,6 +67,26 @@ def test_success_within_k_attempts_is_a_curve_and_best_is_compared_with_its_end(
     assert (row["result"]["success_rate"], row["result"]["samples_per_problem"]) == (0.5, 3)
     assert row["best_minus_reflexion"]["difference"] == 0.25  # 3 of 4 against 2 of 4
     assert row["reflexion_minus_retries"]["difference"] == 0.25
+
+
+def test_the_categories_of_attempts_add_up_to_the_whole():
+    """Each attempt has 3 tokens, of which 2 are thoughts, and 6 calls. The whole has 9 + 10, 3 and 9 + 4 tokens."""
+    tried = attempts(a="ffs", b="s", c="fef")
+    for item in (item for items in tried.values() for item in items):
+        item.category = "easy" if item.problem_id == "b" else "hard"
+        item.turns[0].thought, item.turns[0].num_thought_tokens = "So.", 2
+    row = compare(tried, tried, outcomes(tried, 3), 3, note_tokens={"a": 10, "c": 4}, confidence=0.95)
+    whole, parts = row["result"], row["result"]["by_category"]
+    assert whole["mean_sampled_tokens"] == pytest.approx(35 / 3, abs=1e-6)
+    assert (parts["easy"]["mean_sampled_tokens"], parts["hard"]["mean_sampled_tokens"]) == (3.0, 16.0)
+    assert row["retries"]["mean_sampled_tokens"] == 7.0
+    assert (parts["easy"]["mean_calls"], parts["hard"]["mean_calls"], whole["mean_calls"]) == (6.0, 18.0, 14.0)
+    means = [name for name in whole if name.startswith("mean_")]
+    assert {"mean_sampled_tokens", "mean_thinking_tokens", "mean_calls"} <= {*means}
+    for result in (whole, row["retries"]):
+        for name in (*means, "success_rate", "samples_per_problem"):
+            of_parts = [part[name] * part["num_problems"] for part in result["by_category"].values()]
+            assert sum(of_parts) / 3 == pytest.approx(result[name], abs=1e-5), name
 
 
 @hypothesis_settings(max_examples=50, deadline=None)
