@@ -35,6 +35,7 @@ class Size:
     category: str
     needs: dict[str, int]
     budgets: Mapping[str, int] = field(default_factory=dict)  # lower than those of `sampling`, by name
+    member: str = ""  # of a mixture, whose they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Fit:
     limits: dict[str, int]
     cut: list[Size]
     num_measured: int
+    raised: dict[str, int]  # the least values by which none is cut, by key of params
 
     @property
     def is_hopeless(self) -> bool:
@@ -68,7 +70,7 @@ class Fit:
     @property
     def worst(self) -> str:
         """The problem furthest beyond a budget, and by how much: `'td-7' needs 41 tokens per turn`."""
-        name = max(self._short, key=lambda name: self.most[name].needs[name] / self.limits[name])
+        name = max(self.most, key=lambda name: self.most[name].needs[name] / self.limits[name])
         return f"{shown(self.most[name].problem_id)} needs {self.most[name].needs[name]:,} {WHAT[name]}"
 
     def remedy(self, config: Mapping[str, Any]) -> str:
@@ -76,9 +78,8 @@ class Fit:
         config.json.
         """
         context = config.get("text_config", config).get("max_position_embeddings")
-        raised = {name: self.most[name].needs[name] for name in self._short}
-        tokens = raised.get("max_tokens_per_episode", 0)
-        told = " and ".join(f"sampling.{name} to at least {value}" for name, value in raised.items())
+        tokens = max(size.needs["max_tokens_per_episode"] for size in self.cut)
+        told = " and ".join(f"{key} to at least {value}" for key, value in self.raised.items())
         if context is not None and tokens > context:
             return (
                 f"No policy can learn to solve these problems. The model's context is {context:,} tokens: drop the "
@@ -86,10 +87,6 @@ class Fit:
                 f"with a longer context. Then set {told}."
             )
         return f"No policy can learn to solve these problems. Set {told}."
-
-    @property
-    def _short(self) -> list[str]:
-        return [name for name, size in self.most.items() if size.needs[name] > self.limits[name]]
 
 
 def shown(name: str) -> str:
@@ -122,7 +119,7 @@ def reference_size(chat: ChatFormat, environment: Environment, problem: Problem,
             given += len(chat.reply_ids((next(answers, ""),)))
         turns.append(len(chat.encode(chat.call_format.closing(turn.answer))) + 1)
     size = size_of(problem, turns=turns, prompt=prompt, rest=sum(turns) + given)
-    return replace(size, budgets=environment.budgets_for(problem))
+    return replace(size, budgets=environment.budgets_for(problem), member=environment.member_of(problem.id) or "")
 
 
 def size_of(problem: Problem, *, turns: Sequence[int], prompt: int, rest: int) -> Size:
@@ -138,6 +135,7 @@ def size_of(problem: Problem, *, turns: Sequence[int], prompt: int, rest: int) -
 def fit(sizes: Sequence[Size], sampling: SamplingSettings) -> Fit:
     """`most` and `limits` are of the size that takes the largest part of its budget."""
     limits = {name: value for name in WHAT if (value := getattr(sampling, name)) is not None}
+    raised = _raise_budgets(sizes, limits)
     budgets = [(size, {**limits, **size.budgets}) for size in sizes]
     most: dict[str, Size] = {}
     for name in WHAT:
@@ -145,4 +143,16 @@ def fit(sizes: Sequence[Size], sampling: SamplingSettings) -> Fit:
         if bounded:
             _, most[name], limits[name] = max(bounded, key=lambda found: found[0])
     cut = [size for size, own in budgets if any(size.needs[name] > limit for name, limit in own.items())]
-    return Fit(most, limits, cut, len(sizes))
+    return Fit(most, limits, cut, len(sizes), raised)
+
+
+def _raise_budgets(sizes: Sequence[Size], limits: Mapping[str, int]) -> dict[str, int]:
+    """What the longest needs of each budget that cuts one: a member's own, and those of `sampling`, which bound it."""
+    raised: dict[str, int] = {}
+    for name in WHAT:
+        for size in sizes:
+            need, own = size.needs[name], f"environment.settings.members[{size.member}].budgets.{name}"
+            for key, budgets in ((own, size.budgets), (f"sampling.{name}", limits)):
+                if need > budgets.get(name, need):
+                    raised[key] = max(need, raised.get(key, 0))
+    return raised

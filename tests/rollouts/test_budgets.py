@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tasks.chat.format import ChatFormat, load_chat
 from tasks.core.files import write_json, write_jsonl
@@ -13,6 +17,7 @@ from tasks.core.settings import Paths, load, read_params
 from tasks.core.splits import read_split
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.rollouts.budgets import KEPT, Size, fit, reference_size, sampled_sizes
+from tasks.rollouts.settings import SamplingSettings
 from tasks.stages.assess.base_model import check_budgets
 from tasks.stages.assess.settings import AssessSections
 from tasks.stages.curate.references import Replays, Row, replay_references, sample_of_references
@@ -61,6 +66,52 @@ def test_the_worst_problem_and_the_values_that_fit_are_named() -> None:
     assert found.sentence.endswith("'long' needs 300 tokens per episode")
     values = "sampling.max_turns to at least 5 and sampling.max_tokens_per_turn to at least 41 and"
     assert f"Set {values} sampling.max_tokens_per_episode to at least 300." in found.remedy({})
+
+
+MEMBERS = {"desk": {}, "shop": {"max_turns": 2}, "bank": {"max_turns": 3, "max_tokens_per_episode": 50}}
+
+
+def apply(remedy: str, sizes: list[Size], sampling: SamplingSettings) -> tuple[list[Size], SamplingSettings]:
+    """As a person does: set each key that the advice names."""
+    given = {key: int(value) for key, value in re.findall(r"(\S+) to at least (\d+)", remedy)}
+    own = {
+        member: {
+            name: given.pop(f"environment.settings.members[{member}].budgets.{name}", value)
+            for name, value in budgets.items()
+        }
+        for member, budgets in MEMBERS.items()
+    }
+    raised = sampling.model_copy(update={key.removeprefix("sampling."): value for key, value in given.items()})
+    assert raised.model_dump().keys() == sampling.model_dump().keys()
+    return [replace(size, budgets=own[size.member]) for size in sizes], raised
+
+
+def test_a_member_with_a_budget_of_its_own_is_told_its_own_key() -> None:
+    """Of 4 turns in `sampling` and 2 in the shop; the shop's 3 turns are the larger part, and the desk's 5 the more."""
+    sizes = [
+        replace(size("shop/a", turns=3), member="shop", budgets=MEMBERS["shop"]),
+        replace(size("desk/a", turns=5), member="desk"),
+    ]
+    told = fit(sizes[:1], SAMPLING).remedy({})
+    assert told.endswith(" Set environment.settings.members[shop].budgets.max_turns to at least 3.")
+    told = fit(sizes, SAMPLING).remedy({})
+    assert "members[shop].budgets.max_turns to at least 3" in told and "sampling.max_turns to at least 5" in told
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([*MEMBERS]), st.integers(1, 9), st.integers(1, 40), st.integers(80, 300)),
+                min_size=1, max_size=5))  # fmt: skip
+def test_what_the_remedy_names_fits_every_reference(drawn: list[tuple[str, int, int, int]]) -> None:
+    sizes = [
+        replace(size(member, turns=turns, a_turn=a_turn, episode=episode), member=member, budgets=MEMBERS[member])
+        for member, turns, a_turn, episode in drawn
+    ]
+    tight = SAMPLING.model_copy(update={"max_completion_tokens": 90})
+    if fit(sizes, tight).cut:
+        again, raised = apply(fit(sizes, tight).remedy({}), sizes, tight)
+        assert not fit(again, raised).cut
+        for item in again:
+            raised.within(item.budgets)  # refuses one above those of `sampling`
 
 
 def test_what_is_longer_than_the_models_context_cannot_be_set() -> None:
