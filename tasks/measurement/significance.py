@@ -11,32 +11,31 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
 
-Alternative = Literal["two-sided", "greater"]
 FINEST_GRID = 100_000  # points of the null distribution that are still summed exactly
 MOST_PRODUCTS = 1_000_000  # of two distributions that are convolved term by term, in a millisecond
 NUM_RESAMPLES, RESAMPLING_SEED = 99_999, 0  # so that 0.001% can be reached
 
 
-def sign_flip_p_value(differences: Sequence[int], *, alternative: Alternative = "two-sided") -> float:
+class PValues(NamedTuple):
+    two_sided: float
+    greater: float
+
+
+def sign_flip_p_values(differences: Sequence[int]) -> PValues:
     """Chance of a sum at least as far from 0 (or as high) if each sign were a coin's; 1 where nothing differs.
 
     `differences` are whole numbers, so that ties are exact. With one problem per group and one sample per problem this
     is McNemar's exact test. Source: Fisher's randomisation of signs; Good, Permutation, Parametric and Bootstrap Tests
     of Hypotheses, 3rd ed.
     """
-    two_sided, greater = sign_flip_p_values(differences)
-    return two_sided if alternative == "two-sided" else greater
-
-
-def sign_flip_p_values(differences: Sequence[int]) -> tuple[float, float]:
     unit = math.gcd(*differences)
     if unit == 0:
-        return 1.0, 1.0
+        return PValues(1.0, 1.0)
     steps = [difference // unit for difference in differences if difference]
     largest, total = sum(map(abs, steps)), sum(steps)
     if largest > FINEST_GRID:
@@ -46,7 +45,7 @@ def sign_flip_p_values(differences: Sequence[int]) -> tuple[float, float]:
     def at_least(threshold: int) -> float:
         return float(chances[(threshold + largest) // 2 :].sum())  # index i is the sum 2i − Σ|step|
 
-    return min(1.0, 2 * at_least(abs(total))), min(1.0, at_least(total))
+    return PValues(min(1.0, 2 * at_least(abs(total))), min(1.0, at_least(total)))
 
 
 def smallest_p_value(num_groups: int) -> float:
@@ -74,7 +73,7 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def possible_p_values(differences: Sequence[int], *, above: float = 0.0) -> list[float]:
-    """Every one-sided p-value, ascending, that `sign_flip_p_value` could give with other signs of the same differences
+    """Every one-sided p-value, ascending, that `sign_flip_p_values` could give with other signs of the same differences
     and a mean greater than `above`, in their unit; six significant digits. Where the null distribution is drawn and not
     summed, any p-value is possible: 0.001, 0.002 and so on represent them.
     """
@@ -139,7 +138,7 @@ def _convolve(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> np.ndar
     return np.fft.irfft(np.fft.rfft(one, length) * np.fft.rfft(other, length), length)
 
 
-def _by_resampling(steps: Sequence[int]) -> tuple[float, float]:
+def _by_resampling(steps: Sequence[int]) -> PValues:
     """Both p-values from drawn signs. The observed ones count too, which keeps the test valid: Phipson and Smyth 2010
     (doi:10.2202/1544-6115.1585).
     """
@@ -154,4 +153,4 @@ def _by_resampling(steps: Sequence[int]) -> tuple[float, float]:
         sums = 2 * (heads @ np.abs(values)) - most
         num_as_far += int((np.abs(sums) >= abs(total)).sum())
         num_as_high += int((sums >= total).sum())
-    return num_as_far / (NUM_RESAMPLES + 1), num_as_high / (NUM_RESAMPLES + 1)
+    return PValues(num_as_far / (NUM_RESAMPLES + 1), num_as_high / (NUM_RESAMPLES + 1))

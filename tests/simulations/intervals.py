@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tasks.measurement.intervals import clustered_interval, difference_p_value, paired_interval
-from tasks.measurement.significance import sign_flip_p_value
+from tasks.measurement.significance import sign_flip_p_values
 from tests.simulations.rates import Rate
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -103,7 +103,7 @@ def simulate_equal_found_better(num_trials: int, seed: int, *, case: Case, level
         ours, theirs = case.draw(rng)
         steps = np.rint((ours - theirs) * case.samples)
         sums = np.bincount(labels, steps).astype(int).tolist()
-        found.append(float(sign_flip_p_value(sums, alternative="greater") <= level))
+        found.append(float(sign_flip_p_values(sums).greater <= level))
     return found
 
 

@@ -135,14 +135,14 @@ def _find_dropped(
     leader: str, success: Mapping[str, Success], groups: Mapping[str, str], *, level: float, places: int | None
 ) -> dict[str, dict[str, Any]]:
     """The snapshots that are out after a round, with the reason and how far each is behind the leader."""
-    from tasks.measurement.significance import sign_flip_p_value
+    from tasks.measurement.significance import sign_flip_p_values
 
     behind: dict[str, dict[str, Any]] = {}
     dropped: dict[str, dict[str, Any]] = {}
     for name in success:
         if name != leader:
             steps, unit, labels = paired_steps(success[leader], success[name], groups)
-            p_value = sign_flip_p_value(sums_by_group(steps, labels), alternative="greater")
+            p_value = sign_flip_p_values(sums_by_group(steps, labels)).greater
             behind[name] = {
                 "leader": leader,
                 "behind": round(sum(steps) / len(steps) / unit, 6),

@@ -19,7 +19,7 @@ from typing import Any
 from tasks.core.json_diff import listed, shown_name
 from tasks.measurement.points import level_text, points_text
 from tasks.measurement.power import detectable_change
-from tasks.measurement.significance import family_level, holm, possible_p_values, sign_flip_p_value
+from tasks.measurement.significance import family_level, holm, possible_p_values, sign_flip_p_values
 from tasks.measurement.statistics import (
     compare_success,
     non_inferiority_p_value,
@@ -145,7 +145,7 @@ def _row(part: Sides, options: CategorySettings, of_interval: float) -> dict[str
         "is_measured": shown is part,
         "num_lost": list(part.num_lost),
         "worst_case": dict(compare_success(ours, theirs, part.groups, confidence=of_interval)),
-        "p_of_loss": float(f"{sign_flip_p_value(sums, alternative='greater'):.6g}"),
+        "p_of_loss": float(f"{sign_flip_p_values(sums).greater:.6g}"),
         "possible": possible_p_values(sums, above=too_much),
     }
 
