@@ -79,7 +79,8 @@ class WarmStartRun:
         self._keep_best(output)
 
     def _run_attempt(self, attempt: Attempt, found: Checkpoint | None) -> None:
-        folder, patience = self._model_of(attempt.number), Patience(self._patience)
+        stop, folder = self.params.stop, self._model_of(attempt.number)
+        patience = Patience(stop.patience if stop else 1)  # without a stop no loss is observed
         begun = self._begin(attempt)
         with self.ranks.leading(begun):
             end, num_steps = self._train_attempt(attempt, begun, found, patience, folder)
@@ -126,7 +127,7 @@ class WarmStartRun:
         self, attempt: Attempt, trainer: SupervisedTrainer, patience: Patience, lowest: dict[str, Tensor] | None
     ) -> tuple[End, dict[str, Tensor] | None]:
         """The rest of an attempt's steps; where there is a held-out loss, also the weights of the lowest."""
-        params, before = self.params, len(self.metrics) - trainer.optimizer.steps_done
+        params, stop, before = self.params, self.params.stop, len(self.metrics) - trainer.optimizer.steps_done
         bar = progress_bar("warm start", total=before + params.num_steps, done=len(self.metrics))
         with bar as advancing:
             while not self._is_over(trainer, patience):
@@ -136,13 +137,13 @@ class WarmStartRun:
                     return self._give_up(attempt, error), None
                 step = trainer.optimizer.steps_done
                 row |= {"step": before + step, "attempt": attempt.number}
-                if self.held_out and (step % self._check_interval == 0 or step == params.num_steps):
+                if stop and self.held_out and (step % stop.check_interval == 0 or step == params.num_steps):
                     row["held_out_loss"] = trainer.held_out_loss()
                     if patience.observe(row["held_out_loss"]):
                         lowest = host_copies(trainer.policy_tensors(), trainer.model.device)
                 self.metrics.append(row)
                 advancing.advance(f"loss {row['loss']:.3f}")
-                if step % params.checkpoint_interval == 0 or (self._has_check and self._is_over(trainer, patience)):
+                if step % params.checkpoint_interval == 0 or (stop and self._is_over(trainer, patience)):
                     self._save(attempt, trainer, patience, lowest)
         return "held_out_loss" if patience.is_over else "num_steps", lowest
 
@@ -226,15 +227,3 @@ class WarmStartRun:
 
     def _played_of(self, number: int) -> Path:
         return self.resume / PLAYED / f"{number}.jsonl"
-
-    @property
-    def _has_check(self) -> bool:
-        return self.params.stop is not None
-
-    @property
-    def _check_interval(self) -> int:
-        return self.params.stop.check_interval if self.params.stop else 1
-
-    @property
-    def _patience(self) -> int:
-        return self.params.stop.patience if self.params.stop else 1
