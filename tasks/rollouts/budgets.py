@@ -1,14 +1,15 @@
 """Do the known reference solutions fit the token budgets of `sampling`? No policy learns what no reference can do.
 
 A reference is measured as an episode: prompt, one call per message with its end-of-turn token, each reply as the
-template renders it, closing message. Text a policy adds, such as reasoning, is not counted. `assess` refuses budgets
-that most references exceed before it loads weights; `curate` warns.
+template renders it, closing message. Text a policy adds, such as reasoning, is not counted, but for the empty thought
+of a model that thinks. `assess` refuses budgets that most references exceed before it loads weights; `curate` warns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice, repeat
 from typing import Any
 
 from tasks.chat.format import ChatFormat
@@ -16,6 +17,7 @@ from tasks.core.files import read_jsonl
 from tasks.core.records import Problem
 from tasks.core.settings import Paths
 from tasks.core.text import first_few
+from tasks.rollouts.references import reference_messages
 from tasks.rollouts.settings import SamplingSettings
 from tasks.tools.base import Environment
 
@@ -108,17 +110,12 @@ def sampled_sizes(
 def reference_size(chat: ChatFormat, environment: Environment, problem: Problem, replies: Sequence[str]) -> Size:
     """`replies` are what the tools answered its calls, in order."""
     tools = [tool.schema() for tool in environment.tools_for(problem)]
-    answers, turns = iter(replies), []
     prompt = len(chat.prompt_ids(problem.requests[0], tools, environment.rules_for(problem)))
-    given = 0
-    for number, turn in enumerate(problem.reference):
-        if number:
-            given += len(chat.request_ids(problem.requests[number]))
-        for call in turn.calls:
-            turns.append(len(chat.encode(chat.call_format.text([call]))) + 1)
-            given += len(chat.reply_ids((next(answers, ""),)))
-        turns.append(len(chat.encode(chat.call_format.closing(turn.answer))) + 1)
-    size = size_of(problem, turns=turns, prompt=prompt, rest=sum(turns) + given)
+    turns = [len(ids) for ids in reference_messages(chat, problem)]
+    num_replies = sum(len(turn.calls) for turn in problem.reference)
+    given = [chat.reply_ids((reply,)) for reply in islice(chain(replies, repeat("")), num_replies)]
+    given += [chat.request_ids(request) for request in problem.requests[1 : len(problem.reference)]]
+    size = size_of(problem, turns=turns, prompt=prompt, rest=sum(turns) + sum(map(len, given)))
     return replace(size, budgets=environment.budgets_for(problem), member=environment.member_of(problem.id) or "")
 
 
