@@ -21,6 +21,7 @@ StopReason = Literal[
     "end_of_turn", "stop_string", "max_tokens_per_turn", "max_tokens_per_episode", "max_completion_tokens"
 ]
 BY_ENVIRONMENT = "success_by_environment"  # in a row of metrics: success rate by name, of a mixture
+EQUAL_REWARDS = 1e-6  # rewards closer than this are equal
 COMPOSED = AfterValidator(partial(normalize, "NFC"))
 OF_A_THOUGHT = ("thought", "num_thought_tokens", "thought_was_cut")
 OF_TOKENS = ("token_ids", "sampled_mask", "sampler_logp", "token_versions")
@@ -52,8 +53,7 @@ class Problem(Record):
 
     Results are reported by `category`. `level` is the difficulty, 1 to 100, and how often its demonstration is shown.
     The environment builds the episode's state from `world`. `requests` and `reference` have one entry per user turn.
-    Problems with the same `split_group` depend on the same facts and are in the same split; spaces around it do not
-    count, nor in which form of Unicode it is written.
+    Problems with the same `split_group` depend on the same facts and are in the same split; outer spaces do not count.
     """
 
     id: str = Field(min_length=1)
@@ -281,9 +281,6 @@ def _fields(kind: type[Any]) -> tuple[tuple[str, ...], attrgetter[tuple[Any, ...
     """Names of a record's fields, and what gets them all at once, which is quicker than one by one."""
     names = tuple(kind.__dataclass_fields__)
     return names, attrgetter(*names)
-
-
-EQUAL_REWARDS = 1e-6  # rewards closer than this are equal
 
 
 @dataclass(frozen=True, slots=True)
