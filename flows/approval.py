@@ -32,7 +32,7 @@ from pydantic import Field
 
 from flows.events import emit
 from flows.labels import add_tags
-from flows.prefect_runs import own_run_id
+from flows.prefect_runs import PROCESS_LABEL, own_run_id
 from flows.sight import artifact_key, escape
 from flows.turn import workspace_name
 from flows.verdict import end
@@ -187,9 +187,9 @@ def _new_key() -> str:
 
 
 def _ask(question: Question, told: str, params: dict[str, Any]) -> NoReturn:
-    """Suspend this run, which ends its process."""
+    """Suspend this run, which ends its process; another one takes it up."""
     with get_client(sync_client=True) as client:
-        client.update_flow_run_labels(own_run_id(), question.to_labels())
+        client.update_flow_run_labels(own_run_id(), {**question.to_labels(), PROCESS_LABEL: ""})
     key = artifact_key(params["promote"]["model_name"], "decision")
     text = QUESTION.format(told=escape(told), key=key, until=question.answer_by)
     suspend_flow_run(wait_for_input=Answer.with_initial_data(description=text), key=question.asked_as)

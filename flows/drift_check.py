@@ -6,14 +6,13 @@ from prefect.client.schemas.objects import State
 
 from flows.events import emit_alarm
 from flows.labels import name_run
-from flows.one_run import run_alone
+from flows.one_run import begin_flow, run_alone
 from flows.parameters import Hidden
 from flows.steps import Stages, run_command
 from flows.verdict import end
 from tasks.commands.drift_check import RESULT, ROOM
 from tasks.core.files import read_json
 from tasks.core.settings import load_paths, read_params
-from tasks.core.surroundings import exempt_loopback
 
 ALARMS = {"Fell": "champion_fell", "Drifted": "drift"}  # by the name of the state
 
@@ -21,12 +20,12 @@ ALARMS = {"Fell": "champion_fell", "Drifted": "drift"}  # by the name of the sta
 @flow(name="drift-check", flow_run_name=name_run)
 def drift_check(is_shown: Hidden = False) -> State[None]:
     """Compare the environment with the one that was curated, and the champion with what it was promoted with."""
-    exempt_loopback()  # a Prefect worker did not run our command line
-    params = read_params()
-    verdict = run_alone(params, _check, is_shown=is_shown)
-    if kind := ALARMS.get(str(verdict.name)):  # only now: the retrain that it starts needs the turn
-        emit_alarm(params["promote"]["model_name"], kind, str(verdict.message))
-    return verdict
+    with begin_flow():
+        params = read_params()
+        verdict = run_alone(params, _check, is_shown=is_shown)
+        if kind := ALARMS.get(str(verdict.name)):  # only now: the retrain that it starts needs the turn
+            emit_alarm(params["promote"]["model_name"], kind, str(verdict.message))
+        return verdict
 
 
 def _check(stages: Stages) -> State[None]:

@@ -5,14 +5,13 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 
 from flows.labels import name_run
-from flows.one_run import run_alone
+from flows.one_run import begin_flow, run_alone
 from flows.parameters import Hidden, Source
 from flows.steps import Stages, run_command
 from flows.verdict import end
 from tasks.commands.evaluate_snapshot import RESULT, ROOM
 from tasks.core.files import read_json
 from tasks.core.settings import load_paths, read_params
-from tasks.core.surroundings import exempt_loopback
 
 
 @flow(name="evaluate-snapshot", flow_run_name=name_run)
@@ -24,11 +23,11 @@ def evaluate_snapshot(source: Source, is_shown: Hidden = False) -> State[None]:
             URL.
         is_shown: A person watches the terminal, so lines are printed there.
     """
-    exempt_loopback()  # a Prefect worker did not run our command line
 
     def work(stages: Stages) -> State[None]:
         stages.run_task(run_command, "evaluate-snapshot", env={}, arguments=[source])
         result = read_json(load_paths(read_params()).artifacts / ROOM / RESULT)
         return end("Evaluated", f"{result['name']}, success {result['success_rate']:.1%} on select")
 
-    return run_alone(read_params(), work, is_shown=is_shown)
+    with begin_flow():
+        return run_alone(read_params(), work, is_shown=is_shown)

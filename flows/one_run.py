@@ -1,22 +1,33 @@
-"""What every flow does around its work: it waits for its turn, closes dead runs, and says how it ended."""
+"""What every flow does around its work: it notes its process, waits for its turn, closes dead runs, and says how it
+ended.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 from prefect.client.schemas.objects import State
 
 from flows.approval import close_answered_runs
 from flows.events import emit_alarm
-from flows.prefect_runs import close_dead_runs
+from flows.prefect_runs import close_dead_runs, note_process
 from flows.steps import Stages
 from flows.turn import Busy, take_turn
 from flows.verdict import SKIPPED, end
 from tasks.core.settings import load, load_paths
+from tasks.core.surroundings import exempt_loopback
 from tasks.pipeline.order import check_params
 from tasks.pipeline.settings import PipelineSections
+
+
+@contextmanager
+def begin_flow() -> Iterator[None]:
+    """Around the body of every flow."""
+    exempt_loopback()  # a Prefect worker did not run our command line
+    note_process()
+    yield
 
 
 def run_alone(params: dict[str, Any], work: Callable[[Stages], State[None]], *, is_shown: bool) -> State[None]:

@@ -1,12 +1,13 @@
 """Stop a flow that Prefect no longer runs, and close runs that died.
 
 Without its server Prefect goes on: stages would run and promote, and nobody would see it. After `kill -9` or a power
-cut it shows a run as running for ever. Dead runs are closed only on this folder's own server (`server.py`): a shared
-database may contain the runs of other folders.
+cut it shows a run as running for ever. So each run notes its process in a label, and one whose process is gone is
+closed; others may be waiting for their turn.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Sequence
@@ -23,8 +24,9 @@ from prefect.client.schemas.filters import (
     FlowRunFilterId,
     FlowRunFilterState,
     FlowRunFilterStateType,
+    FlowRunFilterTags,
 )
-from prefect.client.schemas.objects import TERMINAL_STATES, State, StateType
+from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
@@ -33,11 +35,13 @@ from prefect.states import Crashed
 from flows.mlflow_runs import tracking_settings
 from flows.server import is_own_server, is_own_server_dead
 from tasks.core.passing_faults import PassingFault
+from tasks.core.processes import is_noted_gone, this_process
 from tasks.core.settings import load_paths, read_params
 from tasks.pipeline.run_lock import AnotherRun, only_run
 from tasks.tracking.runs import close_ended_runs, close_killed_runs
 
-AT_WORK = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
+AT_WORK = [StateType.RUNNING, StateType.CANCELLING]
+PROCESS_LABEL = "turnwise.process"  # of a run that is at work
 # Pauses before a server is asked again: the user's (Prefect's client itself waits a minute for one that restarts), one
 # that answers 500 (its database may be restarting), and our own, which may be busy.
 PATIENCE_SECONDS: tuple[float, ...] = (1.0,)
@@ -51,6 +55,12 @@ def own_run_id() -> UUID:
     context = FlowRunContext.get()
     assert context is not None and context.flow_run is not None
     return context.flow_run.id
+
+
+def note_process() -> None:
+    """Note in this run's labels which process it is."""
+    with get_client(sync_client=True) as client:
+        client.update_flow_run_labels(own_run_id(), {PROCESS_LABEL: json.dumps(this_process())})
 
 
 def check_run_is_wanted(stage: str) -> None:
@@ -99,12 +109,12 @@ def _read_state(run_id: UUID) -> State:
 
 
 def close_dead_runs(params: dict[str, Any]) -> None:
-    """On our own server: mark dead runs as Crashed; the caller has the folder's lock, so every other run is dead. On
-    another: close in MLflow what Prefect shows as ended, such as a run of a machine that is gone.
+    """On our own server: mark dead runs as Crashed; `turn.py` does it on another. There: close in MLflow what Prefect
+    shows as ended, such as a run of a machine that is gone.
     """
     if is_own_server():
         with get_client(sync_client=True) as client:
-            _crash_runs(client, but=own_run_id())
+            crash_dead_runs(client)
     else:
         close_ended_runs(tracking_settings(params), _find_ended)
 
@@ -135,7 +145,7 @@ def prepare_schedule(deployments: Sequence[str]) -> None:
             stack.enter_context(only_run(load_paths(params).artifacts))
         except AnotherRun:
             return
-        _crash_runs(client, but=None)
+        crash_dead_runs(client, is_first=True)
         close_killed_runs(tracking_settings(params))
 
 
@@ -152,8 +162,20 @@ def _clear(client: SyncPrefectClient, deployment: DeploymentResponse) -> None:
         client.delete_deployment_schedule(deployment.id, schedule.id)
 
 
-def _crash_runs(client: SyncPrefectClient, *, but: UUID | None) -> None:
-    at_work = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=AT_WORK)))
-    for run in client.read_flow_runs(flow_run_filter=at_work):
-        if run.id != but:
+def crash_dead_runs(client: SyncPrefectClient, *tags: str, is_first: bool = False) -> list[FlowRun]:
+    """Mark as Crashed the runs at work with these tags whose process is gone; returns the others. With `is_first`
+    nothing has started a run yet, so those that have noted no process are dead too.
+    """
+    states = [*AT_WORK, StateType.PENDING] if is_first else AT_WORK
+    wanted = FlowRunFilter(
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=states)),
+        tags=FlowRunFilterTags(all_=list(tags)) if tags else None,
+    )
+    others = []
+    for run in client.read_flow_runs(flow_run_filter=wanted):
+        process = str(run.labels.get(PROCESS_LABEL) or "")
+        if is_noted_gone(process) or (is_first and not process):
             client.set_flow_run_state(run.id, Crashed(message=GONE), force=True)
+        else:
+            others.append(run)
+    return others

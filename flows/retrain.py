@@ -16,7 +16,7 @@ from flows.dead_locks import release_dead_locks
 from flows.events import emit_verdict
 from flows.labels import add_tags, name_run
 from flows.mlflow_runs import RunLogger, tracking_settings
-from flows.one_run import run_alone
+from flows.one_run import begin_flow, run_alone
 from flows.parameters import AS_IT_IS, Hidden, Profile, Reason
 from flows.prefect_runs import check_run_is_wanted, own_run_id
 from flows.sight import show_places, show_progress, show_results
@@ -28,7 +28,7 @@ from tasks.core.console import SafeConsole
 from tasks.core.files import read_json, write_json
 from tasks.core.settings import PARAMS_FILE, Paths, load_paths, parse_params, read_params
 from tasks.core.stages import STAGES
-from tasks.core.surroundings import exempt_loopback, seconds_since_start
+from tasks.core.surroundings import seconds_since_start
 from tasks.core.terminal import tell
 from tasks.core.text import one_line
 from tasks.pipeline.order import check_params
@@ -57,19 +57,19 @@ def retrain(
         force: Train anew also where nothing changed, with the next seed. Needs a reason.
         is_shown: A person watches the terminal, so lines are printed there.
     """
-    exempt_loopback()  # a Prefect worker did not run our command line
-    if question := own_question():
-        return take_answer(question, read_params())
-    params = read_params() if profile == AS_IT_IS else parse_params(read_profiles([profile]), PARAMS_FILE)
-    add_tags(f"profile: {profile}")
 
     def work(stages: Stages) -> State[None]:
         if profile != AS_IT_IS:
             apply_profiles([profile])
         return _run_for_a_reason(stages, asked=reason or None, force=force)
 
-    verdict = run_alone(params, work, is_shown=is_shown)
-    return ask_a_person(verdict, params) if verdict.name == WAITING else verdict
+    with begin_flow():
+        if question := own_question():
+            return take_answer(question, read_params())
+        params = read_params() if profile == AS_IT_IS else parse_params(read_profiles([profile]), PARAMS_FILE)
+        add_tags(f"profile: {profile}")
+        verdict = run_alone(params, work, is_shown=is_shown)
+        return ask_a_person(verdict, params) if verdict.name == WAITING else verdict
 
 
 def _run_for_a_reason(stages: Stages, *, asked: str | None, force: bool) -> State[None]:

@@ -19,20 +19,13 @@ from pathlib import Path
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterId,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-    FlowRunFilterTags,
-)
-from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.objects import State
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
-from prefect.states import Crashed, Running
+from prefect.states import Running
 
 from flows.labels import add_tags
-from flows.prefect_runs import GONE, check_run_is_wanted, own_run_id
+from flows.prefect_runs import check_run_is_wanted, crash_dead_runs, own_run_id
 from flows.processes import Guardian, only_flow
 from flows.server import is_own_server
 from tasks.pipeline.run_lock import AnotherRun
@@ -42,7 +35,6 @@ LOOK_SECONDS = 5.0
 LEASE_SECONDS = 300.0  # a dead machine's slot is free after this
 FULL = 423
 HERE = f"machine: {platform.node()}"
-HOLDS = [StateType.RUNNING, StateType.CANCELLING]
 
 
 class Busy(Exception):
@@ -97,8 +89,9 @@ def _take_slot(taken: ExitStack, workspace: str) -> None:
     """
     with get_client(sync_client=True) as client:
         client.upsert_global_concurrency_limit_by_name(workspace, limit=1)
-        if client.read_global_concurrency_limit_by_name(workspace).active_slots:
-            other = _find_holder(client, workspace)
+        is_taken = bool(client.read_global_concurrency_limit_by_name(workspace).active_slots)
+        other = _find_holder(client, workspace)
+        if is_taken:
             if other is not None:
                 raise Busy(f"the run {other} is at work in this workspace ({workspace})")
             client.update_global_concurrency_limit(workspace, GlobalConcurrencyLimitUpdate(active_slots=0))
@@ -132,17 +125,11 @@ def _is_full(error: ConcurrencySlotAcquisitionError) -> bool:
 
 
 def _find_holder(client: SyncPrefectClient, workspace: str) -> str | None:
-    """The name of another run that is at work in the workspace. One of this machine is dead, since we have the lock."""
-    wanted = FlowRunFilter(
-        id=FlowRunFilterId(not_any_=[own_run_id()]),
-        tags=FlowRunFilterTags(all_=[f"workspace: {workspace}"]),
-        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=HOLDS)),
-    )
-    for run in client.read_flow_runs(flow_run_filter=wanted):
-        if HERE not in run.tags:
-            return str(run.name)
-        client.set_flow_run_state(run.id, Crashed(message=GONE), force=True)
-    return None
+    """The name of a run of another machine that is at work in the workspace. Of this machine the dead are closed, and
+    the living wait, since we have the lock.
+    """
+    others = crash_dead_runs(client, f"workspace: {workspace}")
+    return next((run.name for run in others if HERE not in run.tags), None)
 
 
 def _show_waiting(reason: str) -> None:

@@ -6,6 +6,7 @@ namespace differ. If these are unknown, the process counts as alive.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Mapping
@@ -38,6 +39,14 @@ def is_gone(process: Mapping[str, Any]) -> bool:
     if process.get("boot") != here["boot"]:  # two containers of one image may differ only here
         return here["installation"] != "" and process.get("namespace") == here["namespace"] == OF_THE_HOST
     return process.get("namespace") == here["namespace"] and not _is_running(process["pid"], process["started"])
+
+
+def is_noted_gone(note: str | None) -> bool:
+    """The same of a process that is noted as JSON where anybody can edit it, such as in a tag."""
+    try:
+        return note is not None and is_gone(json.loads(note))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def _is_running(pid: int, started: float) -> bool:

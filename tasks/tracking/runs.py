@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.core.processes import is_gone, this_process
+from tasks.core.processes import is_noted_gone, this_process
 from tasks.core.provenance import git_branch, git_state
 from tasks.core.settings import Paths
 from tasks.core.workspace import folder_of_code
@@ -200,15 +200,8 @@ def _close_open_runs(client: MlflowClient, experiment: str, settings: TrackingSe
     # The folder is compared here: MLflow's filter takes no apostrophe in a text.
     for run in client.search_runs([experiment], "attributes.status = 'RUNNING'"):
         is_ours = run.data.tags.get("folder") == here
-        if is_ours and (not is_shared or _is_process_gone(run.data.tags.get(PROCESS_TAG))):
+        if is_ours and (not is_shared or is_noted_gone(run.data.tags.get(PROCESS_TAG))):
             client.set_terminated(run.info.run_id, "KILLED")
-
-
-def _is_process_gone(tag: str | None) -> bool:
-    try:
-        return tag is not None and is_gone(json.loads(tag))
-    except (ValueError, KeyError, TypeError, AttributeError):  # anybody can edit a tag
-        return False
 
 
 def origin_tags() -> dict[str, str]:

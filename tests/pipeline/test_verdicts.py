@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ def test_an_alarm_comes_once_the_turn_is_free_for_the_run_that_it_starts(
         return end(name, "by 9 points")
 
     monkeypatch.setattr(drift_check, "read_params", lambda: profile_params("test"))
+    monkeypatch.setattr(drift_check, "begin_flow", nullcontext)
     monkeypatch.setattr(drift_check, "run_alone", run_alone)
     monkeypatch.setattr(drift_check, "emit_alarm", lambda model, kind, message: done.append(f"alarm {kind}"))
     assert drift_check.drift_check.fn().name == name
