@@ -15,6 +15,7 @@ from typing import Annotated
 
 from tasks.core.quick_exit import prepare_quick_exit, quick_exit
 from tasks.pipeline.cli_errors import one_line_errors, stop_in_another_python
+from tasks.pipeline.run_lock import RUN, SERVE, FolderLock, only_run
 
 if __name__ == "__main__":
     prepare_quick_exit()
@@ -94,8 +95,8 @@ def serve(
     debug: Debug = False,
 ) -> None:
     """Run the flows on a schedule on this machine until Ctrl-C."""
-    with one_line_errors(debug=debug):
-        _prepare(None, shows_log=True)
+    with one_line_errors(debug=debug), ExitStack() as held:
+        _prepare(held, SERVE, shows_log=True)
         from flows.supervisor import keep_schedule
 
         keep_schedule(cron, check_cron, port=port)
@@ -212,14 +213,13 @@ def _load_ahead(held: ExitStack) -> None:
     os.environ.update(forks.variables)
 
 
-def _prepare(held: ExitStack | None, *, shows_log: bool) -> None:
-    """Refuse what can be refused before a server starts. `held` keeps the lock; with None each run takes it."""
+def _prepare(held: ExitStack | None, lock: FolderLock = RUN, *, shows_log: bool) -> None:
+    """Refuse what can be refused before a server starts. `held` keeps the lock; with None nothing runs here."""
     from flows.server import prepare_environment
     from tasks.core.params_text import refuse_what_dvc_cannot_read
     from tasks.core.settings import PARAMS_FILE, load, load_paths, read_params
     from tasks.core.surroundings import check_place, check_writable, refuse_unusable_socks
     from tasks.pipeline.order import check_params, check_sources, search_for_cycles_rarely
-    from tasks.pipeline.run_lock import only_run
     from tasks.storage.inputs import share_endpoint
     from tasks.tracking.connection import refuse_lost_registry
     from tasks.tracking.settings import TrackingSections
@@ -236,7 +236,7 @@ def _prepare(held: ExitStack | None, *, shows_log: bool) -> None:
     check_writable(*(folder for folder in (Path.cwd(), Path(".dvc").absolute()) if folder.exists()))  # DVC writes here
     refuse_unusable_socks(os.environ)
     if held is not None:
-        held.enter_context(only_run(artifacts))
+        held.enter_context(only_run(artifacts, lock))
     prepare_environment(artifacts, shows_log=shows_log)
 
 

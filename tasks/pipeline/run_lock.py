@@ -1,4 +1,4 @@
-"""One run at a time per folder: two would overwrite each other's results.
+"""One run at a time per folder: two would overwrite each other's results; and one `python -m flows serve`.
 
 A flow, or a stage run by hand, locks `artifacts/.flow.lock`; the kernel frees it however the process ends. A stage that
 the flow started shares the flow's lock, on another machine too: the flow passes a random token down, which is in the
@@ -23,6 +23,17 @@ from tasks.core.surroundings import check_place
 FLOW_VARIABLE = "TURNWISE_FLOW"  # a flow's token, which it sets for its children
 HANDOVER_SECONDS = 15.0  # how long to wait for the children of a killed owner
 
+
+class FolderLock(NamedTuple):
+    """`harm`: what a second owner would do."""
+
+    file: str
+    owner: str
+    harm: str
+
+
+RUN = FolderLock(".flow.lock", "run", "two at once would overwrite each other's results")
+SERVE = FolderLock(".serve.lock", "`serve`", "a second one would end its schedule")
 _held: dict[Path, int] = {}  # by this process: the kernel would let it wait for itself
 
 
@@ -31,20 +42,20 @@ class AnotherRun(ValueError):
 
 
 @contextmanager
-def only_run(artifacts: Path) -> Iterator[int]:
+def only_run(artifacts: Path, lock: FolderLock = RUN) -> Iterator[int]:
     """Take the folder's lock, or share the flow's if this is its child; yields the file descriptor. Reentrant."""
     check_place(artifacts)
-    folder = artifacts.resolve()
-    if folder in _held:
-        yield _held[folder]
+    file = artifacts.resolve() / lock.file
+    if file in _held:
+        yield _held[file]
         return
-    descriptor = os.open(folder / ".flow.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        _share_or_take(descriptor, artifacts)
-        _held[folder] = descriptor
+        _share_or_take(descriptor, artifacts, lock)
+        _held[file] = descriptor
         yield descriptor
     finally:
-        _held.pop(folder, None)
+        _held.pop(file, None)
         os.close(descriptor)
 
 
@@ -59,7 +70,7 @@ class _Owner(NamedTuple):
     token: str
 
 
-def _share_or_take(descriptor: int, artifacts: Path) -> None:
+def _share_or_take(descriptor: int, artifacts: Path, lock: FolderLock) -> None:
     """Share the lock of the flow that started this process, by any number of others; another flow's token is none."""
     deadline = time.monotonic() + HANDOVER_SECONDS
     while True:
@@ -72,8 +83,8 @@ def _share_or_take(descriptor: int, artifacts: Path) -> None:
             return
         if _is_alive(owner.pid) or time.monotonic() > deadline:
             raise AnotherRun(
-                f"{artifacts}: another run (process {owner.pid or 'unknown'}) is at work in this folder, and two at "
-                f"once would overwrite each other's results. Wait for it or stop it, then run again."
+                f"{artifacts}: another {lock.owner} (process {owner.pid or 'unknown'}) is at work in this folder, and "
+                f"{lock.harm}. Wait for it or stop it, then run again."
             )
         time.sleep(0.1)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.pipeline.run_lock import FLOW_VARIABLE, only_run, own_token
+from tasks.pipeline.run_lock import FLOW_VARIABLE, SERVE, only_run, own_token
 from tests.conftest import ROOT
 
 HOLD = "import sys, time, pathlib; from tasks.pipeline.run_lock import only_run\n"
@@ -98,3 +98,10 @@ def test_what_a_dead_flow_left_running_has_the_lock_itself(
 def test_two_folders_do_not_know_each_other(tmp_path: Path, other_run: subprocess.Popen[str]):
     with only_run(tmp_path / "elsewhere"):
         pass
+
+
+def test_a_schedule_has_a_lock_of_its_own_beside_the_run_that_it_starts(
+    tmp_path: Path, other_run: subprocess.Popen[str]
+):
+    with only_run(tmp_path, SERVE):
+        assert owner(tmp_path)[0] == str(other_run.pid)

@@ -46,6 +46,12 @@ def test_serve_needs_no_server_of_anyones_and_runs_the_flow_on_its_schedule(
 ):
     toy, serve = scheduled_toy
     record = toy.artifacts / "run.json"
+    second = toy.run("flows", "serve", "--cron", "0 3 * * *")  # which would have ended the schedule of the first
+    assert second.returncode == 1
+    assert second.stderr.startswith(
+        f"error: artifacts: another `serve` (process {serve.pid}) is at work in this folder"
+    )
+    assert second.stderr.count("\n") == 1
     try:
         wait_for(lambda: record.exists() or serve.poll() is not None, WAIT_SECONDS)
         wait_for(lambda: (toy.artifacts / "report" / "index.html").exists(), WAIT_SECONDS)
