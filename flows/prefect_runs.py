@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -18,8 +17,6 @@ from uuid import UUID
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import (
-    DeploymentFilter,
-    DeploymentFilterId,
     FlowRunFilter,
     FlowRunFilterId,
     FlowRunFilterState,
@@ -27,7 +24,6 @@ from prefect.client.schemas.filters import (
     FlowRunFilterTags,
 )
 from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State, StateType
-from prefect.client.schemas.responses import DeploymentResponse
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed
@@ -132,34 +128,22 @@ def _find_ended(run_ids: set[str]) -> set[str]:
         return {str(run.id) for run in client.read_flow_runs(flow_run_filter=wanted)}
 
 
-def prepare_schedule(deployments: Sequence[str]) -> None:
-    """On our own server: remove the schedules that an earlier `serve` left, with their planned runs. Close dead runs in
-    Prefect and MLflow, unless a flow started by hand is running in the folder.
+def prepare_schedule() -> None:
+    """On our own server: remove the schedules that an earlier `serve` left, with the runs that the clock planned. A
+    deployment stays: a run that a person started or answered would be lost with it. Close dead runs in Prefect and
+    MLflow, unless a flow started by hand is running in the folder.
     """
     params = read_params()
     with get_client(sync_client=True) as client, ExitStack() as stack:
-        for deployment in deployments:
-            with suppress(ObjectNotFound):
-                _clear(client, client.read_deployment_by_name(deployment))
+        for deployment in client.read_deployments():
+            for schedule in deployment.schedules:
+                client.delete_deployment_schedule(deployment.id, schedule.id)
         try:
             stack.enter_context(only_run(load_paths(params).artifacts))
         except AnotherRun:
             return
         crash_dead_runs(client, is_first=True)
         close_killed_runs(tracking_settings(params))
-
-
-def _clear(client: SyncPrefectClient, deployment: DeploymentResponse) -> None:
-    """Delete it, and with it its limit, whose slot a dead run may still take; or, where a run waits for a person and
-    could not be taken up without it, its schedules alone.
-    """
-    waits = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PAUSED]))
-    of_this = DeploymentFilter(id=DeploymentFilterId(any_=[deployment.id]))
-    if not client.read_flow_runs(deployment_filter=of_this, flow_run_filter=FlowRunFilter(state=waits)):
-        client.delete_deployment(deployment.id)
-        return
-    for schedule in deployment.schedules:
-        client.delete_deployment_schedule(deployment.id, schedule.id)
 
 
 def crash_dead_runs(client: SyncPrefectClient, *tags: str, is_first: bool = False) -> list[FlowRun]:

@@ -32,7 +32,7 @@ def main(cron: str, check_cron: str | None = None) -> None:
         planned = plan_deployments(cron, check_cron)
         if is_own_server():
             _wait_for_server()
-            prepare_schedule([deployment.full_name for deployment in planned])
+            prepare_schedule()
             _keep_runner_storage(Path(os.environ["PREFECT_HOME"]))
         else:
             check_server()

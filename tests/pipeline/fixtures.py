@@ -13,12 +13,16 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.pipeline.project import Project, make_project
 from tests.pipeline.toy_project import make_toy_project
 from tests.tracking.project import backup, make_database
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
 
 KEEP_PREFECT = """
 import os, sys
@@ -58,6 +62,18 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Project, 
 def prefect(served: tuple[Project, dict[str, str]], databases: Path) -> dict[str, str]:
     """The variables of that server, once its empty database has been copied."""
     return served[1]
+
+
+@pytest.fixture
+def prefect_client(prefect: dict[str, str]) -> Iterator[SyncPrefectClient]:
+    """Of that server, which is also this process's."""
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+
+    password = prefect["PREFECT_API_AUTH_STRING"]
+    named = {PREFECT_API_URL: prefect["PREFECT_API_URL"], PREFECT_API_AUTH_STRING: password}
+    with temporary_settings(named), get_client(sync_client=True) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

@@ -111,10 +111,6 @@ class PrefectApi:
         deployment = self.call("GET", "/deployments/name/retrain/travel-desk-agent")
         return str(self.call("POST", f"/deployments/{deployment['id']}/create_flow_run", {})["id"])
 
-    def get_status(self, path: str) -> int:
-        """What its owner gets."""
-        return self.send("GET", path, headers={"Authorization": f"Basic {self.token}"}).status
-
     def state(self, run: str) -> str:
         return str(self.call("GET", f"/flow_runs/{run}")["state_type"])
 

@@ -224,15 +224,15 @@ def test_a_schedule_starts_beside_a_run_by_hand_and_in_no_folder_that_takes_no_r
     monkeypatch.setattr(prefect_runs, "close_killed_runs", closed.append)
     artifacts = tmp_path / "artifacts"
     with held_by_another(artifacts):
-        prepare_schedule(["retrain/travel-desk-agent"])
+        prepare_schedule()
     assert closed == []  # they may be that run's
-    prepare_schedule(["retrain/travel-desk-agent"])
+    prepare_schedule()
     assert len(closed) == 1
     (artifacts / ".flow.lock").unlink()
     artifacts.rmdir()
     artifacts.write_text("a file", encoding="utf-8")
     with pytest.raises(ValueError, match="artifacts"):
-        prepare_schedule(["retrain/travel-desk-agent"])
+        prepare_schedule()
 
 
 @contextmanager

@@ -16,9 +16,8 @@ from uuid import UUID
 
 import pytest
 from prefect import flow
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import State, StateType
-from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from flows.prefect_runs import PROCESS_LABEL, crash_dead_runs
 from flows.turn import HERE, _find_holder
@@ -89,24 +88,14 @@ def runners(tmp_path_factory: pytest.TempPathFactory, prefect: dict[str, str]) -
         runner.process.communicate()
 
 
-@pytest.fixture
-def client(prefect: dict[str, str]) -> Iterator[SyncPrefectClient]:
-    named = {
-        PREFECT_API_URL: prefect["PREFECT_API_URL"],
-        PREFECT_API_AUTH_STRING: prefect["PREFECT_API_AUTH_STRING"],
-    }
-    with temporary_settings(named), get_client(sync_client=True) as client:
-        yield client
-
-
 @pytest.mark.parametrize("server", ["own", "shared"])
-def test_runs_that_wait_each_get_their_turn(runners: list[Runner], client: SyncPrefectClient, server: str):
+def test_runs_that_wait_each_get_their_turn(runners: list[Runner], prefect_client: SyncPrefectClient, server: str):
     first, *others = runners
     first.tell(f"{server} wait")
     assert first.hear() == "at work"
     for runner in others:
         runner.tell(f"{server} wait")
-    while [run.state_name for run in client.read_flow_runs()].count("Waiting for its turn") < 2:
+    while [run.state_name for run in prefect_client.read_flow_runs()].count("Waiting for its turn") < 2:
         assert all(runner.process.poll() is None for runner in runners)
     for runner in runners:
         runner.tell("that was it")
@@ -145,19 +134,21 @@ RUNS: tuple[tuple[str, dict[str, Any] | None, StateType, bool, bool], ...] = (
 
 
 @pytest.mark.parametrize("is_first", [False, True])
-def test_only_a_run_whose_process_is_gone_is_closed(client: SyncPrefectClient, tmp_path: Path, is_first: bool):
-    runs = {row[0]: make_run(client, str(tmp_path), *row[:3]) for row in RUNS}
-    crash_dead_runs(client, str(tmp_path), is_first=is_first)
-    crashed = {name for name, run in runs.items() if state_of(client, run) == StateType.CRASHED}
+def test_only_a_run_whose_process_is_gone_is_closed(prefect_client: SyncPrefectClient, tmp_path: Path, is_first: bool):
+    runs = {row[0]: make_run(prefect_client, str(tmp_path), *row[:3]) for row in RUNS}
+    crash_dead_runs(prefect_client, str(tmp_path), is_first=is_first)
+    crashed = {name for name, run in runs.items() if state_of(prefect_client, run) == StateType.CRASHED}
     assert crashed == {name for name, *_, for_a_run, for_serve in RUNS if (for_serve if is_first else for_a_run)}
 
 
-def test_a_run_of_this_machine_that_waits_holds_no_slot_and_one_of_another_machine_may(client: SyncPrefectClient):
-    waiting = make_run(client, WORKSPACE, "waits", HERE_AND_ALIVE, StateType.RUNNING, HERE)
-    assert _find_holder(client, "shop") is None
-    make_run(client, WORKSPACE, "far away", ELSEWHERE, StateType.RUNNING)
-    assert _find_holder(client, "shop") == "far away"
-    assert state_of(client, waiting) == StateType.RUNNING
+def test_a_run_of_this_machine_that_waits_holds_no_slot_and_one_of_another_machine_may(
+    prefect_client: SyncPrefectClient,
+):
+    waiting = make_run(prefect_client, WORKSPACE, "waits", HERE_AND_ALIVE, StateType.RUNNING, HERE)
+    assert _find_holder(prefect_client, "shop") is None
+    make_run(prefect_client, WORKSPACE, "far away", ELSEWHERE, StateType.RUNNING)
+    assert _find_holder(prefect_client, "shop") == "far away"
+    assert state_of(prefect_client, waiting) == StateType.RUNNING
 
 
 def make_run(
