@@ -57,6 +57,8 @@ class StageFailed(ValueError):
 class StageInterrupted(StageFailed):
     """It failed for a network, a server or a lock, so it may succeed when it is tried again."""
 
+    is_passing = True
+
 
 @dataclass(frozen=True, slots=True)
 class StageRun:

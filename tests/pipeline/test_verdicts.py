@@ -20,7 +20,7 @@ from flows.verdict import end, name_verdict
 from tasks.core.files import read_json
 from tasks.core.passing_faults import PASSING_STATUS, PassingFault, is_passing
 from tasks.core.progress import PROGRESS_VARIABLE, progress_bar
-from tasks.pipeline.cli_errors import one_line_errors
+from tasks.pipeline.cli_errors import one_line_errors, status_of
 from tasks.pipeline.settings import PipelineSections
 from tests.profiles import profile_params
 
@@ -119,6 +119,7 @@ def test_only_a_fault_that_may_pass_is_tried_again(
         output(line)
     failure = _failure("train", status, output)
     assert type(failure) is kind
+    assert status_of(failure) == (PASSING_STATUS if kind is StageInterrupted else 1)  # of the flow
     if lines and lines[0].startswith("error: "):
         assert lines[0].removeprefix("error: ") in str(failure)  # the list of runs shows it
 
