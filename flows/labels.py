@@ -5,20 +5,25 @@ from __future__ import annotations
 from datetime import datetime
 
 from prefect.client.orchestration import get_client
+from prefect.runtime import deployment
 
 from flows.prefect_runs import own_run_id
 from tasks.core.settings import read_params
 
-NAMELESS = "turnwise"  # while params.yaml cannot be read, which the run itself says
+NAMELESS = "turnwise"  # a run of no deployment, whose params.yaml cannot be read
 
 
 def name_run() -> str:
     """The model and the date: `travel-desk-agent 2026-11-22 03:00`."""
+    return f"{model_name()} {datetime.now().astimezone():%Y-%m-%d %H:%M}"
+
+
+def model_name() -> str:
+    """Also while params.yaml cannot be read, which the run itself says: a deployment has the model's name."""
     try:
-        model = read_params()["promote"]["model_name"]
+        return str(read_params()["promote"]["model_name"])
     except (ValueError, KeyError, TypeError):
-        model = NAMELESS
-    return f"{model} {datetime.now().astimezone():%Y-%m-%d %H:%M}"
+        return deployment.name or NAMELESS
 
 
 def add_tags(*tags: str) -> None:

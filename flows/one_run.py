@@ -12,6 +12,7 @@ from prefect.client.schemas.objects import State
 
 from flows.approval import close_answered_runs
 from flows.events import emit_alarm
+from flows.labels import model_name
 from flows.prefect_runs import close_dead_runs, note_process
 from flows.steps import Stages
 from flows.turn import Busy, take_turn
@@ -24,14 +25,18 @@ from tasks.pipeline.settings import PipelineSections
 
 @contextmanager
 def begin_flow() -> Iterator[None]:
-    """Around the body of every flow."""
+    """Around the body of every flow. An error is also an alarm."""
     exempt_loopback()  # a Prefect worker did not run our command line
-    note_process()
-    yield
+    try:
+        note_process()
+        yield
+    except Exception as error:
+        emit_alarm(model_name(), "failed", str(error))
+        raise
 
 
 def run_alone(params: dict[str, Any], work: Callable[[Stages], State[None]], *, is_shown: bool) -> State[None]:
-    """Do `work` with the workspace to itself; its state, or that it was skipped. An error is also an alarm."""
+    """Do `work` with the workspace to itself; its state, or that it was skipped."""
     check_params(params)
     settings, model = load(PipelineSections, params).pipeline, params["promote"]["model_name"]
     try:
@@ -42,6 +47,3 @@ def run_alone(params: dict[str, Any], work: Callable[[Stages], State[None]], *, 
                 return work(stages)
     except Busy as busy:
         return end(SKIPPED, str(busy))
-    except Exception as error:
-        emit_alarm(model, "failed", str(error))
-        raise

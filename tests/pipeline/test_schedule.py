@@ -46,6 +46,8 @@ def test_serve_needs_no_server_of_anyones_and_runs_the_flow_on_its_schedule(
 ):
     toy, serve = scheduled_toy
     record = toy.artifacts / "run.json"
+    lock = toy.artifacts / ".serve.lock"
+    wait_for(lambda: lock.exists() and lock.read_text().startswith(f"{serve.pid} "), WAIT_SECONDS)
     second = toy.run("flows", "serve", "--cron", "0 3 * * *")  # which would have ended the schedule of the first
     assert second.returncode == 1
     assert second.stderr.startswith(
