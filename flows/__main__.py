@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import time
 from contextlib import ExitStack, closing
 from enum import StrEnum
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Annotated
 
 from tasks.core.quick_exit import prepare_quick_exit, quick_exit
 from tasks.pipeline.cli_errors import one_line_errors, stop_in_another_python
-from tasks.pipeline.run_lock import RUN, SERVE, FolderLock, only_run
+from tasks.pipeline.run_lock import RUN, SERVE, AnotherRun, FolderLock, only_run
 
 if __name__ == "__main__":
     prepare_quick_exit()
@@ -28,6 +29,7 @@ except ModuleNotFoundError as error:
     stop_in_another_python(error)
 
 POOL = "turnwise"
+LOOK_SECONDS = 5.0  # between two looks whether the folder is free
 HELP = "Run everything that changed, from the problems to the promoted model: once now, or on a schedule."
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, help=HELP
@@ -236,8 +238,26 @@ def _prepare(held: ExitStack | None, lock: FolderLock = RUN, *, shows_log: bool)
     check_writable(*(folder for folder in (Path.cwd(), Path(".dvc").absolute()) if folder.exists()))  # DVC writes here
     refuse_unusable_socks(os.environ)
     if held is not None:
-        held.enter_context(only_run(artifacts, lock))
+        _take(held, artifacts, lock, waits=lock is RUN and params["pipeline"]["on_busy"] == "wait")
     prepare_environment(artifacts, shows_log=shows_log)
+
+
+def _take(held: ExitStack, artifacts: Path, lock: FolderLock, *, waits: bool) -> None:
+    """Take the folder's lock, here and not in the flow, whose server would wait with it."""
+    from tasks.core.terminal import tell
+
+    is_told = False
+    while True:
+        try:
+            held.enter_context(only_run(artifacts, lock))
+            return
+        except AnotherRun as other:
+            if not waits:
+                raise
+            if not is_told:
+                tell(f"{other.found}. This one waits for its end (pipeline.on_busy).")
+            is_told = True
+        time.sleep(LOOK_SECONDS)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,11 @@ _held: dict[Path, int] = {}  # by this process: the kernel would let it wait for
 
 
 class AnotherRun(ValueError):
-    """Another run has the folder's lock."""
+    """Another has the folder's lock. `found`: without what to do."""
+
+    def __init__(self, found: str):
+        super().__init__(f"{found}. Wait for it or stop it, then run again.")
+        self.found = found
 
 
 @contextmanager
@@ -84,7 +88,7 @@ def _share_or_take(descriptor: int, artifacts: Path, lock: FolderLock) -> None:
         if _is_alive(owner.pid) or time.monotonic() > deadline:
             raise AnotherRun(
                 f"{artifacts}: another {lock.owner} (process {owner.pid or 'unknown'}) is at work in this folder, and "
-                f"{lock.harm}. Wait for it or stop it, then run again."
+                f"{lock.harm}"
             )
         time.sleep(0.1)
 
