@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 from uuid import UUID
@@ -39,6 +39,7 @@ PoolType = Literal["process", "kubernetes"]
 JOB_ENVIRONMENT = {**TELEMETRY_OFF, HEARTBEAT_VARIABLE: HEARTBEAT_SECONDS}  # no library calls home
 FLOWS: tuple[Flow[Any, Any], ...] = (retrain, drift_check, evaluate_snapshot)
 NUM_FIELDS = 5  # of a cron expression
+DAYS_OF_A_YEAR = 366
 NEXT = "%a %Y-%m-%d %H:%M %Z"  # the format of the next run
 REFUSED_BY_PREFECT = re.compile(r"[/%&<>]")  # in the name of a deployment
 
@@ -91,9 +92,12 @@ def read_schedule(option: str, cron: str | None) -> CronSchedule | None:
 
 
 def _time_zone() -> str:
-    """The machine's, by name. ValueError for a TZ such as EST5EDT, which has none and would be read as UTC."""
-    name, now = str(get_localzone_name()), datetime.now().astimezone()
-    if now.utcoffset() != now.astimezone(ZoneInfo(name)).utcoffset():
+    """The machine's, by name. ValueError for a TZ such as EST5EDT, which has none and would be read as UTC; also where
+    the two differ in another season.
+    """
+    name, now = str(get_localzone_name()), datetime.now(UTC)
+    dates = [now + timedelta(days=number) for number in range(DAYS_OF_A_YEAR)]
+    if any(date.astimezone().utcoffset() != date.astimezone(ZoneInfo(name)).utcoffset() for date in dates):
         raise ValueError(
             f"TZ={os.environ.get('TZ', '')} is a rule, not the name of a time zone, and Prefect keeps a schedule by "
             f"name, so it would run in {name}. Set TZ to a name, such as Europe/Berlin."

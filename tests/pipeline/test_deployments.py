@@ -216,7 +216,17 @@ def test_two_folders_of_one_model_are_two_workspaces_and_one_folder_is_one(tmp_p
     assert here.startswith("my-agent-")
 
 
-@pytest.mark.parametrize(("given", "told"), [("Asia/Tokyo", "Asia/Tokyo"), ("UTC0", "Etc/UTC"), ("JST-9", None)])
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("Asia/Tokyo", "Asia/Tokyo"),
+        ("Europe/London", "Europe/London"),
+        ("UTC0", "Etc/UTC"),
+        ("JST-9", None),
+        ("GMT0BST,M3.5.0/1,M10.5.0", None),  # as UTC in winter, an hour off in summer
+        ("UTC+3UTC,M3.5.0/1,M10.5.0", None),  # as UTC in summer
+    ],
+)
 def test_a_schedule_is_in_the_machines_time_zone_and_a_rule_without_a_name_is_no_utc(
     given: str, told: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,7 +237,7 @@ def test_a_schedule_is_in_the_machines_time_zone_and_a_rule_without_a_name_is_no
         time.tzset()
         patch.setattr("flows.deployments.get_localzone_name", lambda: told or "Etc/UTC")  # as tzlocal takes a rule
         if told is None:
-            with pytest.raises(ValueError, match=r"^TZ=JST-9 is a rule.*Set TZ to a name"):
+            with pytest.raises(ValueError, match=rf"^TZ={re.escape(given)} is a rule.*Set TZ to a name"):
                 read_schedule("--cron", "0 3 * * *")
         else:
             schedule = read_schedule("--cron", "0 3 * * *")
