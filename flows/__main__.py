@@ -221,7 +221,7 @@ def _prepare(held: ExitStack | None, lock: FolderLock = RUN, *, shows_log: bool)
     from tasks.core.params_text import refuse_what_dvc_cannot_read
     from tasks.core.settings import PARAMS_FILE, load, load_paths, read_params
     from tasks.core.surroundings import check_place, check_writable, refuse_unusable_socks
-    from tasks.pipeline.order import check_params, check_sources, search_for_cycles_rarely
+    from tasks.pipeline.order import check_machine, check_params, check_sources, search_for_cycles_rarely
     from tasks.storage.inputs import share_endpoint
     from tasks.tracking.connection import refuse_lost_registry
     from tasks.tracking.settings import TrackingSections
@@ -232,6 +232,9 @@ def _prepare(held: ExitStack | None, lock: FolderLock = RUN, *, shows_log: bool)
     params = read_params()
     share_endpoint(params)
     check_sources(params)
+    if held is not None:
+        check_machine(params)
+        _refuse_without_git(Path.cwd())
     refuse_lost_registry(load(TrackingSections, params).tracking)
     artifacts = load_paths(params).artifacts
     check_place(artifacts)
@@ -240,6 +243,19 @@ def _prepare(held: ExitStack | None, lock: FolderLock = RUN, *, shows_log: bool)
     if held is not None:
         _take(held, artifacts, lock, waits=lock is RUN and params["pipeline"]["on_busy"] == "wait")
     prepare_environment(artifacts, shows_log=shows_log)
+
+
+def _refuse_without_git(folder: Path) -> None:
+    """Unless DVC was told that there is none."""
+    from tasks.commands.dvc_remote import ask_dvc
+
+    if any((place / ".git").exists() for place in (folder, *folder.parents)):
+        return
+    if ask_dvc("config", "core.no_scm", may_fail=True).lower() not in ("true", "yes", "on", "1"):
+        raise ValueError(
+            f"{folder} is in no git repository, so DVC, which runs the stages, would stop. Run `git init`, or "
+            f"`dvc config --local core.no_scm true` to go without."
+        )
 
 
 def _take(held: ExitStack, artifacts: Path, lock: FolderLock, *, waits: bool) -> None:

@@ -103,19 +103,14 @@ def check_params(params: dict[str, Any] | None = None, *, source: Path = PARAMS_
 
 
 def check_sources(params: dict[str, Any]) -> None:
-    """Refuse a device that is not there, a missing model or data file, and a model that cannot fit or be trained,
-    before any stage starts. DVC's own message is obscure.
+    """Refuse a missing model or data file and a model that cannot be trained, before any stage starts. DVC's own
+    message is obscure.
     """
     from tasks.models.missing import check_model_path
 
-    common = load(CommonSections, params)
-    if common.launch.launcher == "ray":
-        refuse_without_ray()
-    device_name(common.compute)  # else a missing GPU's model would not fit the processor
     check_storage(params)
     copy_inputs(params)
     check_model_path(params["model"]["path"])
-    check_size(params)
     check_family(params)
     for name, path, what in (
         ("curate.source", params["curate"]["source"], "a JSONL file of problems, or tasks/environments/<name>"),
@@ -129,6 +124,15 @@ def check_sources(params: dict[str, Any]) -> None:
             raise ValueError(
                 f"{name} = {path!r} does not exist, so the pipeline has nothing to work on. Correct the path: {what}."
             )
+
+
+def check_machine(params: dict[str, Any]) -> None:
+    """Refuse a device that is not there and a model that does not fit it, where the stages run on this machine."""
+    common = load(CommonSections, params)
+    if common.launch.launcher == "ray":
+        refuse_without_ray()
+    device_name(common.compute)  # else a missing GPU's model would not fit the processor
+    check_size(params)
 
 
 def run_stage(name: str, *, options: Sequence[str] = (), **asked: Any) -> Path | None:

@@ -19,7 +19,7 @@ from tasks.models.differences import tolerance_of
 from tasks.models.folders import load_model
 from tasks.models.settings import ComputeSettings, on_cpu
 from tasks.models.torch_setup import HEAP_GROWTH, device_name, find_device, prepare_torch, prepared_for, product_dtype
-from tasks.pipeline.order import check_sources
+from tasks.pipeline.order import check_machine
 from tasks.tools import frozen
 from tests import tiny
 
@@ -61,7 +61,7 @@ def test_a_flow_for_a_card_that_is_not_there_says_so_and_not_that_the_model_is_t
     params = read_params(ROOT / "infra" / "profiles" / "demo.yaml")
     params["compute"]["device"] = "cuda"
     with pytest.raises(ValueError, match=r"compute\.device is cuda.*no CUDA device"):
-        check_sources(params)
+        check_machine(params)
 
 
 def test_float32_products_with_short_factors_are_as_exact_as_those_of_float16(monkeypatch: pytest.MonkeyPatch) -> None:

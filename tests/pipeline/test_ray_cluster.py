@@ -19,7 +19,7 @@ from tasks.models.settings import LaunchSettings, RaySettings
 from tasks.pipeline import on_ray, ray_cluster
 from tasks.pipeline.launch import place_of
 from tasks.pipeline.on_ray import refuse_transfer, variables_for
-from tasks.pipeline.order import CommonSections, check_sources
+from tasks.pipeline.order import CommonSections, check_machine
 from tasks.pipeline.rank_host import News
 from tasks.pipeline.ray_cluster import (
     LONGEST_BASE,
@@ -88,7 +88,7 @@ def test_a_flow_without_ray_is_refused_before_it_starts(monkeypatch: pytest.Monk
     params = profile_params("test")
     params["launch"] |= {"launcher": "ray", "num_trainers": 2}
     with pytest.raises(ValueError, match="Run `make setup-ray`"):
-        check_sources(params)
+        check_machine(params)
 
 
 def test_a_head_that_does_not_listen_is_not_reached() -> None:

@@ -8,11 +8,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
+from flows.__main__ import _prepare
 from tests.conftest import ROOT
 from tests.profiles import profile_params, profile_text
 
@@ -40,6 +42,7 @@ def folder(tmp_path: Path) -> Path:
     for named in (params["model"]["path"], params["curate"]["source"]):
         (tmp_path / named).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / named).touch()
+    (tmp_path / ".git").mkdir()
     return tmp_path
 
 
@@ -53,7 +56,7 @@ def first(folder: Path) -> Iterator[subprocess.Popen[str]]:
 def starting(folder: Path) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-c", STARTING], cwd=folder, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        text=True,
+        stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     yield process
     process.kill()
@@ -89,3 +92,31 @@ def test_a_flow_that_shall_wait_says_so_once_and_begins_where_the_other_ended(
         assert f"another run (process {first.pid}) is at work in this folder" in second.stdout.readline()
         first.communicate("")
         assert second.stdout.readline() == "ready\n"
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_folder_without_git_is_refused_unless_dvc_was_told_so(folder: Path, is_told: bool) -> None:
+    (folder / ".git").rmdir()
+    (folder / ".dvc").mkdir()
+    (folder / ".dvc" / "config").write_text("[core]\n    no_scm = true\n" if is_told else "", encoding="utf-8")
+    with starting(folder) as flow:
+        told, errors = flow.communicate("", timeout=300)
+    assert told == ("ready\n" if is_told else "")
+    assert is_told or "Run `git init`, or `dvc config --local core.no_scm true`" in errors.splitlines()[-1]
+
+
+def test_deploy_asks_for_nothing_of_this_machine_since_it_runs_nothing_here(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / ".git").rmdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    file = folder / "params.yaml"
+    text = file.read_text(encoding="utf-8")
+    assert "device: cpu" in text
+    file.write_text(text.replace("device: cpu", "device: cuda"), encoding="utf-8")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "environ", {**os.environ})
+        _prepare(None, shows_log=False)
+        with ExitStack() as held, pytest.raises(ValueError, match="no CUDA device"):
+            _prepare(held, shows_log=False)
