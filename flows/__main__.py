@@ -64,6 +64,11 @@ def run(reason: ReasonText = "", force: Force = False, accept_drift: AcceptDrift
             from tasks.drift.pin import accept_drift_from_now_on
 
             accept_drift_from_now_on()
+        reason = reason.strip()
+        if force:
+            from tasks.pipeline.reasons import check_asked
+
+            check_asked(reason, force=force)
         _prepare(held, shows_log=debug)
         if not (reason or force) and _tell_unchanged():
             return
@@ -158,8 +163,10 @@ def approve(
         from tasks.core.terminal import tell
         from tasks.stages.promote.overrides import read_override
 
-        is_answer = run is not None
-        override = read_override(force=False, approve=is_answer and not decline, withdraw=decline, reason=reason, by=by)
+        _refuse_half_an_answer(run, reason, is_begun=decline or by is not None)
+        override = read_override(
+            force=False, approve=run is not None and not decline, withdraw=decline, reason=reason, by=by
+        )
         _require_server(
             "no run waits there", "a decision can also be approved without one: python -m tasks promote --approve"
         )
@@ -170,6 +177,19 @@ def approve(
         check_server()
         for line in list_waiting() if run is None or override is None else [send_answer(run, override)]:
             tell(line)
+
+
+def _refuse_half_an_answer(run: str | None, reason: str | None, *, is_begun: bool) -> None:
+    if run is None and (is_begun or reason is not None):
+        raise ValueError(
+            "--decline, --by and --reason belong to an answer, and no run was named. Name one of those that "
+            "`python -m flows approve` lists."
+        )
+    if run is not None and not (reason or "").strip():
+        raise ValueError(
+            "an answer needs a reason: the record must explain later why this model went into production, or did not. "
+            'Add --reason "…".'
+        )
 
 
 def _require_server(consequence: str, instead: str) -> None:

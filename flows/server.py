@@ -196,6 +196,11 @@ def start_server(*, with_scheduler: bool, port: int = 0) -> Server:
     retries for a minute.
     """
     if os.environ.get("PREFECT_API_URL"):
+        if port:
+            raise ValueError(
+                f"--port {port} is for the server that turnwise starts, and PREFECT_API_URL names another, so nothing "
+                f"would listen there. Omit --port, or unset PREFECT_API_URL."
+            )
         return Server(os.environ["PREFECT_API_URL"])
     home = Path(os.environ["PREFECT_HOME"])
     refuse_damaged_history(home)

@@ -98,10 +98,7 @@ def find_reasons(params: dict[str, Any], paths: Paths, *, asked: str | None = No
     """Every reason to run; `asked` is a person's, and `force` trains anew. The caller has the folder's lock and has
     released what a killed DVC locked. ValueError in one line where DVC, MLflow or the environment cannot be asked.
     """
-    if force and not asked:
-        raise ValueError(
-            "--force repeats every stage, and without a reason nobody could say later why. Add --reason TEXT."
-        )
+    check_asked(asked, force=force)
     tracking, model = load(TrackingSections, params).tracking, params["promote"]["model_name"]
     last = last_finished(tracking, model, paths)
     reasons = [Reason("person", f"a person asked: {one_line(asked)}")] if asked else []
@@ -118,6 +115,13 @@ def find_reasons(params: dict[str, Any], paths: Paths, *, asked: str | None = No
     if fall is not None:
         reasons.append(Reason("champion_fell", _describe_fall(fall)))
     return RunReasons(_with_unfinished(reasons, paths), last, force, fall)
+
+
+def check_asked(reason: str | None, *, force: bool) -> None:
+    if force and not reason:
+        raise ValueError(
+            "--force repeats every stage, and without a reason nobody could say later why. Add --reason TEXT."
+        )
 
 
 def find_unchanged(params: dict[str, Any], paths: Paths) -> RunReasons | None:

@@ -44,7 +44,7 @@ class RetentionSettings(Settings):
 class PipelineSettings(Settings):
     on_busy: Literal["skip", "wait"]
     stage_timeout_hours: StageTimeoutHours
-    max_retries: int = Field(ge=0)
+    max_retries: int = Field(ge=0, le=50)  # Prefect takes no more
     retry_delay_seconds: float = Field(ge=0)
     approval_timeout_hours: Hours
     retention: RetentionSettings

@@ -12,7 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from flows.__main__ import app
 from tasks.core.passing_faults import PASSING_STATUS
 from tasks.pipeline.cli_errors import TELEMETRY_OFF, one_line_errors, switch_telemetry_off
 from tests.conftest import ROOT
@@ -140,3 +142,28 @@ def test_a_value_the_user_set_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv(name, "as I said")
     switch_telemetry_off()
     assert {os.environ[name] for name in TELEMETRY_OFF} == {"as I said"}
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("run", "--force"), "Add --reason TEXT"),
+        (("run", "--force", "--reason", "   "), "Add --reason TEXT"),
+        (("approve", "--decline"), "no run was named"),
+        (("approve", "--by", "Jane Doe"), "no run was named"),
+        (("approve", "--reason", "looked at it"), "no run was named"),
+        (("approve", "monday", "--decline"), "an answer needs a reason"),
+        (("approve", "monday", "--reason", "  "), "an answer needs a reason"),
+        (("approve", "monday", "--reason", "looked at it"), "PREFECT_API_URL names no server"),
+    ],
+)
+def test_a_command_of_the_flows_that_is_not_whole_is_refused_at_once_by_its_own_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], said: str
+):
+    monkeypatch.chdir(tmp_path)  # where nothing is, not even params.yaml
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 1
+    assert said in done.output
+    assert done.output.count("\n") == 1
+    assert not any(option in done.output for option in ("--withdraw", "promote --force"))

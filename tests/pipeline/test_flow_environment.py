@@ -72,6 +72,8 @@ def test_the_settings_of_a_server_the_user_named_are_left_alone(environment: dic
     theirs = {"PREFECT_API_URL": "http://127.0.0.1:4200/api", "PREFECT_API_AUTH_STRING": "me:mine"}
     environment |= theirs
     prepare_environment(tmp_path, shows_log=False)
+    with pytest.raises(ValueError, match="--port 4201 is for the server that turnwise starts"):
+        start_server(with_scheduler=True, port=4201)
     server = start_server(with_scheduler=True)
     assert server.process is None
     server.stop()

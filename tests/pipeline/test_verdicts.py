@@ -124,6 +124,14 @@ def test_only_a_fault_that_may_pass_is_tried_again(
         assert lines[0].removeprefix("error: ") in str(failure)  # the list of runs shows it
 
 
+def test_as_many_retries_as_the_settings_allow_are_as_many_as_prefect_takes():
+    pipeline = profile_params("test")["pipeline"]
+    most = PipelineSections(pipeline={**pipeline, "max_retries": 50}).pipeline.max_retries
+    steps.run_stage.with_options(retries=most, retry_delay_seconds=[1.0] * most)
+    with pytest.raises(ValueError, match="max_retries"):
+        PipelineSections(pipeline={**pipeline, "max_retries": most + 1})
+
+
 class Silent:
     def info(self, line: str) -> None:
         pass
