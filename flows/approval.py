@@ -30,7 +30,7 @@ from prefect.input import RunInput, keyset_from_paused_state, read_flow_run_inpu
 from prefect.states import Suspended
 from pydantic import Field
 
-from flows.events import emit
+from flows.events import emit_verdict
 from flows.labels import add_tags
 from flows.prefect_runs import PROCESS_LABEL, own_run_id
 from flows.sight import artifact_key, escape
@@ -133,7 +133,7 @@ def take_answer(question: Question, params: dict[str, Any]) -> State[None]:
     with get_client(sync_client=True) as client:
         client.update_flow_run_labels(own_run_id(), {DECIDED_AT: ""})  # a later retry is a run like any other
     add_tags(str(ended.name).lower())
-    _emit(ended, question, params["promote"]["model_name"])
+    emit_verdict(params["promote"]["model_name"], ended, question.version)
     return ended
 
 
@@ -208,12 +208,6 @@ def _carry_out(answer: Answer, question: Question) -> None:
     do = approve if override.kind == "approve" else withdraw
     for line in do(override, decided_at=question.decided_at):
         get_run_logger().info(line)
-
-
-def _emit(ended: State[None], question: Question, model: str) -> None:
-    if ended.name == "Promoted":
-        version = str(question.version)
-        emit("turnwise.promoted", model, {"version": version}, {"message": str(ended.message), "champion": version})
 
 
 def _registry(params: dict[str, Any]) -> Registry:

@@ -14,8 +14,6 @@ from prefect.client.schemas.objects import State
 from prefect.events import emit_event
 from prefect.events.worker import EventsWorker
 
-from tasks.core.files import read_json
-from tasks.core.settings import Paths
 from tasks.core.text import one_line
 
 EVENTS = {"Promoted": "turnwise.promoted", "Held": "turnwise.held", "Rejected": "turnwise.held"}
@@ -32,13 +30,14 @@ def emit(event: str, model: str, labels: dict[str, str], payload: dict[str, Any]
                payload={"model": model, **payload})  # fmt: skip
 
 
-def emit_verdict(model: str, verdict: State[Any], paths: Paths) -> None:
-    """Nothing where nothing was decided."""
-    event = EVENTS.get(str(verdict.name))
-    if event is not None:
-        outcome = read_json(paths.stage("promote") / "outcome.json")
-        version = str(outcome["champion"] or "")
-        emit(event, model, {"version": version}, {"message": str(verdict.message), "champion": version})
+def emit_verdict(model: str, verdict: State[Any], champion: object) -> None:
+    """Nothing where nothing was decided. `champion`: its version, or None."""
+    if event := EVENTS.get(str(verdict.name)):
+        emit_decision(event, model, str(champion or ""), str(verdict.message))
+
+
+def emit_decision(event: str, model: str, champion: str, message: str) -> None:
+    emit(event, model, {"version": champion}, {"message": message, "champion": champion})
 
 
 def emit_alarm(model: str, kind: str, message: str) -> None:
@@ -46,7 +45,7 @@ def emit_alarm(model: str, kind: str, message: str) -> None:
 
 
 def main(event: str, model: str, version: str, message: str) -> None:
-    emit(f"turnwise.{event}", model, {"version": version}, {"message": message, "champion": version})
+    emit_decision(f"turnwise.{event}", model, version, message)
     EventsWorker.instance().drain()  # waits until the server has it
 
 

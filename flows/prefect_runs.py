@@ -28,6 +28,7 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed
 
+from flows.connection import REFUSED
 from flows.mlflow_runs import tracking_settings
 from flows.server import is_own_server, is_own_server_dead
 from tasks.core.passing_faults import PassingFault
@@ -43,7 +44,6 @@ PROCESS_LABEL = "turnwise.process"  # of a run that is at work
 PATIENCE_SECONDS: tuple[float, ...] = (1.0,)
 FAILING_PATIENCE_SECONDS: tuple[float, ...] = (1.0, 3.0, 6.0, 20.0, 30.0)
 OWN_PATIENCE_SECONDS: tuple[float, ...] = (0.5, 1.0, 2.0)
-REFUSED = (401, 403)
 GONE = "Its process was gone when the next began."
 
 

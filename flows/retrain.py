@@ -90,7 +90,7 @@ def _run_for_a_reason(stages: Stages, *, asked: str | None, force: bool) -> Stat
         _tell(stages, line)
     verdict = _run_all(read_params(), paths, found, stages)
     add_tags(str(verdict.name).lower())
-    emit_verdict(params["promote"]["model_name"], verdict, paths)
+    emit_verdict(params["promote"]["model_name"], verdict, read_json(paths.stage(PROMOTE) / "outcome.json")["champion"])
     return verdict
 
 

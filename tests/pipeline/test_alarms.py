@@ -1,4 +1,4 @@
-"""A flow that fails says so once, wherever it fails: nobody watches it at night."""
+"""A flow that fails says so once, wherever it fails: nobody watches it at night. What it decides is an event too."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from prefect.states import Completed
 
-from flows import one_run, retrain
+from flows import events, one_run, retrain
 from flows.drift_check import drift_check
 from flows.evaluate_snapshot import evaluate_snapshot
-from flows.verdict import WAITING
+from flows.verdict import WAITING, end
 from tests.profiles import profile_text
 
 FLOWS: dict[str, Callable[[], Any]] = {
@@ -96,3 +96,18 @@ def test_so_is_a_mistake_in_params_yaml_under_the_name_of_the_deployment_where_i
     ((model, kind, message),) = alarms
     assert (model, kind) == ("travel-desk-agent", "failed")
     assert told in message
+
+
+@pytest.mark.parametrize(
+    ("name", "event"),
+    [("Promoted", "turnwise.promoted"), ("Held", "turnwise.held"), ("Rejected", "turnwise.held"), ("Declined", None),
+     ("Waiting", None), ("Unchanged", None)],
+)  # fmt: skip
+def test_what_was_decided_is_one_event_with_the_champion(monkeypatch: pytest.MonkeyPatch, name: str, event: str | None):
+    found: list[Any] = []
+    monkeypatch.setattr(events, "emit_event", lambda event, **row: found.append((event, row)))
+    events.emit_verdict("shop", end(name, "by 9 points"), 3)
+    assert [given for given, _ in found] == ([event] if event else [])
+    for _, row in found:
+        assert row["resource"]["turnwise.version"] == row["payload"]["champion"] == "3"
+        assert row["payload"]["message"] == f"{name.lower()}: by 9 points"
