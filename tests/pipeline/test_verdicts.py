@@ -20,6 +20,7 @@ from flows.verdict import end, name_verdict
 from tasks.core.files import read_json
 from tasks.core.passing_faults import PASSING_STATUS, PassingFault, is_passing
 from tasks.core.progress import PROGRESS_VARIABLE, progress_bar
+from tasks.core.settings import load
 from tasks.pipeline.cli_errors import one_line_errors, status_of
 from tasks.pipeline.settings import PipelineSections
 from tests.profiles import profile_params
@@ -126,10 +127,10 @@ def test_only_a_fault_that_may_pass_is_tried_again(
 
 def test_as_many_retries_as_the_settings_allow_are_as_many_as_prefect_takes():
     pipeline = profile_params("test")["pipeline"]
-    most = PipelineSections(pipeline={**pipeline, "max_retries": 50}).pipeline.max_retries
+    most = load(PipelineSections, {"pipeline": {**pipeline, "max_retries": 50}}).pipeline.max_retries
     steps.run_stage.with_options(retries=most, retry_delay_seconds=[1.0] * most)
     with pytest.raises(ValueError, match="max_retries"):
-        PipelineSections(pipeline={**pipeline, "max_retries": most + 1})
+        load(PipelineSections, {"pipeline": {**pipeline, "max_retries": most + 1}})
 
 
 class Silent:
