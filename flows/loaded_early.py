@@ -38,7 +38,7 @@ def load(command: Sequence[str]) -> Generator[None, None, bool]:
     as it may use.
     """
     match command:
-        case ["dvc", *_]:
+        case ["dvc" | "tasks.pipeline.dvc_repro", *_]:
             yield from _import(DVC)
             return True
         case ["tasks", name, *_] if name in NEEDED:

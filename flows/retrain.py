@@ -20,7 +20,7 @@ from flows.one_run import begin_flow, run_alone
 from flows.parameters import AS_IT_IS, Hidden, Profile, Reason
 from flows.prefect_runs import check_run_is_wanted, own_run_id
 from flows.sight import show_places, show_progress, show_results
-from flows.steps import StageRun, Stages, run_command, run_stage
+from flows.steps import StageRun, Stages, refuse_edits, run_command, run_stage
 from flows.verdict import WAITING, end, read_verdict
 from tasks.commands.doctor.doctor import has_passed
 from tasks.commands.profile import apply_profiles, read_profiles
@@ -112,6 +112,8 @@ def _run_all(params: dict[str, Any], paths: Paths, found: RunReasons, stages: St
                 _run_doctor(params, paths, stages)
             with show_progress(stage, model, paths) as variables:
                 done.append(_run(stage, stages, logger, variables, force=stage in found.forced_stages))
+            if stage != PROMOTE:
+                refuse_edits(stage, paths)
         run_id = logger.run_id()
         write_json(paths.artifacts / "run.json", run_record(done, paths, mlflow_run_id=run_id))
         logger.log_traces()

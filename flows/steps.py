@@ -1,4 +1,5 @@
 """A stage as a Prefect task: `dvc repro --single-item <stage>` in its own process group, its lines passed on at once.
+What is edited while it runs counts from the next run (`tasks/pipeline/dvc_repro.py`).
 
 DVC caches the stages; Prefect's task cache is off, since it would not notice a changed or deleted file.
 """
@@ -22,9 +23,12 @@ from flows.processes import Guardian, OutOfTime, child_environment, run_streamed
 from tasks.core.passing_faults import PASSING_STATUS
 from tasks.core.progress import spell
 from tasks.core.secrets import hide_known_secrets
+from tasks.core.settings import Paths
 from tasks.core.text import one_line
 from tasks.pipeline.settings import PipelineSettings
+from tasks.stages.promote.origin import find_edit
 
+REPRO = "tasks.pipeline.dvc_repro"
 # What DVC prints around a stage's lines; hidden.
 RUNNING = "Running stage '{stage}':"
 CHATTER = re.compile(
@@ -87,7 +91,7 @@ class Stages:
             self._forks = ForkServer(self.guardian, forks_log())
         try:
             status = run_streamed(
-                [sys.executable, "-m", *(["tasks.core.forked"] if command[0] == "dvc" else []), *command],
+                [sys.executable, "-m", *(["tasks.core.forked"] if command[0] == REPRO else []), *command],
                 env={**child_environment(), **self._forks.variables, **env},
                 guardian=self.guardian,
                 on_line=output,
@@ -136,13 +140,26 @@ def _may_succeed(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
 def run_stage(stage: str, stages: Stages, env: Mapping[str, str], *, force: bool = False) -> StageRun:
     """Bring one DVC stage up to date, with `force` also where nothing changed; StageFailed where it fails."""
     release_dead_locks()
-    return stages.run(stage, ["dvc", "repro", "--single-item", *(["--force"] if force else []), stage], env)
+    return stages.run(stage, [REPRO, "--single-item", *(["--force"] if force else []), stage], env)
 
 
 @task(cache_policy=NO_CACHE, task_run_name="{name}")
 def run_command(name: str, stages: Stages, env: Mapping[str, str], arguments: Sequence[str] = ()) -> StageRun:
     """Run `python -m tasks <name>`, such as doctor, promote or report, which are no DVC stages."""
     return replace(stages.run(name, ["tasks", name, *arguments], env), is_cached=False)
+
+
+def refuse_edits(stage: str, paths: Paths) -> None:
+    """After a stage: StageFailed where what it or an earlier one ran with was edited since, as promotion would say only
+    after the others have run.
+    """
+    edit = find_edit(stage, paths)
+    if edit is not None:
+        raise StageFailed(
+            f"{edit}. So nothing after {stage} ran: promotion takes no results of two recipes. Run again, and what "
+            f"reads the edit is run with it; or undo it first, and nothing is repeated. Where the next run stops here "
+            f"too, `dvc repro --force --single-item {edit.partition(':')[0]}` helps."
+        )
 
 
 class _Output:

@@ -23,6 +23,7 @@ import psutil
 import pytest
 
 from flows.server import PASSWORD_FILE
+from flows.steps import REPRO
 from tasks.core.files import read_json
 from tests.pipeline.prefect_api import api_of, server_of
 from tests.pipeline.project import Project
@@ -122,7 +123,7 @@ def test_the_first_run_ends_with_a_champion_and_says_so(finished: tuple[Project,
 def test_every_command_of_a_flow_is_a_fork(finished: tuple[Project, str]):
     project, _ = finished
     told = (project.artifacts / ".forks.log").read_text().splitlines()
-    assert sum(line.startswith("dvc repro") for line in told) == len(STAGES) - 1  # promotion is none of DVC's
+    assert sum(line.startswith(REPRO) for line in told) == len(STAGES) - 1  # promotion is none of DVC's
     assert {line.split()[1] for line in told if line.startswith("tasks")} >= {"doctor:", "promote:", "report:"}
     assert [line for line in told if "refused" in line] == []
 
@@ -304,7 +305,7 @@ def expect_closed_books(
     project: Project, flow: subprocess.Popen[str], stage: str, number: signal.Signals, *, status: int
 ) -> None:
     """A flow that a signal interrupts ends its stage, whose DVC is a fork, and leaves its runs closed."""
-    assert "dvc repro" in {process.name() for process in project.processes()}
+    assert REPRO[:15] in {process.name() for process in project.processes()}
     child = int((project.artifacts / f".{stage}.pid").read_text())
     flow.send_signal(number)
     _, errors = flow.communicate(timeout=WAIT_SECONDS)
@@ -325,7 +326,7 @@ def test_after_kill_9_of_dvc_and_of_the_flow_nothing_is_left_and_the_next_one_fi
     project.has_own_forks = True
     turn_knob(project, "hold_train")
     flow = start_until(project, "train")
-    (dvc,) = [process for process in project.processes() if "dvc" in process.cmdline()]
+    (dvc,) = [process for process in project.processes() if REPRO in process.cmdline()]
     dvc.kill()
     _, errors = flow.communicate(timeout=WAIT_SECONDS)
     assert flow.returncode == 1

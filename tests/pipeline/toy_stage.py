@@ -165,6 +165,11 @@ def wait_while_held(knob: str) -> None:
 
 def main(stage: str) -> None:
     knobs = {file.name for file in Path("knobs").glob("*")}
+    paths, watched = Paths("artifacts"), read_yaml(GRAPH)["stages"][stage]["params"]
+    sections = {
+        name: value for name, value in read_params().items() if name in {item.split(".")[0] for item in watched}
+    }
+    record = provenance(stage, sections, paths, num_threads=1, device="cpu")
     Path("artifacts").mkdir(exist_ok=True)
     Path(f"artifacts/.{stage}.pid").write_text(str(os.getpid()), encoding="utf-8")
     print(f"{stage} is at work", flush=True)
@@ -183,11 +188,6 @@ def main(stage: str) -> None:
                 bar.advance("detail")
             wait_while_held(f"bar_{stage}")
             bar.advance("detail")
-    paths, watched = Paths("artifacts"), read_yaml(GRAPH)["stages"][stage]["params"]
-    sections = {
-        name: value for name, value in read_params().items() if name in {item.split(".")[0] for item in watched}
-    }
-    record = provenance(stage, sections, paths, num_threads=1, device="cpu")
     {"curate": curate, "assess": assess, "warm_start": warm_start, "train": train, "evaluate": evaluate}[stage](
         paths.stage(stage)
     )

@@ -8,7 +8,7 @@ differ. It takes under a second: of large folders only the recorded hash is comp
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +33,38 @@ def read_origin(paths: Paths) -> Origin:
         read_yaml(LOCK_FILE)  # raises an error that describes the damage
     locked = (read_as_dvc(lock) or {}).get("stages", {}) if lock is not None else {}
     params_of_dvc = read_as_dvc(text)
-    records = {stage: _record(stage, paths) for stage in RECORDED}
+    records = _records(RECORDED, paths)
     for stage, record in records.items():
         found = list(_changes(record, records, params, paths))
         if found:
-            raise _stale_error(stage, found)
+            raise _stale_error(
+                stage,
+                found,
+                f"Run `dvc repro` (`dvc repro --force --single-item {stage}` where that finds nothing to do), then "
+                f"promote again; or undo the change, with `dvc commit -f {stage}` if `dvc status` then names {stage}",
+            )
         found = list(_lock_changes(stage, locked, params_of_dvc, paths))
         if found:
             raise _stale_error(
-                stage, [f"dvc.lock: {item}" for item in found], by_hand=f"`dvc commit -f {stage}` where it ran by hand"
+                stage,
+                [f"dvc.lock: {item}" for item in found],
+                f"Run `dvc repro` (`dvc commit -f {stage}` where it ran by hand, or was edited while it ran), then "
+                f"promote again",
             )
     return Origin(params, text, lock, hash_now(LOCK_FILE), records)
+
+
+def find_edit(last: str, paths: Paths) -> str | None:
+    """What differs between today and what the stages up to `last` ran with, of the first one that differs."""
+    params, records = read_params(), _records(RECORDED[: RECORDED.index(last) + 1], paths)
+    for stage, record in records.items():
+        if found := list(_changes(record, records, params, paths)):
+            return _told(stage, found)
+    return None
+
+
+def _records(stages: Sequence[str], paths: Paths) -> dict[str, dict[str, Any]]:
+    return {stage: _record(stage, paths) for stage in stages}
 
 
 def _record(stage: str, paths: Paths) -> dict[str, Any]:
@@ -134,10 +155,12 @@ def _lock_changes(stage: str, locked: Mapping[str, Any], params: Mapping[str, An
         yield f"it is of another run of {stage} than the one whose results are here"
 
 
-def _stale_error(stage: str, found: list[str], *, by_hand: str = "") -> ValueError:
-    told = first_few(found, MAX_TOLD, by="; ")
-    again = by_hand or f"`dvc repro --force --single-item {stage}` where that finds nothing to do"
+def _stale_error(stage: str, found: list[str], remedy: str) -> ValueError:
     return ValueError(
-        f"{stage}: {told}. So its results are not those of today's settings, code and data, and the lineage of the "
-        f"promoted version would be wrong. Run `dvc repro` ({again}), then promote again; or undo the change."
+        f"{_told(stage, found)}. So its results are not those of today's settings, code and data, and the lineage of "
+        f"the promoted version would be wrong. {remedy}."
     )
+
+
+def _told(stage: str, found: list[str]) -> str:
+    return f"{stage}: {first_few(found, MAX_TOLD, by='; ')}"

@@ -15,7 +15,7 @@ import yaml
 from tasks.core.files import content_hash, read_json, write_json
 from tasks.core.provenance import RECORDED, provenance, provenance_file, write_provenance
 from tasks.core.settings import Paths, read_params
-from tasks.stages.promote.origin import read_origin
+from tasks.stages.promote.origin import find_edit, read_origin
 from tests.damage import OF_JSON
 
 PATHS = Paths("artifacts")
@@ -182,6 +182,18 @@ def test_no_more_than_three_differences_are_told_in_a_line(project: None):
     edit("params.yaml", "learning_rate: 1.0e-5, betas: [0.9, 0.98]", "new: 1")
     run_by_hand("curate")
     assert "train.new" in (told := refused()) and told.startswith("train: ") and " and 2 more" in told
+
+
+def test_an_edit_is_found_once_a_stage_that_reads_it_has_run(project: None):
+    for stage in ("train", "evaluate"):
+        shutil.rmtree(PATHS.stage(stage))
+        provenance_file(stage, PATHS).unlink()
+    edit("params.yaml", "1.0e-5", "0.5")
+    assert find_edit("warm_start", PATHS) is None
+    run_by_hand("train")
+    edit("params.yaml", "0.5", "1.0e-5")
+    told = "train: it ran with train.learning_rate = 0.5, and params.yaml has 1e-05"
+    assert find_edit("train", PATHS) == told
 
 
 def remove(file: Path) -> None:
