@@ -46,7 +46,7 @@ from tasks.tracking.waiting import ended_unapproved
 Kind = Literal["data", "recipe", "code", "drift", "champion_fell", "decision", "person", "first"]
 TRAINS_ANEW = ("champion_fell",)
 LASTS = ("person", "drift")  # what the end of a killed run does not show by itself
-CURATE = "curate"
+CURATE, TRAIN = "curate", "train"
 UNFINISHED = "a run that did not finish had: "
 MAX_NAMED = 4
 
@@ -173,10 +173,12 @@ def _describe_fall(check: Mapping[str, Any]) -> str:
 
 def begin_run(found: RunReasons, params: Mapping[str, Any], paths: Paths) -> str | None:
     """Write the reasons down before the first stage. Training anew takes the next seed, which is written into
-    params.yaml once; returns the line that says so. The caller reads params.yaml again.
+    params.yaml once; returns the line that says so. Where no run has finished, what dvc.lock has trained counts. The
+    caller reads params.yaml again.
     """
     line, wants_next_seed = None, found.force or any(kind in TRAINS_ANEW for kind in found.kinds)
-    if wants_next_seed and found.last is not None and params["seed"] == _seed_of(found.last.inputs):
+    before = inputs_now(params["promote"]) if found.last is None else found.last.inputs
+    if wants_next_seed and params["seed"] == _seed_of(before):
         line = _raise_seed(params["seed"])
     if found.fall is not None:
         note_fall(paths, found.fall)
@@ -185,7 +187,7 @@ def begin_run(found: RunReasons, params: Mapping[str, Any], paths: Paths) -> str
 
 
 def _seed_of(before: Inputs) -> Any:
-    return next((entry["params"]["seed"] for entry in before["stages"].values() if "seed" in entry["params"]), None)
+    return before["stages"][TRAIN]["params"].get("seed") if TRAIN in before["stages"] else None
 
 
 def _raise_seed(seed: int) -> str:

@@ -256,6 +256,24 @@ def test_force_needs_a_reason_and_takes_the_next_seed_once(finished: Workspace):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("stages", "seed"), [([], 11), (["curate"], 11), (["curate", "train"], 12)])
+def test_force_before_any_run_has_finished_trains_with_another_seed_than_the_one_that_failed(
+    workspace: Workspace, stages: list[str], seed: int
+):
+    """dvc.lock has what the failed run made: nothing, the problems alone, or a model too."""
+
+    def keep_only(entries: dict[str, Any]) -> None:
+        for stage in set(entries).difference(stages):
+            del entries[stage]
+
+    write_lock(keep_only)
+    workspace.begin(asked="the weights look odd", force=True)
+    assert read_params()["seed"] == seed
+    workspace.begin(asked="the weights look odd", force=True)  # killed before it trained
+    assert read_params()["seed"] == seed
+
+
+@pytest.mark.slow
 def test_a_seed_that_cannot_be_raised_is_refused_with_nothing_written(finished: Workspace):
     params = Path("params.yaml").read_text(encoding="utf-8")
     anchored = params.replace("seed: 11 ", "seed: &seed 11 ", 1).replace("split_seed: 1 ", "split_seed: *seed ", 1)
