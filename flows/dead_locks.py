@@ -12,6 +12,7 @@ from tasks.core.databases import fault_of_database
 from tasks.core.files import read_yaml
 from tasks.core.provenance import LOCK_FILE
 from tasks.core.terminal import warn
+from tasks.core.workspace import SITE_CACHE
 
 DVC_FOLDER = Path(".dvc")
 
@@ -41,7 +42,7 @@ def _set_aside_a_damaged_lock() -> None:
 
 def _remove_damaged_notes() -> None:
     """DVC also stops where its databases of file hashes and links are damaged; it creates missing ones again."""
-    for database in sorted((DVC_FOLDER / "site-cache").rglob("cache.db")):
+    for database in sorted(SITE_CACHE.rglob("cache.db")):
         fault = fault_of_database(database)
         if fault is not None:
             shutil.rmtree(database.parent)

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from flows.dead_locks import DVC_FOLDER
 from flows.server import OWN_SERVER_VARIABLE
 from tasks.core import workspace
 from tasks.core.child_processes import ChildProcess, Guardian
@@ -43,9 +42,8 @@ def child_environment() -> dict[str, str]:
     env = {**TELEMETRY_OFF, **QUIET, **kept}  # a Prefect worker did not run our command line
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     env["PYTHONUNBUFFERED"] = "1"
-    env["DVC_SITE_CACHE_DIR"] = str((DVC_FOLDER / "site-cache").absolute())
     env[FLOW_VARIABLE] = own_token()
-    return env
+    return {**env, **workspace.dvc_variables()}
 
 
 class OutOfTime(Exception):

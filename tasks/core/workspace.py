@@ -15,6 +15,7 @@ DVC_VARIABLE = "DVC_STAGE"  # DVC sets it for a stage's command, which belongs t
 CODE = Path(__file__).resolve().parents[2]  # of this installation
 LINKED = ("tasks", "flows", "infra")  # of the code; dvc.yaml's deps, Prefect's entrypoints and profiles are in them
 GRAPH = "dvc.yaml"
+SITE_CACHE = Path(".dvc/site-cache")  # DVC's notes of file hashes
 NEEDED = ("params.yaml", GRAPH, ".dvc", LINKED[0])
 
 
@@ -46,6 +47,11 @@ def refuse_no_workspace(folder: Path) -> None:
             f"{folder} works with the code of {theirs}, and this is that of {CODE}, so nothing was run. Run the "
             f"command in {theirs}, or link the workspace to this code: {command}"
         )
+
+
+def dvc_variables() -> dict[str, str]:
+    """DVC's notes belong to the workspace; without this they are in a folder of the machine."""
+    return {"DVC_SITE_CACHE_DIR": str(SITE_CACHE.absolute())}
 
 
 def folder_of_code() -> Path:

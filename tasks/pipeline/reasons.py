@@ -23,6 +23,7 @@ from tasks.core.provenance import CODE
 from tasks.core.resume import GRAPH
 from tasks.core.settings import PARAMS_FILE, Paths, load
 from tasks.core.text import first_few, one_line
+from tasks.core.workspace import dvc_variables
 from tasks.drift.fall import note_fall
 from tasks.drift.pin import find_drift
 from tasks.environments.settings import EnvironmentSettings
@@ -264,8 +265,7 @@ def _items(changes: Sequence[Any], what: str) -> Iterator[tuple[str, Any]]:
 
 def read_status() -> dict[str, Any]:
     """`dvc status --json`: what changed, by stage. ValueError where DVC cannot say."""
-    site_cache = str(Path(".dvc/site-cache").absolute())
-    env = {**TELEMETRY_OFF, "DVC_SITE_CACHE_DIR": site_cache, **os.environ}
+    env = {**TELEMETRY_OFF, **os.environ, **dvc_variables()}
     by_fork = ["tasks.core.forked"] if SERVER_OF_FORKS in os.environ else []
     command = [sys.executable, "-m", *by_fork, "dvc", "status", "--json"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)

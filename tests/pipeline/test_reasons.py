@@ -6,6 +6,7 @@ DVC's word is given here; that `dvc status` says so of real files is at the end,
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from flows.processes import child_environment
 from tasks.core.files import read_json, write_json
 from tasks.core.settings import Paths, read_params
 from tasks.drift.fall import last_fall
@@ -451,6 +453,20 @@ def test_real_dvc_says_what_changed(toy: Project, monkeypatch: pytest.MonkeyPatc
     assert [reason.kind for reason in found] == ["recipe", "data"]
     assert "train.group_size" in found[0].text
     assert "toy_stage.py" in found[1].text
+
+
+def test_dvc_is_asked_with_the_notes_that_a_flow_s_stages_have(monkeypatch: pytest.MonkeyPatch):
+    """Else it would hash each file of a model once more."""
+    asked: dict[str, str] = {}
+
+    def run(command: list[str], *, env: dict[str, str], **options: Any) -> subprocess.CompletedProcess[str]:
+        asked.update(env)
+        return subprocess.CompletedProcess(command, 0, stdout="{}")
+
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", "/var/cache/dvc")
+    monkeypatch.setattr(module.subprocess, "run", run)
+    assert module.read_status() == {}
+    assert asked["DVC_SITE_CACHE_DIR"] == child_environment()["DVC_SITE_CACHE_DIR"]
 
 
 @pytest.mark.slow
