@@ -61,12 +61,13 @@ def is_passing(error: BaseException) -> bool:
         told = getattr(link, "is_passing", None)
         if isinstance(told, bool):
             return told
-        if isinstance(link, (ConnectionError, TimeoutError)) or _is_of_a_network(link):
+        if isinstance(link, (ConnectionError, TimeoutError)) or is_of_a_network(link):
             return True
         if isinstance(link, OSError) and link.errno in PASSING_ERRNOS:
             return True
     return False
 
 
-def _is_of_a_network(error: BaseException) -> bool:
+def is_of_a_network(error: BaseException) -> bool:
+    """Whether it is one of NETWORK_ERRORS."""
     return any((kind.__module__, kind.__name__) in NETWORK_ERRORS for kind in type(error).__mro__)

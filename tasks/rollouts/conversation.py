@@ -22,7 +22,7 @@ from tasks.tools.base import (
     await_in_steps,
     error_text,
 )
-from tasks.tools.checks import judge_in_steps, without_exit
+from tasks.tools.checks import close_episode, fault_of, judge_in_steps, without_exit
 
 if TYPE_CHECKING:
     from tasks.rollouts.fault_log import FaultLog
@@ -54,14 +54,13 @@ class Conversation:
 
     def __init__(self, key: EpisodeKey, *, environment: Environment, seed: int, stage: str, attempt: int):
         self.key, self.attempt, self.max_calls = key, attempt, environment.limits.max_calls_per_turn
-        stream = f"{seed}/{stage}/{key.draw}/{key.sample_index}/{attempt}"
-        with without_exit(environment, "start"):
-            self.episode = environment.start(key.problem, stream=stream)
+        self.environment = environment
+        self.stream = f"{seed}/{stage}/{key.draw}/{key.sample_index}/{attempt}"
+        self.is_started = False
         self.sequences: list[TokenSequence] = []
         self.turns: list[Turn] = []
         self.num_replayed_turns = 0
         self.num_calls = self.num_invalid_calls = self.num_retries = 0
-        self.user = environment.start_user(key.problem, stream=stream)
         self.request = key.problem.requests[0]  # the user's first message, once it is known
         self.waiting_for: Future[Any] | None = None
         self.fault: EnvironmentFault | None = None
@@ -70,15 +69,20 @@ class Conversation:
         self.verdict = Verdict(False)
 
     def resume(self) -> None:
-        """Continue until something must be waited for. A fault of the environment ends the episode."""
+        """Start, or continue, until something must be waited for. A fault of the environment ends the episode."""
         try:
+            if not self.is_started:
+                self._start()
             self.waiting_for = next(self._steps, None)
-        except EnvironmentFault as fault:
+        except Exception as error:
+            if (fault := fault_of(error)) is None:
+                raise
             self.waiting_for, self.fault, self.outcome = None, fault, "environment_error"
             self.num_retries += fault.num_retries
 
     def close(self) -> None:
-        self.episode.close()
+        if self.is_started:
+            close_episode(self.episode)
 
     def trajectory(self, *, fingerprint: str) -> Trajectory:
         assert self.outcome is not None
@@ -111,6 +115,12 @@ class Conversation:
 
     def _details(self) -> dict[str, Any]:
         return self.verdict.details
+
+    def _start(self) -> None:
+        with without_exit(self.environment, "start"):
+            self.episode = self.environment.start(self.key.problem, stream=self.stream)
+        self.is_started = True
+        self.user = self.environment.start_user(self.key.problem, stream=self.stream)
 
     def _hear_opening(self) -> Waits:
         self.request = yield from await_in_steps(self.user.open())

@@ -1,4 +1,6 @@
-"""What the user's code may say of an episode: an episode's own verdict, or a checker's answer as one."""
+"""What the user's code may say of an episode: its own verdict, or a checker's answer as one, and which of its errors
+are faults.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,9 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
+from tasks.core.passing_faults import is_of_a_network
+from tasks.core.text import one_line
+from tasks.core.user_code import users_line
 from tasks.tools.base import Environment, EnvironmentFault, Episode, Verdict, await_in_steps
 
 
@@ -38,6 +43,27 @@ def read_verdict(said: Any) -> Verdict:
             tool="checker",
         )
     return Verdict(all(checks.values()), {str(name): value for name, value in checks.items()})
+
+
+def fault_of(error: Exception) -> EnvironmentFault | None:
+    """The fault that an error of an environment or a user is: they cannot reach what they need. None: it is a bug."""
+    if isinstance(error, EnvironmentFault):
+        return error
+    if not isinstance(error, OSError | EOFError) and not is_of_a_network(error):
+        return None
+    line = users_line(error)
+    fault = EnvironmentFault(f"it failed{f' at {line}' if line else ''} with {type(error).__name__}: {one_line(error)}")
+    fault.__cause__ = error
+    return fault
+
+
+def close_episode(episode: Episode) -> None:
+    """Where its connection is lost, nothing is left to release."""
+    try:
+        episode.close()
+    except Exception as error:
+        if fault_of(error) is None:
+            raise
 
 
 def _class_name(author: Environment | Episode) -> str:

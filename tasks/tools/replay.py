@@ -17,7 +17,7 @@ from tasks.core.records import Demonstration, Problem, ReferenceTurn, ToolCall
 from tasks.core.tool_calls import call_text
 from tasks.tools.base import Environment, EnvironmentFault, ToolReply, Verdict, await_in_steps
 from tasks.tools.chat_client import EndpointRefusal
-from tasks.tools.checks import judge_in_steps, without_exit
+from tasks.tools.checks import close_episode, fault_of, judge_in_steps, without_exit
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def _attempt(environment: Environment, script: Script, *, stream: str) -> Steps:
         with without_exit(environment, "start"):
             episode = environment.start(script.problem, stream=stream)
     except Exception as error:  # the user's row may contain anything
-        return Played(replies, None, error)
+        return Played(replies, None, fault_of(error) or error)
     try:
         for number, (calls, _) in enumerate(script.turns):
             if number:
@@ -114,9 +114,9 @@ def _attempt(environment: Environment, script: Script, *, stream: str) -> Steps:
     except EndpointRefusal:
         raise
     except Exception as error:
-        return Played(replies, None, error)
+        return Played(replies, None, fault_of(error) or error)
     finally:
-        episode.close()
+        close_episode(episode)
 
 
 def demonstrate_reference(environment: Environment, problem: Problem) -> Demonstration | None:

@@ -258,8 +258,8 @@ class AgentRun(EpisodeRun):
             return
         try:
             reply = yield from await_in_steps(self.episode.call(called.name, called.arguments))
-        except EnvironmentFault as fault:
-            called.answer.set_exception(ProtocolError(503, f"The tool failed: {fault}"))
+        except Exception as error:
+            called.answer.set_exception(ProtocolError(503, f"The tool failed: {error}"))
             raise
         self.called.append((called, reply))
         self.num_retries += reply.num_retries

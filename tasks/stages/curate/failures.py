@@ -89,6 +89,8 @@ def _failure_outside(fault: EnvironmentFault) -> Failure:
 def _crash_of_tool(fault: EnvironmentFault, cause: BaseException) -> Failure:
     if fault.tool == "checker":
         return _crash("the checker", cause, "Correct the checker.")
+    if fault.tool == "environment":
+        return _crash("the environment", cause, "See that whatever it asks itself answers, or correct its code.")
     return _crash(f"the tool {fault.tool}", cause, "Correct the tool; raise ToolError where only the call is wrong.")
 
 

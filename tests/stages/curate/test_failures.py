@@ -89,6 +89,15 @@ def test_a_checker_that_crashes_is_told_by_its_line_without_a_word_of_tools() ->
     assert "the checker crashed in each of the first 8" in said and "ToolError" not in said
 
 
+def test_a_connection_that_an_environment_lost_is_told_by_its_line() -> None:
+    def lose(episode: SumEpisode) -> Verdict:
+        raise ConnectionResetError("the database is away")
+
+    said = refusal(world(lose))
+    assert "the environment crashed in each of the first 8" in said and "test_failures.py:" in said
+    assert "(ConnectionResetError: the database is away)" in said and "whatever it asks itself answers" in said
+
+
 def test_a_server_that_is_lost_later_is_told_with_the_first_problem_and_how_often() -> None:
     """The first eight were played; rows that come after them are as innocent."""
     said = refusal(
