@@ -79,7 +79,7 @@ class AgentRun(EpisodeRun):
         self.numbered: dict[int, TokenSequence] = {}  # by number in the transcript
         self.limits: dict[int, int] = {}
         self.last_turn: dict[int, Turn] = {}
-        self.answered: list[tuple[Answer, Turn]] = []
+        self.answered: list[tuple[Said, Turn]] = []
         self.called: list[tuple[Called, ToolReply]] = []  # whose replies no request has shown yet
         super().__init__(
             key, handle, environment=environment, chat=chat, prompt=_no_prompt, tools=[], sampling=sampling, seed=seed,
@@ -205,7 +205,7 @@ class AgentRun(EpisodeRun):
 
     def _note_answer(self, turn: Turn, answer: Answer, number: int) -> None:
         self.last, self.last_turn[number] = answer, turn
-        self.answered.append((answer, turn))
+        self.answered.append((answer.said, turn))
         counted = answer.calls[: self.max_calls + 1]  # as many as a turn of our own loop may count
         turn.calls = [{"name": call.name, "arguments": call.arguments} for call in counted]
         if answer.is_malformed:
@@ -235,7 +235,7 @@ class AgentRun(EpisodeRun):
         sent, new = place.said[number], place.said[number + 1 :]
         if not place.is_new:
             return self.last_turn[place.sequence], new
-        return next((turn for answer, turn in reversed(self.answered) if answer.said.is_sent_as(sent)), None), new
+        return next((turn for said, turn in reversed(self.answered) if said.is_sent_as(sent)), None), new
 
     def _note_error(self, turn: Turn, reply: ToolReply | None) -> None:
         """Of a call that the policy made: what an agent calls on its own, or again, is no mistake of the policy."""

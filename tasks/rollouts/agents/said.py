@@ -6,9 +6,10 @@ other ids. None of that changes what was said.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -22,7 +23,8 @@ ROLES = {"system", "user", "assistant", "tool"}
 @dataclass(frozen=True, slots=True)
 class Said:
     """One message. `calls` have name and arguments; `ids` are the calls' own, which a client may have changed; of a
-    tool's message, the id that it says it answers. `number`: which of the calls before it that is.
+    tool's message, the id that it says it answers. `number`: which of the calls before it that is. `written_calls`: the
+    calls as text, equal for equal ones.
     """
 
     role: str
@@ -30,6 +32,10 @@ class Said:
     calls: tuple[tuple[str, Any], ...] = ()
     ids: tuple[str, ...] = ()
     number: int = 0
+    written_calls: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "written_calls", _canonical(self.calls) if self.calls else "")
 
     def is_sent_as(self, other: Said) -> bool:
         """Whether `other` is this message as a client sends it, who may leave out what it says beside its calls."""
@@ -37,7 +43,7 @@ class Said:
             return False
         if self.role != "assistant":
             return self.text == other.text
-        if self.calls != other.calls or _canonical(self.calls) != _canonical(other.calls):
+        if self.written_calls != other.written_calls:
             return False
         return other.text.strip() == self.text.strip() or bool(other.calls and not other.text.strip())
 
@@ -69,11 +75,20 @@ def read_messages(messages: Sequence[Message]) -> list[Said]:
     return ordered
 
 
-def shared_length(known: Sequence[Said], sent: Sequence[Said]) -> int:
-    """How many messages both begin with."""
-    pairs = zip(known, sent, strict=False)
-    differing = (place for place, (one, other) in enumerate(pairs) if not one.is_sent_as(other))
-    return next(differing, min(len(known), len(sent)))
+def prefix_hashes(said: Sequence[Said]) -> list[bytes]:
+    """Of each message with all before it; equal ones were sent as each other."""
+    hasher, hashes = hashlib.sha256(), list[bytes]()
+    for message in said:
+        text = message.text.strip() if message.role == "assistant" else message.text
+        hasher.update(json.dumps([message.role, text, message.written_calls]).encode())
+        hashes.append(hasher.digest())
+    return hashes
+
+
+def shared_length(known: Sequence[Said], sent: Sequence[Said], *, start: int) -> int:
+    """How many messages both begin with; the first `start` are known to be the same."""
+    shorter = min(len(known), len(sent))
+    return next((place for place in range(start, shorter) if not known[place].is_sent_as(sent[place])), shorter)
 
 
 def canonical_tools(tools: Sequence[Mapping[str, Any]]) -> str:

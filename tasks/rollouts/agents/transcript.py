@@ -10,8 +10,10 @@ and the rest is rendered. Nothing here knows episodes: what serves a model uses 
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -19,12 +21,12 @@ from tasks.chat.format import ChatFormat
 from tasks.core.records import Begun
 from tasks.core.text import one_line
 from tasks.gateway.completions import Message, ProtocolError
-from tasks.rollouts.agents.said import Said, canonical_tools, read_messages, shared_length
+from tasks.rollouts.agents.said import Said, canonical_tools, prefix_hashes, read_messages, shared_length
 
 Tools = Sequence[Mapping[str, Any]]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class Recorded:
     """A sequence that ends with an answer of ours. `answers`: of each, how many messages and ids there are up to its
     end.
@@ -35,9 +37,25 @@ class Recorded:
     token_ids: list[int]
     answers: list[tuple[int, int]]
 
-    @property
+    @cached_property
     def system(self) -> list[str]:
         return [message.text for message in self.said if message.role == "system"]
+
+    @cached_property
+    def hashes(self) -> list[bytes]:
+        return prefix_hashes(self.said)
+
+    def shared_length(self, sent: Sequence[Said], hashes: Sequence[bytes]) -> int:
+        """How many messages a request begins with as this sequence does. An agent may ask as many times as there are
+        messages, with a history that it changed each time, so messages are compared only from where hashes differ.
+        """
+        most = min(len(self.hashes), len(hashes))
+        start = bisect_left(range(most), True, key=lambda place: self.hashes[place] != hashes[place])
+        return shared_length(self.said, sent, start=start)
+
+    def num_answers_within(self, length: int) -> int:
+        """How many there are in its first messages."""
+        return bisect_right(self.answers, length, key=lambda answer: answer[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +93,9 @@ class Transcript:
         said, shown = read_messages(messages), canonical_tools(tools)
         if not said or said[-1].role == "assistant":
             raise ProtocolError(400, "the last message is the assistant's, so there is nothing to answer")
+        hashes = prefix_hashes(said)
         shared = {
-            number: shared_length(known.said, said) for number, known in self.recorded.items() if known.tools == shown
+            number: known.shared_length(said, hashes) for number, known in self.recorded.items() if known.tools == shown
         }
         whole = [number for number, length in shared.items() if length == len(self.recorded[number].said)]
         longest = max(whole, key=lambda number: (shared[number], -number), default=None)
@@ -114,10 +133,10 @@ class Transcript:
         found: tuple[list[tuple[int, int]], list[Said], list[int]] = [], [], []
         for number, length in shared.items():
             known = self.recorded[number]
-            answers = [answer for answer in known.answers if answer[0] <= length]
-            if len(answers) > len(found[0]):
-                num_said, num_ids = answers[-1]
-                found = answers, known.said[:num_said], known.token_ids[:num_ids]
+            num_answers = known.num_answers_within(length)
+            if num_answers > len(found[0]):
+                num_said, num_ids = known.answers[num_answers - 1]
+                found = known.answers[:num_answers], known.said[:num_said], known.token_ids[:num_ids]
         return found
 
     def _why_new(self, said: list[Said], shared: Mapping[int, int]) -> Begun:

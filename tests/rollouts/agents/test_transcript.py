@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +14,9 @@ from hypothesis import strategies as st
 from tasks.chat.format import ChatFormat
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.gateway.completions import CompletionRequest, Message, ProtocolError
+from tasks.rollouts.agents import said, transcript
 from tasks.rollouts.agents.answers import as_completion, before_stop, cut_at_stop, read_answer
+from tasks.rollouts.agents.said import Said
 from tasks.rollouts.agents.transcript import Place, Transcript
 from tasks.rollouts.engine import Finish
 from tests import tiny
@@ -286,3 +290,44 @@ def test_beyond_the_most_the_sequence_that_was_used_least_recently_is_forgotten(
     for text in ("One.", "Two.", "Three."):
         model.ask([user(text)], "Yes.")
     assert list(model.transcript.recorded) == [1, 2]
+
+
+class Unrendered(Transcript):
+    """Every message is one token."""
+
+    def __init__(self) -> None:
+        super().__init__(None)  # type: ignore[arg-type]
+
+    def _render(self, new: Sequence[Said], tools: Any, *, held: Sequence[int]) -> list[int]:
+        return [1] * len(new)
+
+
+def num_steps_of_an_editor(num_turns: int) -> int:
+    """Lines of the two modules that run where an agent shortens all tool replies but the last three, as many do."""
+    steps, files = 0, {transcript.__file__, said.__file__}
+
+    def count(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal steps
+        steps += event == "line"
+        return count if frame.f_code.co_filename in files else None
+
+    recorder, history = Unrendered(), [user("To Rome.")]
+    for number in range(num_turns):
+        answer = Said("assistant", "", (("look_up", {"number": number}),), (f"c{number}",))
+        sys.settrace(count)
+        try:
+            recorder.record(recorder.place(history), [2], answer)
+        finally:
+            sys.settrace(None)
+        function = {"name": "look_up", "arguments": {"number": number}}
+        history.append({"role": "assistant", "tool_calls": [{"id": f"c{number}", "function": function}]})
+        history.append(reply(f"reply {number}", f"c{number}"))
+        for place in range(2, len(history) - 6, 2):
+            history[place] = reply("(left out)", f"c{place // 2 - 1}")
+    assert len(recorder.recorded) == num_turns - 3
+    return steps
+
+
+def test_work_grows_with_the_square_of_the_turns_where_an_agent_edits_its_history():
+    """It sends n messages in each of n turns. Compared with each of n recorded ones, it was eight times as much."""
+    assert num_steps_of_an_editor(48) < 4.5 * num_steps_of_an_editor(24)
