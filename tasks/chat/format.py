@@ -9,6 +9,7 @@ close its message and forge the next.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import takewhile
@@ -25,6 +26,10 @@ from tasks.models.folders import THOUGHTS_ARE_LEARNT, generation_end_ids, load_t
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+SHORT_REPLY = 512  # characters
+MAX_SHORT_REPLIES, MAX_LONG_REPLIES = 1 << 14, 1 << 8  # whose ids are kept
 
 
 class Written(NamedTuple):
@@ -66,7 +71,8 @@ class ChatFormat:
         self.end_of_thought = self._find_end_of_thought()
         self.end_ids = tuple(dict.fromkeys((self.end_of_turn, self.end_of_calls, *self._further)))
         self._control = any_of(control_tokens(tokenizer, self.template.scaffold()) | self._thought_tokens())
-        self.reply_ids = lru_cache(maxsize=1 << 16)(self._reply_ids)
+        self._short_replies = lru_cache(maxsize=MAX_SHORT_REPLIES)(self._write_replies)
+        self._long_replies = lru_cache(maxsize=MAX_LONG_REPLIES)(self._write_replies)
 
     def _after_answer(self, messages: list[Message]) -> str:
         return self.template.continuation(messages, what="a further request", after_calls=False)
@@ -196,8 +202,15 @@ class ChatFormat:
         """Ids that follow the assistant's end-of-turn token: a further request, then the next assistant header."""
         return self._ids_after_a_turn([self.asking(request)], what="a further request", after_calls=False)
 
-    def _reply_ids(self, texts: tuple[str, ...]) -> list[int]:
-        return self._ids_after_a_turn(self.replies(texts), what="a tool reply", after_calls=True)
+    def reply_ids(self, texts: tuple[str, ...]) -> list[int]:
+        """Ids that follow the end of a turn with calls. Errors come again throughout a run; a page comes again soon, in
+        the other samples of its problem, and all pages of a run would fill the memory.
+        """
+        kept = self._short_replies if sum(map(len, texts)) <= SHORT_REPLY else self._long_replies
+        return kept(texts).tolist()
+
+    def _write_replies(self, texts: tuple[str, ...]) -> array[int]:
+        return array("i", self._ids_after_a_turn(self.replies(texts), what="a tool reply", after_calls=True))
 
     def _ids_after_a_turn(self, messages: list[Message], *, what: str, after_calls: bool) -> list[int]:
         text = self.template.continuation(messages, what=what, after_calls=after_calls)

@@ -72,7 +72,8 @@ def problems() -> list[Problem]:
 
 def play(chat: ChatFormat, world: Environment, milliseconds: float) -> tuple[float, float]:
     """(wall seconds, CPU seconds of this process) of 64 episodes of nine turns; every prompt is read anew."""
-    chat.reply_ids.cache_clear()
+    chat._short_replies.cache_clear()
+    chat._long_replies.cache_clear()
     call = call_text(ToolCall(name="compute", arguments={"milliseconds": milliseconds}))
     engine = ScriptedEngine(
         [[chat.encode(text) for text in (*[call] * NUM_CALLS, "Done.")]], end_of_turn=chat.end_of_turn
