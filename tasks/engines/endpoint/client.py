@@ -41,6 +41,8 @@ class _Call(BaseModel):
 class _Message(BaseModel):
     content: str | None = None
     refusal: str | None = None
+    reasoning_content: Any = None
+    reasoning: Any = None  # its name at other servers
     tool_calls: list[_Call] | None = None
 
 
@@ -128,6 +130,7 @@ class Endpoint:
             text=text,
             calls=calls,
             was_cut=finish == "length",
+            thought_is_apart=bool(message.reasoning_content or message.reasoning),
             is_withheld=finish == "content_filter" and not text and not calls,
             input_tokens=usage.prompt_tokens if usage else None,
             output_tokens=usage.completion_tokens if usage else None,

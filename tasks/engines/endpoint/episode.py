@@ -3,8 +3,9 @@
 The whole conversation is sent each turn. The endpoint may tokenise it differently each time, so these episodes are
 never trained on. Calls come structured, or are parsed from text and answered in a user message. Tool output is sent
 unchanged: the endpoint keeps messages apart, and breaking up control tokens (`chat/format.py`) needs its tokenizer.
-Reasoning returned beside an answer is dropped. A thought that the text begins with, of a server that does not tell it
-apart, goes back to the endpoint with the text, and to nobody else: no call and no answer is read from it.
+Reasoning returned beside an answer is dropped, and then all of the text is the answer. Else a thought that the text
+begins with, of a server that does not tell it apart, goes back to the endpoint with the text, and to nobody else: no
+call and no answer is read from it.
 """
 
 from __future__ import annotations
@@ -49,13 +50,14 @@ class ChatCall:
 @dataclass(frozen=True, slots=True)
 class ChatReply:
     """What the policy wrote in one turn. `was_cut`: at the reply's token limit. `is_withheld`: all of it, by a filter
-    of the endpoint. Tokens are None where not reported.
+    of the endpoint. `thought_is_apart`: the text has none. Tokens are None where not reported.
     """
 
     text: str
     calls: Sequence[ChatCall] = ()
     was_cut: bool = False
     is_withheld: bool = False
+    thought_is_apart: bool = False
     input_tokens: int | None = None
     output_tokens: int | None = None
 
@@ -140,7 +142,7 @@ class MessageEpisode(Conversation):
 
     def _take_turn(self, reply: ChatReply) -> Waits:
         reply = replace(reply, calls=reply.calls[: self.max_calls + 1])  # each call sent back needs a reply
-        message = after_thought(reply.text)
+        message = reply.text if reply.thought_is_apart else after_thought(reply.text)
         calls = [call.read() for call in reply.calls] or parse_calls(message)
         if reply.was_cut:
             calls = calls or [None]

@@ -202,6 +202,21 @@ def test_a_mark_of_a_thought_within_an_answer_or_a_call_is_its_text(
         assert trajectory.details["messages"] == [answer]
 
 
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_an_answer_whose_thought_came_apart_keeps_what_it_says_before_a_mark(
+    served: tuple[ChatEndpoint, str], field: str
+) -> None:
+    """Without the thought beside it, the same text has one."""
+    endpoint, url = served
+    answer = "A thought ends with </think>, then the message follows."
+    written = completion(answer)
+    endpoint.misbehave = lambda number: (200, written)
+    written["choices"][0]["message"][field] = "How does it end?"
+    assert played(url)[0].turns[0].text == answer
+    written["choices"][0]["message"][field] = None
+    assert played(url)[0].turns[0].text == ", then the message follows."
+
+
 def test_an_answer_that_a_filter_of_the_endpoint_withholds_is_no_failure_of_the_model(
     served: tuple[ChatEndpoint, str],
 ) -> None:
