@@ -156,7 +156,7 @@ class EpisodeRun(Conversation):
         is_ended = reply.token_ids[-1] in self.chat.end_ids
         is_cut = turn.stop_reason == "max_tokens_per_turn" or self.chat.is_within_thought(self._written_without_end)
         self._begin_turn()
-        calls = self.chat.calls(turn.text, self.tools)
+        calls = self.chat.calls(turn.text, self.tools) if self.tools else []
         if turn.stop_reason == self._token_budget:
             yield from self._end(None, "overlong", self._token_budget)
             return

@@ -209,7 +209,7 @@ class Environment(Protocol):
         return
 
     def tools_for(self, problem: Problem) -> tuple[Tool, ...]:
-        """The tools that a model sees for a problem."""
+        """The tools that a model sees for a problem; where there are none, no message of it is a call."""
         return self.tools
 
     def rules_for(self, problem: Problem) -> str:

@@ -126,6 +126,15 @@ def test_the_tighter_of_the_two_token_limits_is_the_one_named(chat: ChatFormat) 
     assert (cut.outcome, cut.limit) == ("overlong", "max_tokens_per_episode")
 
 
+def test_where_a_problem_has_no_tools_a_text_in_the_form_of_a_call_is_the_answer(chat: ChatFormat) -> None:
+    """As an agent that asks without tools gets it. The problems of level 2 have none."""
+    without = PROBLEM.model_copy(update={"level": 2})
+    for text in (NOTE, "<tool_call>\n{"):
+        played = play(chat, [text, "Two.", "Three."], without)
+        assert (played.num_calls, played.num_invalid_calls, len(played.turns)) == (0, 0, 3)
+        assert played.details["messages"] == [text, "Two.", "Three."]
+
+
 def test_errors_of_calls_are_on_the_record(chat: ChatFormat) -> None:
     unknown = call_text(ToolCall(name="burn", arguments={}))
     wrong = call_text(ToolCall(name="note", arguments={"text": 3}))

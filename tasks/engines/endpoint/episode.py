@@ -143,7 +143,7 @@ class MessageEpisode(Conversation):
     def _take_turn(self, reply: ChatReply) -> Waits:
         reply = replace(reply, calls=reply.calls[: self.max_calls + 1])  # each call sent back needs a reply
         message = reply.text if reply.thought_is_apart else after_thought(reply.text)
-        calls = [call.read() for call in reply.calls] or parse_calls(message)
+        calls = [call.read() for call in reply.calls] or (parse_calls(message) if self.tools else [])
         if reply.was_cut:
             calls = calls or [None]
         turn = Turn(

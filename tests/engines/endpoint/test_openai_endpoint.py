@@ -202,6 +202,15 @@ def test_a_mark_of_a_thought_within_an_answer_or_a_call_is_its_text(
         assert trajectory.details["messages"] == [answer]
 
 
+def test_where_a_problem_has_no_tools_a_text_in_the_form_of_a_call_is_the_answer(
+    served: tuple[ChatEndpoint, str],
+) -> None:
+    endpoint, url = served
+    endpoint.structured, endpoint.scripts = False, {"Only.": [NOTE]}
+    (trajectory,) = played(url, ONE.model_copy(update={"level": 2}))
+    assert (trajectory.num_calls, trajectory.details["messages"]) == (0, [NOTE])
+
+
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
 def test_an_answer_whose_thought_came_apart_keeps_what_it_says_before_a_mark(
     served: tuple[ChatEndpoint, str], field: str
