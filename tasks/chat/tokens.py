@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+BYTES_OF_A_CHARACTER, UNREADABLE = 4, "\ufffd"  # at most; what a part of one is decoded as
+
 
 def plain_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[..., str] | None:
     """What `decode` calls, without the checks of what it is given, which take twice as long; None for a family that

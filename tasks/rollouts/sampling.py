@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tasks.chat.format import ChatFormat
+from tasks.chat.tokens import BYTES_OF_A_CHARACTER, UNREADABLE
 from tasks.models.nucleus import outside_nucleus
 
 
@@ -25,8 +26,14 @@ class StopStrings:
         self.num_tokens = max(len(text.encode()) for text in strings) + self.SPARE_TOKENS
 
     def found(self, token_ids: list[int]) -> bool:
-        text = self.chat.decode(token_ids[-self.num_tokens :])
-        return any(string in text for string in self.strings)
+        """Where the last tokens begin within a character, a decoder of byte tokens may show none of those after it."""
+        for further in range(BYTES_OF_A_CHARACTER):
+            text = self.chat.decode(token_ids[-self.num_tokens - further :])
+            if any(string in text for string in self.strings):
+                return True
+            if UNREADABLE not in text:
+                return False
+        return False
 
 
 def sample_tokens(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -31,6 +32,14 @@ def test_a_turn_stops_with_the_first_token_after_which_its_text_holds_a_stop_str
     lengths = range(1, len(written) + 1)
     whole = (n for n in lengths if any(text in chat().decode(written[:n]) for text in strings))
     assert next((n for n in lengths if stop.found(written[:n])), None) == next(whole, None)
+
+
+@pytest.mark.parametrize(("text", "stop"), [("€€€€😀", "😀"), ("日本語の文章です。", "。"), ("ab€€€€€€é。", "é。")])
+def test_a_string_is_found_after_others_whose_characters_are_several_tokens(text: str, stop: str) -> None:
+    """The last tokens that are looked at may begin within a character."""
+    token_ids = chat().encode(text)
+    found = [StopStrings([stop], chat()).found(token_ids[:n]) for n in range(1, len(token_ids) + 1)]
+    assert found == [False] * (len(token_ids) - 1) + [True]
 
 
 def test_a_string_longer_than_any_token_is_found_at_its_last_one() -> None:
