@@ -141,6 +141,10 @@ class TokenSequence:
         self.sampler_logp += logp
         self.token_versions += versions
 
+    def drop_last(self, num_tokens: int) -> None:
+        for values in (self.token_ids, self.sampled_mask, self.sampler_logp, self.token_versions):
+            del values[-num_tokens:]
+
     @property
     def num_sampled_tokens(self) -> int:
         return sum(self.sampled_mask)

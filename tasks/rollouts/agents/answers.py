@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tasks.chat.format import ChatFormat
+from tasks.chat.tokens import BYTES_OF_A_CHARACTER
+from tasks.core.records import Limit
 from tasks.gateway.completions import Completion, CompletionRequest, FinishReason, ProtocolError, WrittenCall
 from tasks.rollouts.agents.said import Said
 from tasks.rollouts.engine import Finish
+
+BUDGETS: dict[Limit, str] = {
+    "max_turns": "turns of an episode",
+    "max_tokens_per_episode": "tokens of a conversation",
+    "max_completion_tokens": "tokens after the prompt",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +68,38 @@ def cut_at_stop(chat: ChatFormat, written: Sequence[int], stop: Sequence[str]) -
     """How many of the ids a turn has that ends with the first of the strings in its message, a thought before it left
     out; None: it has none of them.
     """
-    start = chat.read_turn(written).num_thought_tokens
-    if not any(text and text in chat.decode(list(written[start:])) for text in stop):
+    if not stop:
         return None
-    low, high = start + 1, len(written)
-    while low < high:
-        middle = (low + high) // 2
-        has_one = any(text in chat.decode(list(written[start:middle])) for text in stop)
-        low, high = (low, middle) if has_one else (middle + 1, high)
-    return low
+    start = _message_start(chat, written)
+    if not _has_one(chat, written[start:], stop):
+        return None
+    return bisect_left(
+        range(len(written)), True, lo=start + 1, key=lambda end: _has_one(chat, written[start:end], stop)
+    )
 
 
 def before_stop(answer: Answer, chat: ChatFormat, written: Sequence[int], stop: Sequence[str]) -> Answer:
     """Without the stop string that its ids end with, as endpoints give it; calls before it count."""
-    message = chat.decode(list(written[chat.read_turn(written).num_thought_tokens :]))
+    message = chat.decode(list(written[_message_start(chat, written) :]))
     found = _first(stop, message)
     ended = _first(stop, answer.text)
     text = answer.text if ended is None else answer.text[: answer.text.find(ended)]
     return replace(answer, text=text, finish="tool_calls" if answer.calls else "stop", stop_string=found)
+
+
+def _message_start(chat: ChatFormat, written: Sequence[int]) -> int:
+    """How many ids the thought before the message has, with the line ends after it."""
+    start = chat.read_turn(written).num_thought_tokens
+    while 0 < start < len(written) and not chat.decode([written[start]]).strip("\n"):
+        start += 1
+    return start
+
+
+def _has_one(chat: ChatFormat, message: Sequence[int], stop: Sequence[str]) -> bool:
+    """Also before a character of which the last ids are a part: a decoder of byte tokens may show none before it."""
+    ends = range(max(1, len(message) - BYTES_OF_A_CHARACTER + 1), len(message) + 1)
+    texts = (chat.decode(list(message[:end])) for end in ends)
+    return any(string in text for text in texts for string in stop)
 
 
 def _first(stop: Sequence[str], text: str) -> str | None:
@@ -105,6 +128,11 @@ def as_completion(
         tokens=[chat.decode([token]) for token in written] if request.wants_logprobs else (),
         stop_string=answer.stop_string,
     )
+
+
+def budget_is_used_up(limit: Limit, most: int) -> ProtocolError:
+    message = f"The budget of {most} {BUDGETS[limit]} (sampling.{limit}) is used up, so the episode is over."
+    return ProtocolError(400, message, code=limit)
 
 
 def refuse_response_schema(request: CompletionRequest) -> None:

@@ -23,6 +23,7 @@ from tasks.rollouts.agents.answers import (
     Answer,
     as_completion,
     before_stop,
+    budget_is_used_up,
     cut_at_stop,
     read_answer,
     refuse_response_schema,
@@ -39,11 +40,6 @@ from tasks.tools.base import Environment, EnvironmentFault, ToolReply, await_in_
 from tasks.tools.driven import AgentEnd, DrivenEpisode, Endpoint
 
 NO_ROOM = "its first request leaves no room for the policy"
-BUDGETS = {
-    "max_turns": "turns of an episode",
-    "max_tokens_per_episode": "tokens of a conversation",
-    "max_completion_tokens": "tokens after the prompt",
-}
 
 
 class AgentRun(EpisodeRun):
@@ -156,6 +152,11 @@ class AgentRun(EpisodeRun):
         super().begin_anew()
         self.is_elsewhere = False
 
+    def _goes_on_after(self, reply: TurnReply) -> bool:
+        assert self.asked is not None
+        goes_on = super()._goes_on_after(reply)
+        return goes_on and cut_at_stop(self.chat, self._written, self.asked.request.stop) is None
+
     def _take_turn(self, reply: TurnReply) -> Waits:
         asked, place = self.asked, self.place
         assert asked is not None
@@ -189,10 +190,8 @@ class AgentRun(EpisodeRun):
         if num_kept <= 0:
             return reply
         if num_dropped := len(reply.token_ids) - num_kept:
-            sequence = self.sequence
-            tokens = sequence.token_ids, sequence.sampled_mask, sequence.sampler_logp, sequence.token_versions
-            for values in (self._written, *tokens):
-                del values[-num_dropped:]
+            self.sequence.drop_last(num_dropped)
+            del self._written[-num_dropped:]
             self._num_message_tokens -= num_dropped
             self.is_elsewhere = True
         return replace(
@@ -278,9 +277,7 @@ class AgentRun(EpisodeRun):
         yield from self._end(self.last.text if answer is None else answer, "failure", None)
 
     def _run_out(self, asked: Asked, outcome: Outcome, limit: Limit) -> Waits:
-        most = getattr(self.usual, limit)
-        message = f"The budget of {most} {BUDGETS[limit]} (sampling.{limit}) is used up, so the episode is over."
-        self._refuse(asked, ProtocolError(400, message, code=limit))
+        self._refuse(asked, budget_is_used_up(limit, getattr(self.usual, limit)))
         yield from self._end(None, outcome, limit)
 
     def _end(self, final_message: str | None, otherwise: Outcome, limit: Limit | None) -> Waits:

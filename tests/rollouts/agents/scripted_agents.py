@@ -189,6 +189,14 @@ async def asks_for_too_much(task: AgentTask, endpoint: Endpoint) -> None:
     await with_client(endpoint, use)
 
 
+async def stops_at_a_word(task: AgentTask, endpoint: Endpoint) -> None:
+    async def use(client: Client) -> None:
+        answer = await client.ask([user(task.requests[0])], stop=["B12"])
+        assert answer["content"] == "It is ", answer
+
+    await with_client(endpoint, use)
+
+
 async def answers_for_itself(task: AgentTask, endpoint: Endpoint) -> dict[str, Any]:
     await play(task, endpoint)
     return {"success": True, "answer": "It is done.", "details": {"tickets": 2}}

@@ -201,6 +201,17 @@ def test_what_cannot_be_honoured_is_an_error_and_a_stop_string_cuts_what_was_sam
     assert "}" not in written.removeprefix(first)  # two calls, each cut in its middle
 
 
+def test_a_stop_string_ends_a_message_that_a_thinking_model_wrote_in_place_of_its_thought():
+    """The first request of the turn has 12 tokens; a second would go on beyond the string."""
+    thinking = ChatFormat(tiny.tokenizer(tiny.THINKING), source="test")
+    policy = Imitator(thinking, {CALLING[0].requests[0]: ["It is B12 or else it is B13, and there is nothing more."]})
+    sampling = tiny.ROOMY.model_copy(update={"max_thinking_tokens_per_turn": 12})
+    world = agent_world(object=f"{AGENTS}:stops_at_a_word")
+    (played,) = collect(world, policy, thinking, CALLING[:1], sampling=sampling)
+    assert (played.fault, [turn.stop_reason for turn in played.turns]) == (None, ["stop_string"])
+    assert thinking.decode(played.sequences[0].sampled_ids) == "It is B12"
+
+
 def test_a_client_that_rewrites_its_history_still_says_what_follows_an_answer(chat: ChatFormat):
     (played,) = played_by("goes_on_with_another_history", chat, CALLING[:1])
     assert [turn.sequence for turn in played.turns] == [0, 1]

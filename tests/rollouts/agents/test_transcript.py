@@ -244,6 +244,24 @@ def test_a_stop_string_within_a_thought_is_none_of_the_message():
     assert cut_at_stop(thinking, [*thought, *thinking.encode("It is.")], ["Done"]) is None
 
 
+def test_the_line_ends_after_a_thought_are_none_of_the_message():
+    """A stop string of line ends would end every message of a model that thinks before it began."""
+    thinking = ChatFormat(tiny.tokenizer(tiny.THINKING), source="test")
+    whole = thinking.encode("<think>\nDone?\n</think>\n\nIt is.\n\nMore.")
+    cut = cut_at_stop(thinking, whole, ["\n\n"])
+    assert cut is not None and thinking.decode(whole[:cut]).endswith("It is.\n\n")
+
+
+@pytest.mark.parametrize(("text", "stop"), [("😀é.", "😀"), ("abé€😀é€", "é"), ("😀 é", "é")])
+def test_a_character_of_several_tokens_hides_no_stop_string(chat: ChatFormat, text: str, stop: str):
+    """The decoder shows no character of a run of byte tokens until the run is whole."""
+    written = chat.encode(text)
+    first = next(end for end in range(1, len(written) + 1) if stop in chat.decode(written[:end]))
+    assert [cut_at_stop(chat, written[:end], [stop]) for end in range(first, len(written) + 1)] == [first] * (
+        len(written) + 1 - first
+    )
+
+
 @pytest.mark.parametrize(("text", "stop", "left"), [("It is Done", "Done", "It is "), ("It is.\n", "\n", "It is.")])
 def test_an_answer_says_which_stop_string_ended_it_and_how_long_it_thought(text: str, stop: str, left: str):
     """A stop string that no message keeps, as a line's end, is told too."""
