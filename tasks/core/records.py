@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from itertools import compress
-from operator import attrgetter
 from typing import Annotated, Any, Literal
 from unicodedata import normalize
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+
+from tasks.core.record_rows import row_of, without_empty
 
 Outcome = Literal["success", "failure", "max_turns", "overlong", "environment_error"]
 StopReason = Literal[
@@ -25,7 +26,6 @@ EQUAL_REWARDS = 1e-6  # rewards closer than this are equal
 COMPOSED = AfterValidator(partial(normalize, "NFC"))
 OF_A_THOUGHT = ("thought", "num_thought_tokens", "thought_was_cut")
 OF_TOKENS = ("token_ids", "sampled_mask", "sampler_logp", "token_versions")
-LEFT_OUT_IF_EMPTY = ("score", "num_replayed_turns", "token_versions", "begun")
 Limit = Literal["max_turns", "max_tokens_per_episode", "max_completion_tokens"]
 Begun = Literal["", "edited_history", "compaction", "another_agent", "parallel"]
 
@@ -234,11 +234,11 @@ class Trajectory:
 
     def to_row(self) -> dict[str, Any]:
         """Without copying: a deep copy would visit every call."""
-        row = _row(self)
-        row["sequences"] = [_without_empty(_row(sequence)) for sequence in self.sequences]
+        row = row_of(self)
+        row["sequences"] = [without_empty(row_of(sequence)) for sequence in self.sequences]
         row["turns"] = [_turn_row(turn) for turn in self.turns]
-        row["score"] = self.score and _row(self.score)
-        return _without_empty(row)
+        row["score"] = self.score and row_of(self.score)
+        return without_empty(row)
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Trajectory:
@@ -257,7 +257,7 @@ class Trajectory:
 
 
 def _turn_row(turn: Turn) -> dict[str, Any]:
-    row = _row(turn)
+    row = row_of(turn)
     if turn.thought is None:
         for name in OF_A_THOUGHT:
             del row[name]
@@ -266,25 +266,6 @@ def _turn_row(turn: Turn) -> dict[str, Any]:
     if turn.answer is None:
         del row["answer"]
     return row
-
-
-def _without_empty(row: dict[str, Any]) -> dict[str, Any]:
-    for name in LEFT_OUT_IF_EMPTY:
-        if name in row and not row[name]:
-            del row[name]
-    return row
-
-
-def _row(record: Turn | TokenSequence | Trajectory | Score) -> dict[str, Any]:
-    names, values = _fields(type(record))  # type: ignore[arg-type]  # classes are hashable
-    return dict(zip(names, values(record), strict=True))
-
-
-@cache
-def _fields(kind: type[Any]) -> tuple[tuple[str, ...], attrgetter[tuple[Any, ...]]]:
-    """Names of a record's fields, and what gets them all at once, which is quicker than one by one."""
-    names = tuple(kind.__dataclass_fields__)
-    return names, attrgetter(*names)
 
 
 @dataclass(frozen=True, slots=True)
