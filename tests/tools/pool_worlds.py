@@ -30,7 +30,13 @@ def recurse() -> None:
     recurse()
 
 
-WAYS_OUT: dict[str, Callable[[], None]] = {"exit": sys.exit, "ValueError": refuse, "RecursionError": recurse}
+def lose() -> None:
+    raise ConnectionResetError("the database is away")
+
+
+WAYS_OUT: dict[str, Callable[[], None]] = {
+    "exit": sys.exit, "ValueError": refuse, "RecursionError": recurse, "lost connection": lose,
+}  # fmt: skip
 
 
 class Where(Settings):

@@ -131,7 +131,9 @@ def test_a_machine_with_less_memory_than_the_pool_allows_plays_all_the_same(
     assert block_until(world.start(problem(tmp_path)).call("note", {"word": "a"})).text == '["a"]'
 
 
-EXPECTED: dict[str, type[Exception]] = {"exit": RuntimeError, "ValueError": ValueError, "RecursionError": RuntimeError}
+EXPECTED: dict[str, type[Exception]] = {
+    "exit": RuntimeError, "ValueError": ValueError, "RecursionError": RuntimeError, "lost connection": EnvironmentFault,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS_OUT)

@@ -14,6 +14,7 @@ from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 
 from tasks.core import json_text
 from tasks.tools.base import EnvironmentFault, ErrorType, FaultType, ToolReply, Verdict
+from tasks.tools.checks import fault_of
 
 MAX_BYTES = 64 << 20  # of one frame; a problem, or a verdict with its details
 LENGTH_BYTES = 4
@@ -75,8 +76,8 @@ def answer_row(answer: ToolReply | Verdict | None) -> dict[str, Any]:
 
 
 def error_row(error: BaseException) -> dict[str, Any]:
-    if isinstance(error, EnvironmentFault):
-        return {"fault": [error.message, error.tool, error.type, error.num_retries]}
+    if isinstance(error, Exception) and (fault := fault_of(error)) is not None:
+        return {"fault": [fault.message, fault.tool, fault.type, fault.num_retries]}
     return {"refused" if isinstance(error, ValueError) else "crashed": f"{type(error).__name__}: {error}"}
 
 
