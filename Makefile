@@ -28,9 +28,9 @@ WORKERS ?= 2
 PARALLEL = -n $(WORKERS) --no-loadscope-reorder
 
 help:  ## this list
-	@echo "make demo   set up, then train an agent from 0% to a promoted champion (about 8 minutes with the set-up; seconds when repeated)"
+	@echo "make demo   set up, then train an agent from 0% to a promoted champion (4 to 10 minutes with the set-up; seconds when repeated)"
 	@echo "make check  format, lint, types and the quick tests (under 90 s)"
-	@echo "make test   set up, then run the tests (about 35 minutes on two cores);"
+	@echo "make test   set up, then run the tests (22 to 35 minutes on two cores);"
 	@echo "            BROWSER=no, NODE=no and SERVICES=no leave out those that need Chromium, Node or Postgres"
 	@echo "make test-demo  the full demo, whole flows of BFCL and τ²-bench, a kill in each stage (about 15 minutes)"
 	@echo "make test-agents  smolagents, the OpenAI Agents SDK, LangGraph, verifiers, OpenEnv servers, each in its own environment (minutes)"
