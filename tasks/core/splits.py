@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from typing import Any
 from unicodedata import normalize
 
 from tasks.core.files import json_hash, read_records
@@ -29,5 +29,13 @@ def question_key(problem: Problem) -> str:
     """Equal for problems that ask the same in the same world, however spaced and in whichever form of Unicode, and
     whatever their references answer.
     """
-    asked = [[" ".join(request.split()) for request in problem.requests], problem.world]
-    return json_hash(normalize("NFC", json.dumps(asked, sort_keys=True, ensure_ascii=False)))
+    return json_hash(_composed([[" ".join(request.split()) for request in problem.requests], problem.world]))
+
+
+def _composed(value: Any) -> Any:
+    """With each text in one form of Unicode, names too, before they are sorted."""
+    if isinstance(value, dict):
+        return {normalize("NFC", name): _composed(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_composed(item) for item in value]
+    return normalize("NFC", value) if isinstance(value, str) else value

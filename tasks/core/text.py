@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from unicodedata import category
 
 LIMIT = 300  # characters of foreign text in a message
+INVISIBLE, BLANK_LETTERS = ("Cc", "Cf", "Cs"), "\u115f\u1160\u2800\u3164\uffa0"
 HALF_A_PAIR = re.compile("[\ud800-\udfff]")
 
 
@@ -39,8 +41,10 @@ def visible(text: str) -> str:
 
 
 def is_blank(text: str) -> bool:
-    """Whether a reader sees nothing in it: spaces and invisible characters (U+200B) at most."""
-    return all(letter.isspace() or not letter.isprintable() for letter in text)
+    """Whether a reader sees nothing in it: spaces and invisible characters (U+200B) at most. What this Python's Unicode
+    does not know, such as a new emoji, is seen.
+    """
+    return all(letter.isspace() or letter in BLANK_LETTERS or category(letter) in INVISIBLE for letter in text)
 
 
 def encodable(text: str) -> str:

@@ -25,6 +25,13 @@ def users_line(error: BaseException) -> str:
     return ""
 
 
+def is_raised_by_us(error: BaseException) -> bool:
+    """Whether its message is turnwise's own."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    file = Path(last.filename)
+    return file.is_relative_to(OURS) and not file.is_relative_to(CUSTOM)
+
+
 def place_of(function: Any) -> str:
     """Where a function is defined, in the same form; its name where nobody knows."""
     code = getattr(inspect.unwrap(function), "__code__", None)

@@ -71,6 +71,33 @@ def test_what_stays_in_the_replies_is_found() -> None:
     assert '["a", "a"]' in line.split(" and then, ")[1]
 
 
+def fills_up(episode: Any) -> Any:
+    if len(episode.notes) > 8:
+        raise RuntimeError("the notebook is full")
+    return {"notes": list(episode.notes)}
+
+
+def starts_again(episode: Any) -> Any:
+    if len(episode.notes) > 10:
+        del episode.notes[:10]
+    return {"notes": list(episode.notes)}
+
+
+@pytest.mark.parametrize("answer", [fills_up, starts_again])
+def test_a_leak_is_found_though_the_server_fills_up_or_starts_again(answer: Callable[[Any], Any]) -> None:
+    assert len(find_leaks(world(answer, kept=[]), [problem(1, "note", text="a")])) == 1
+
+
+def test_a_log_of_the_last_entries_is_found_whatever_their_length() -> None:
+    def log(episode: Any) -> Any:
+        episode.notes[-1] = "x" * drawn.randint(1, 6)
+        return {"log": "; ".join(episode.notes[-8:])}
+
+    for seed in range(20):
+        drawn = random.Random(seed)
+        assert find_leaks(world(log, kept=[]), [problem(1, "note", text="a")])
+
+
 def test_what_stays_in_the_verdict_alone_is_found() -> None:
     (line,) = find_leaks(world(kept=[]), [problem(1)])
     assert line == "problem 'p1': doing nothing ends in False, and the second time in True"

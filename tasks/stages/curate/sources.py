@@ -16,7 +16,7 @@ from tasks.core.splits import content_key
 from tasks.core.text import one_line
 from tasks.core.tool_calls import parse_calls
 from tasks.core.urls import local_path
-from tasks.core.user_code import users_line
+from tasks.core.user_code import is_raised_by_us, users_line
 from tasks.tools.base import Environment, Halves, SourceCount
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def read_problems(settings: CurateSections, environment: Environment) -> list[tu
 
 
 def _generate(settings: CurateSections, environment: Environment) -> Iterator[Problem]:
-    """ValueError names the row over which the user's own code crashed, and the line."""
-    options, number = settings.curate, 1
+    """ValueError names the line at which the user's own code crashed, and after how many rows."""
+    options, number = settings.curate, 0
     try:
         problems = environment.generate(
             seed=settings.seed, num_problems=options.num_generated, max_level=options.max_level
@@ -61,10 +61,10 @@ def _generate(settings: CurateSections, environment: Environment) -> Iterator[Pr
             number += 1
     except Exception as error:
         line = users_line(error)
-        if not line:
+        if not line or (isinstance(error, ValueError) and is_raised_by_us(error)):
             raise
         raise ValueError(
-            f"{options.source}, row {number}: generate() crashed at {line} ({type(error).__name__}: "
+            f"{options.source}: generate() crashed at {line} after {number} rows ({type(error).__name__}: "
             f"{one_line(error)}), so no problem was curated. Correct it."
         ) from error
 
@@ -82,8 +82,9 @@ def _as_stored(value: Any, place: str = "") -> Any:
         for name, part in parts:
             _as_stored(part, f"{place}.{name}" if place else str(name))
     raise ValueError(
-        f"{one_line(place)} is {one_line(repr(value))}, {how}, so later stages would play another problem. Use "
-        f"text as keys, a list for a tuple or set, text for a date or Enum, and finite numbers"
+        f"{one_line(place) or 'the row'} is {one_line(repr(value))}, {how}, so later stages would play another "
+        f"problem. Use text as keys, a list for a tuple or set, text for a date or Enum, finite numbers, and at most "
+        f"{json_text.MAX_ROW_DEPTH} levels of lists and dicts"
     )
 
 
@@ -124,7 +125,7 @@ def _read_file(path: Path) -> list[tuple[str, Problem]]:
     problems, faults = [], []
     for number, raw in read_jsonl(path, by_hand=True):
         try:
-            problems.append((f"line {number}", _problem(raw)))
+            problems.append((f"line {number}", _stored_problem(raw)))
         except ValueError as error:
             faults.append((number, str(error)))
     if faults:
@@ -139,18 +140,23 @@ def _read_file(path: Path) -> list[tuple[str, Problem]]:
     return problems
 
 
-def _problem(raw: dict[str, Any]) -> Problem:
-    try:
-        problem = Problem.model_validate(raw)
-    except ValidationError as error:
-        found = [f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()]
-        raise ValueError(one_line("; ".join(found))) from None
+def _stored_problem(raw: dict[str, Any]) -> Problem:
+    problem = _problem(raw)
     try:
         content_key(problem)
     except (ValueError, RecursionError):
         raise ValueError(
             "it contains NaN, Infinity, half a surrogate pair or endless nesting, which cannot be stored"
         ) from None
+    return problem
+
+
+def _problem(raw: dict[str, Any]) -> Problem:
+    try:
+        problem = Problem.model_validate(raw)
+    except ValidationError as error:
+        found = [f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()]
+        raise ValueError(one_line("; ".join(found))) from None
     if fault := call_as_answer(problem):
         raise ValueError(fault)
     return problem

@@ -25,7 +25,7 @@ class Silent(Sums):
     episode_class = SilentEpisode
 
 
-@pytest.mark.parametrize("text", ["", " \t\n", "\u200b", "\u200b\ufeff \u00a0", "\x00"])
+@pytest.mark.parametrize("text", ["", " \t\n", "\u200b", "\u200b\ufeff \u00a0", "\x00", "\u2800 \u3164"])
 def test_spaces_and_invisible_characters_alone_are_blank(text: str) -> None:
     assert is_blank(text)
     asked = problem(requests=["Make 3.", text, text])
@@ -38,6 +38,6 @@ def test_spaces_and_invisible_characters_alone_are_blank(text: str) -> None:
     assert [(row["fault"], row["blank_answer"]) for row in table] == [("", "message 2"), ("", "")]
 
 
-@pytest.mark.parametrize("text", ["0", " . ", "ö", "\u200bno", "🏝"])
+@pytest.mark.parametrize("text", ["0", " . ", "ö", "\u200bno", "🏝", "\U0001fa77", "\ue000"])
 def test_what_can_be_read_is_not(text: str) -> None:
     assert not is_blank(text)

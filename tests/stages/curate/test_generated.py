@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from tasks.core.records import Problem
+from tasks.environments.bfcl.environment import BFCL
 from tasks.stages.curate.sources import read_problems
+from tasks.tools.settings import IN_MEMORY
 from tests.sums import SumsWithExpert, curate_settings, problem, worlds
 
 __all__ = ["worlds"]
@@ -102,7 +104,7 @@ def test_a_generator_that_crashes_is_told_with_the_row_and_the_users_line(num_go
     line = next(
         n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if 'world=SIZES["missing' in text
     )
-    told = rf"row {num_good + 1}: generate\(\) crashed at .*test_generated\.py:{line} \(KeyError: 'missing'\)"
+    told = rf"generate\(\) crashed at .*test_generated\.py:{line} after {num_good} rows \(KeyError: 'missing'\)"
     with pytest.raises(ValueError, match=told) as refused:
         read_problems(curate_settings("sums_with_expert"), Crashing())
     assert "\n" not in str(refused.value)
@@ -111,3 +113,20 @@ def test_a_generator_that_crashes_is_told_with_the_row_and_the_users_line(num_go
 def test_what_turnwise_itself_says_while_problems_are_generated_stays_as_it_is() -> None:
     with pytest.raises(ValueError, match=r"^curate\.source = .* generates no problems"):
         read_problems(curate_settings("sums"), type("Silent", (SumsWithExpert,), {"generate": lambda *_, **__: None})())
+
+
+def test_what_turnwise_refuses_in_a_users_generate_stays_its_own_message() -> None:
+    class Extending(SumsWithExpert):
+        def generate(self, *, seed: int, num_problems: int, max_level: int) -> Iterator[Problem]:
+            yield from BFCL(IN_MEMORY).generate(seed=seed, num_problems=num_problems, max_level=max_level)
+
+    with pytest.raises(ValueError, match=r"^environment\.settings is null"):
+        read_problems(curate_settings("sums_with_expert"), Extending())
+
+
+def test_a_world_that_is_too_deep_is_told_so() -> None:
+    world: dict[str, Any] = {}
+    for _ in range(90):
+        world = {"in": world}
+    with pytest.raises(ValueError, match=r"row 2 \(odd\): \S+ is \{.*at most \d+ levels"):
+        generated(world=world)
