@@ -120,14 +120,17 @@ class Conversation:
         with without_exit(self.environment, "start"):
             self.episode = self.environment.start(self.key.problem, stream=self.stream)
         self.is_started = True
-        self.user = self.environment.start_user(self.key.problem, stream=self.stream)
+        with without_exit(self.environment, "start_user"):
+            self.user = self.environment.start_user(self.key.problem, stream=self.stream)
 
     def _hear_opening(self) -> Waits:
-        self.request = yield from await_in_steps(self.user.open())
+        with without_exit(self.user, "open"):
+            self.request = yield from await_in_steps(self.user.open())
 
     def _hear_answer(self, turn: Turn, message: str) -> Waits:
         """What the user says to a message without a call, as `turn.follow_up`; None there: the user is done."""
-        turn.follow_up = yield from await_in_steps(self.user.answer(message))
+        with without_exit(self.user, "answer"):
+            turn.follow_up = yield from await_in_steps(self.user.answer(message))
         if turn.follow_up is not None:
             self._end_turn(message)
 

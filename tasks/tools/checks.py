@@ -4,19 +4,20 @@ are faults.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from tasks.core.passing_faults import is_of_a_network
+from tasks.core.passing_faults import NOT_THERE, is_of_a_network
 from tasks.core.text import one_line
 from tasks.core.user_code import users_line
-from tasks.tools.base import Environment, EnvironmentFault, Episode, Verdict, await_in_steps
+from tasks.tools.base import EnvironmentFault, Episode, Verdict, await_in_steps
 
 
 @contextmanager
-def without_exit(author: Environment | Episode, step: str) -> Iterator[None]:
+def without_exit(author: object, step: str) -> Iterator[None]:
     """RuntimeError where the user's code would end the program: a stage would seem done, or other episodes be lost."""
     try:
         yield
@@ -46,9 +47,13 @@ def read_verdict(said: Any) -> Verdict:
 
 
 def fault_of(error: Exception) -> EnvironmentFault | None:
-    """The fault that an error of an environment or a user is: they cannot reach what they need. None: it is a bug."""
+    """The fault that an error of an environment or a user is: they cannot reach what they need. None: it is a bug, or a
+    file or a disk that will be no other when the episode starts again.
+    """
     if isinstance(error, EnvironmentFault):
         return error
+    if isinstance(error, (*NOT_THERE, PermissionError)) or getattr(error, "errno", None) == errno.ENOSPC:
+        return None
     if not isinstance(error, OSError | EOFError) and not is_of_a_network(error):
         return None
     line = users_line(error)
@@ -60,13 +65,14 @@ def fault_of(error: Exception) -> EnvironmentFault | None:
 def close_episode(episode: Episode) -> None:
     """Where its connection is lost, nothing is left to release."""
     try:
-        episode.close()
+        with without_exit(episode, "close"):
+            episode.close()
     except Exception as error:
         if fault_of(error) is None:
             raise
 
 
-def _class_name(author: Environment | Episode) -> str:
+def _class_name(author: object) -> str:
     """Under what wraps it."""
     while (inner := getattr(author, "inner", None)) is not None:
         author = inner

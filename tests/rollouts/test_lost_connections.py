@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -39,7 +41,7 @@ ERRORS = [
 class FailingOnce(EnvironmentWrapper):
     """The second time that an episode comes to the method, `error` is raised there."""
 
-    def __init__(self, inner: Any, method: str, error: Exception):
+    def __init__(self, inner: Any, method: str, error: BaseException):
         super().__init__(inner)
         self.method, self.error, self.num_times = method, error, 0
 
@@ -123,11 +125,21 @@ def test_a_connection_that_is_lost_at_the_close_changes_nothing(
     assert counts["episode_restarts"] == 0
 
 
-@pytest.mark.parametrize("error", [ValueError("no such world"), KeyError("a bug")])
-@pytest.mark.parametrize("method", METHODS)
-def test_a_refusal_and_a_bug_end_the_run(method: str, error: Exception, chat: ChatFormat):
-    with pytest.raises(type(error), match=str(error)):
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("no such world"), KeyError("a bug"), FileNotFoundError("no such file"), OSError(errno.ENOSPC, "full")],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("method", [*METHODS, "close"])
+def test_a_refusal_a_bug_a_missing_file_and_a_full_disk_end_the_run(method: str, error: Exception, chat: ChatFormat):
+    with pytest.raises(type(error), match=re.escape(str(error))):
         collect(by_engine(chat), FailingOnce(Notebook(QUICK), method, error))
+
+
+@pytest.mark.parametrize("method", ["start", "start_user", "open", "answer", "end_turn", "verdict", "close"])
+def test_a_method_that_would_end_the_program_ends_it_as_an_error(method: str, chat: ChatFormat):
+    with pytest.raises(RuntimeError, match=rf"\w+\.{method} would end the program"):
+        collect(by_engine(chat), FailingOnce(Notebook(QUICK), method, SystemExit(0)))
 
 
 def test_a_lost_connection_is_told_with_the_line_that_met_it(chat: ChatFormat):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tasks.chat.format import ChatFormat
-from tasks.chat.tokens import BYTES_OF_A_CHARACTER
+from tasks.chat.tokens import BYTES_OF_A_CHARACTER, UNREADABLE
 from tasks.core.records import Limit
 from tasks.gateway.completions import Completion, CompletionRequest, FinishReason, ProtocolError, WrittenCall
 from tasks.rollouts.agents.said import Said
@@ -97,9 +97,13 @@ def _message_start(chat: ChatFormat, written: Sequence[int]) -> int:
 
 def _has_one(chat: ChatFormat, message: Sequence[int], stop: Sequence[str]) -> bool:
     """Also before a character of which the last ids are a part: a decoder of byte tokens may show none before it."""
-    ends = range(max(1, len(message) - BYTES_OF_A_CHARACTER + 1), len(message) + 1)
-    texts = (chat.decode(list(message[:end])) for end in ends)
-    return any(string in text for text in texts for string in stop)
+    for end in range(len(message), max(0, len(message) - BYTES_OF_A_CHARACTER), -1):
+        text = chat.decode(list(message[:end]))
+        if any(string in text for string in stop):
+            return True
+        if not text.endswith(UNREADABLE):
+            return False
+    return False
 
 
 def _first(stop: Sequence[str], text: str) -> str | None:

@@ -6,7 +6,6 @@ other ids. None of that changes what was said.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -75,13 +74,14 @@ def read_messages(messages: Sequence[Message]) -> list[Said]:
     return ordered
 
 
-def prefix_hashes(said: Sequence[Said]) -> list[bytes]:
-    """Of each message with all before it; equal ones were sent as each other."""
-    hasher, hashes = hashlib.sha256(), list[bytes]()
+def prefix_hashes(said: Sequence[Said]) -> list[int]:
+    """Of each message with all before it, by Python's own hash, which a text keeps and no other process can foresee;
+    equal ones were sent as each other.
+    """
+    last, hashes = 0, list[int]()
     for message in said:
         text = message.text.strip() if message.role == "assistant" else message.text
-        hasher.update(json.dumps([message.role, text, message.written_calls]).encode())
-        hashes.append(hasher.digest())
+        hashes.append(last := hash((last, message.role, text, message.written_calls)))
     return hashes
 
 

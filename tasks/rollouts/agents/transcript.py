@@ -42,10 +42,10 @@ class Recorded:
         return [message.text for message in self.said if message.role == "system"]
 
     @cached_property
-    def hashes(self) -> list[bytes]:
+    def hashes(self) -> list[int]:
         return prefix_hashes(self.said)
 
-    def shared_length(self, sent: Sequence[Said], hashes: Sequence[bytes]) -> int:
+    def shared_length(self, sent: Sequence[Said], hashes: Sequence[int]) -> int:
         """How many messages a request begins with as this sequence does. An agent may ask as many times as there are
         messages, with a history that it changed each time, so messages are compared only from where hashes differ.
         """

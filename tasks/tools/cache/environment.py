@@ -43,6 +43,7 @@ from tasks.tools.base import (
     await_in_steps,
 )
 from tasks.tools.cache.store import Answers, Entry, StoredEnvironment, cache_key, entry_of
+from tasks.tools.checks import without_exit
 from tasks.tools.settings import CacheSettings, ToolSettings
 
 Call = tuple[str, Mapping[str, Any]] | None  # (tool, arguments); None: a message that could not be parsed
@@ -242,7 +243,8 @@ class CachedEpisode:
         while self.unmade:
             step = self.unmade[0]
             if isinstance(step, EndOfTurn):
-                inner.end_turn(step.message)
+                with without_exit(inner, "end_turn"):
+                    inner.end_turn(step.message)
                 self.unmade.popleft()
                 continue
             call, stored = step
@@ -265,7 +267,9 @@ class CachedEpisode:
                 f"off. Set mode: replay to let the tools answer, or record the run again."
             )
         if self.inner is None:
-            self.inner = self.environment.made().start(self.problem, stream=self.stream)
+            environment = self.environment.made()
+            with without_exit(environment, "start"):
+                self.inner = environment.start(self.problem, stream=self.stream)
         return self.inner
 
 
