@@ -148,7 +148,7 @@ def prepare_schedule() -> None:
 
 def crash_dead_runs(client: SyncPrefectClient, *tags: str, is_first: bool = False) -> list[FlowRun]:
     """Mark as Crashed the runs at work with these tags whose process is gone; returns the others. With `is_first`
-    nothing has started a run yet, so those that have noted no process are dead too.
+    nothing has started a run yet, so all of them are dead, also those of a container that nobody can look into.
     """
     states = [*AT_WORK, StateType.PENDING] if is_first else AT_WORK
     wanted = FlowRunFilter(
@@ -157,8 +157,7 @@ def crash_dead_runs(client: SyncPrefectClient, *tags: str, is_first: bool = Fals
     )
     others = []
     for run in client.read_flow_runs(flow_run_filter=wanted):
-        process = str(run.labels.get(PROCESS_LABEL) or "")
-        if is_noted_gone(process) or (is_first and not process):
+        if is_first or is_noted_gone(str(run.labels.get(PROCESS_LABEL) or "")):
             client.set_flow_run_state(run.id, Crashed(message=GONE), force=True)
         else:
             others.append(run)

@@ -154,12 +154,15 @@ def refuse_edits(stage: str, paths: Paths) -> None:
     after the others have run.
     """
     edit = find_edit(stage, paths)
-    if edit is not None:
-        raise StageFailed(
-            f"{edit}. So nothing after {stage} ran: promotion takes no results of two recipes. Run again, and what "
-            f"reads the edit is run with it; or undo it first, and nothing is repeated. Where the next run stops here "
-            f"too, `dvc repro --force --single-item {edit.partition(':')[0]}` helps."
-        )
+    if edit is None:
+        return
+    again = (
+        f"It read the edit after DVC had begun it: `dvc commit -f {edit.stage}` keeps its results. Then run again."
+        if edit.in_lock
+        else "Run again, and what reads the edit is run with it; or undo it first, and nothing is repeated. Where the "
+        f"next run stops here too, `dvc repro --force --single-item {edit.stage}` helps."
+    )
+    raise StageFailed(f"{edit.told}. So nothing after {stage} ran: promotion takes no results of two recipes. {again}")
 
 
 class _Output:

@@ -9,6 +9,7 @@ files here were not touched. A URL that ends with #sha256=… names its content,
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,6 +35,10 @@ def local_copy(text: str, settings: StorageSettings) -> Path:
     if url.sha256 is not None and place.is_file() and file_hash(place) == url.sha256:
         return place
     store = connect(settings)
+    with _clear_errors_here(url):
+        _take_over_record(place)
+        if _recorded(place) == _record(find_objects(store, url), place):
+            return place
     with _clear_errors_here(url), only_writer(place):
         objects = find_objects(store, url)
         if _recorded(place) != _record(objects, place):
@@ -47,6 +52,13 @@ def local_copy(text: str, settings: StorageSettings) -> Path:
 
 def record_file(place: Path) -> Path:
     return place.parent.with_suffix(".json")
+
+
+def _take_over_record(place: Path) -> None:
+    """A copy of before 2026-11-29 has it beside its files. Or else it is an object of that name."""
+    earlier = place.parent / "record.json"
+    if earlier != place and earlier.is_file() and not record_file(place).exists():
+        os.replace(earlier, record_file(place))
 
 
 def find_objects(store: Store, url: S3Url) -> list[Object]:

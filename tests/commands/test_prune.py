@@ -7,12 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tasks.commands.prune.dvc_cache import DvcCache, find_old_results, needed_hashes
-from tasks.commands.prune.prune import Removal, freed, prune
+from tasks.commands.prune.prune import Removal, _remove, freed, prune
 from tasks.core.passing_faults import PassingFault
 from tests.pipeline.project import ROOT
 from tests.tracking.project import make_database
@@ -190,6 +192,21 @@ def test_of_a_lineage_its_data_and_what_it_read_stay_and_its_results_go(
     """`dvc add` of newer problems or another base model leaves no other trace of the old ones."""
     monkeypatch.chdir(tmp_path)
     assert needed_hashes([], [LINEAGE]) == {"raw", "data.dir", "base.dir"}
+
+
+def test_what_a_server_refuses_keeps_nothing_else_and_one_that_does_not_answer_ends_it(tmp_path: Path):
+    def raise_it(error: Exception) -> None:
+        raise error
+
+    here = tmp_path / "here"
+    refused = Removal("s3", "a result", 1, partial(raise_it, ValueError("s3://bucket/k could not be removed")))
+    silent = Removal("s3", "a result", 1, partial(raise_it, PassingFault("s3 does not answer")))
+    for found, error in ([refused, refused], None), ([silent], PassingFault):
+        here.touch()
+        removals = [*found, Removal("cache", "weights", 9, here.unlink, (here,))]
+        with pytest.raises(error) if error else nullcontext():
+            assert _remove(removals) == ["s3://bucket/k could not be removed"] * 2
+        assert here.exists() == (error is not None)
 
 
 def test_a_file_with_a_link_elsewhere_frees_nothing(tmp_path: Path):

@@ -36,12 +36,16 @@ def toy(tmp_path: Path, databases: Path, prefect: dict[str, str], monkeypatch: p
     return project
 
 
-def edit_while(stage: str, toy: Project, *command: str) -> tuple[subprocess.CompletedProcess[str], dict[Path, bytes]]:
-    """Start the command and edit a setting and a file while the stage runs; how it ended, and the files before."""
+def edit_while(
+    stage: str, toy: Project, *command: str, early: bool = False
+) -> tuple[subprocess.CompletedProcess[str], dict[Path, bytes]]:
+    """Start the command and edit a setting and a file while the stage runs, with `early` the setting alone before the
+    stage has read it; how it ended, and the files before.
+    """
     before = {file: file.read_bytes() for file in (PARAMS, Path(CODE))}
     pid_file = toy.artifacts / f".{stage}.pid"
     pid_file.unlink(missing_ok=True)
-    turn_knob(toy, f"hold_{stage}")
+    turn_knob(toy, f"early_{stage}" if early else f"hold_{stage}")
     process = toy.start(*command)
     deadline = time.monotonic() + WAIT_SECONDS
     while not pid_file.exists():
@@ -50,7 +54,8 @@ def edit_while(stage: str, toy: Project, *command: str) -> tuple[subprocess.Comp
     if stage in SETTINGS:
         section, key = SETTINGS[stage].split(".")
         toy.set_params({SETTINGS[stage]: toy.params()[section][key] + 4})
-    Path(CODE).write_bytes(before[Path(CODE)] + b"# edited\n")
+    if not early:
+        Path(CODE).write_bytes(before[Path(CODE)] + b"# edited\n")
     release_knobs(toy)
     output, errors = process.communicate(timeout=WAIT_SECONDS)
     return subprocess.CompletedProcess(command, process.returncode, output, errors), before
@@ -94,6 +99,19 @@ def test_a_flow_stops_after_the_stage_that_was_edited_and_goes_on_once_the_edit_
     toy.flow()
     cached = read_json(toy.artifacts / "run.json")["cached"]
     assert {stage for stage in cached if cached[stage]} == {"curate", "assess", "warm_start", "train"}
+    assert toy.versions() == [1]
+
+
+def test_an_edit_after_dvc_began_a_stage_and_before_it_read_params_stops_the_flow_and_its_results_are_kept(
+    toy: Project,
+):
+    done, _ = edit_while("train", toy, "flows", "run", early=True)
+    assert done.returncode == 1
+    (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "train: dvc.lock: it has train.group_size" in error and "nothing after train ran" in error
+    assert toy.run("dvc", "commit", "-f", "train").returncode == 0
+    toy.flow()
+    assert read_json(toy.artifacts / "run.json")["cached"]["train"] is True
     assert toy.versions() == [1]
 
 

@@ -120,10 +120,10 @@ GONE = {**HERE_AND_ALIVE, "started": HERE_AND_ALIVE["started"] - 60}  # another 
 ELSEWHERE = {**GONE, "host": "another"}
 # (name, the process it noted, state, dead for a run, dead for a `serve` that starts)
 RUNS: tuple[tuple[str, dict[str, Any] | None, StateType, bool, bool], ...] = (
-    ("waits", HERE_AND_ALIVE, StateType.RUNNING, False, False),
+    ("waits", HERE_AND_ALIVE, StateType.RUNNING, False, True),
     ("was killed", GONE, StateType.RUNNING, True, True),
     ("was killed while it was cancelled", GONE, StateType.CANCELLING, True, True),
-    ("is on another machine", ELSEWHERE, StateType.RUNNING, False, False),
+    ("was in another container", ELSEWHERE, StateType.RUNNING, False, True),
     ("has only begun", None, StateType.RUNNING, False, True),
     ("is started again", GONE, StateType.PENDING, False, True),
     ("is about to start", None, StateType.PENDING, False, True),

@@ -83,7 +83,8 @@ def make_toy_project(folder: Path) -> Project:
 
 
 def turn_knob(project: Project, name: str) -> None:
-    """Until knobs are released, make a stage wait (`hold_train`), fail (`fail_train`) or draw a bar (`bar_train`).
+    """Until knobs are released, make a stage wait (`hold_train`; `early_train`: before it reads params), fail
+    (`fail_train`) or draw a bar (`bar_train`).
     `fail_doctor` makes the doctor fail, who only warns otherwise; `fail_champion` every model that is played.
     """
     (project.folder / "knobs" / name).touch()

@@ -1,8 +1,8 @@
 """One stage of the toy project (`toy_project.py`): writes what the real stage would, with made-up numbers, in a blink.
 
-Files in `knobs/` make it wait until they are gone (`hold_train`), fail (`fail_train`), print its environment
-(`print_train`) or draw a progress bar, whose last step waits likewise (`bar_train`). Which process it is stands in
-`artifacts/.<stage>.pid` from its first moment.
+Files in `knobs/` make it wait until they are gone (`hold_train`; `early_train`: before it reads params), fail
+(`fail_train`), print its environment (`print_train`) or draw a progress bar, whose last step waits likewise
+(`bar_train`). Which process it is stands in `artifacts/.<stage>.pid` from its first moment.
 """
 
 from __future__ import annotations
@@ -163,15 +163,22 @@ def wait_while_held(knob: str) -> None:
         time.sleep(0.1)
 
 
+def note_process(stage: str) -> None:
+    Path("artifacts").mkdir(exist_ok=True)
+    Path(f"artifacts/.{stage}.pid").write_text(str(os.getpid()), encoding="utf-8")
+
+
 def main(stage: str) -> None:
     knobs = {file.name for file in Path("knobs").glob("*")}
+    if f"early_{stage}" in knobs:
+        note_process(stage)
+        wait_while_held(f"early_{stage}")
     paths, watched = Paths("artifacts"), read_yaml(GRAPH)["stages"][stage]["params"]
     sections = {
         name: value for name, value in read_params().items() if name in {item.split(".")[0] for item in watched}
     }
     record = provenance(stage, sections, paths, num_threads=1, device="cpu")
-    Path("artifacts").mkdir(exist_ok=True)
-    Path(f"artifacts/.{stage}.pid").write_text(str(os.getpid()), encoding="utf-8")
+    note_process(stage)
     print(f"{stage} is at work", flush=True)
     if f"print_{stage}" in knobs:
         for name, value in os.environ.items():

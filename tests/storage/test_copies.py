@@ -42,6 +42,18 @@ def test_a_file_is_downloaded_once_and_again_when_the_object_changed(place: Plac
     assert local_copy(place.url("problems.jsonl"), SETTINGS).read_bytes() == b"two\n"
 
 
+def test_a_copy_that_is_current_needs_no_lock_and_one_of_before_is_not_downloaded_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+):
+    place.put("model/weights.bin", b"123")
+    copy = local_copy(place.url("model"), SETTINGS)
+    first = copy.stat().st_ino
+    monkeypatch.setattr("tasks.storage.copies.only_writer", lambda file: pytest.fail("a lock is taken"))
+    os.replace(record_file(copy), copy.parent / "record.json")
+    assert local_copy(place.url("model"), SETTINGS).stat().st_ino == first
+    assert [item.name for item in copy.parent.iterdir()] == [copy.name]
+
+
 def test_a_copy_that_was_edited_here_is_fetched_again(place: Place):
     place.put("problems.jsonl", b"one\n")
     copy = local_copy(place.url("problems.jsonl"), SETTINGS)

@@ -22,10 +22,12 @@ from rich.table import Table
 from tasks.commands.dvc_remote import ask_dvc, dvc_remote
 from tasks.commands.prune.dvc_cache import DvcCache, OldResults, find_old_results
 from tasks.core.console import SafeConsole
+from tasks.core.passing_faults import is_passing
 from tasks.core.resume import resume_root
 from tasks.core.settings import Paths, Settings, load, load_paths, read_params
 from tasks.core.stages import STAGES
 from tasks.core.terminal import tell, warn
+from tasks.core.text import first_few
 from tasks.core.urls import parse_url
 from tasks.pipeline.run_lock import only_run
 from tasks.pipeline.settings import PipelineSettings
@@ -73,10 +75,24 @@ def prune(*, keep: int | None, yes: bool) -> bool:
             tell("Nothing was removed. `python -m tasks prune --yes` removes these.")
             return False
         room = freed(found)
-        for removal in found:
-            removal.remove()
+        refused = _remove(found)
     tell(f"freed {room} on this machine")
+    if refused:
+        raise ValueError(first_few(refused, 1, by=" "))
     return True
+
+
+def _remove(found: Iterable[Removal]) -> list[str]:
+    """Why some could not go: a server that refuses one keeps none of the others. One that does not answer ends it."""
+    refused = []
+    for removal in found:
+        try:
+            removal.remove()
+        except ValueError as error:
+            if is_passing(error):
+                raise
+            refused.append(str(error))
+    return refused
 
 
 def _find(settings: PruneSections, paths: Paths, registry: Registry, keep: int) -> Iterator[Removal]:

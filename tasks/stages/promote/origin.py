@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tasks.core.files import dvc_md5, read_json, read_yaml
 from tasks.core.params_text import read_as_dvc
@@ -25,42 +25,65 @@ WHOLE = ("curate", "evaluate")  # small enough to be hashed again; of others the
 NOT_SET = object()
 
 
+class Edit(NamedTuple):
+    """What differs between today and what a stage ran with; `in_lock`: in dvc.lock alone, and not in its record."""
+
+    stage: str
+    told: str
+    in_lock: bool
+
+
 def read_origin(paths: Paths) -> Origin:
     """What curate to evaluate ran with; ValueError in one line where that is unknown or differs from today's."""
     params, text = read_params(), PARAMS_FILE.read_text(encoding="utf-8")
-    lock = LOCK_FILE.read_bytes() if LOCK_FILE.exists() else None
-    if lock is not None:
-        read_yaml(LOCK_FILE)  # raises an error that describes the damage
-    locked = (read_as_dvc(lock) or {}).get("stages", {}) if lock is not None else {}
-    params_of_dvc = read_as_dvc(text)
+    lock = _read_lock()
     records = _records(RECORDED, paths)
-    for stage, record in records.items():
-        found = list(_changes(record, records, params, paths))
-        if found:
-            raise _stale_error(
-                stage,
-                found,
-                f"Run `dvc repro` (`dvc repro --force --single-item {stage}` where that finds nothing to do), then "
-                f"promote again; or undo the change, with `dvc commit -f {stage}` if `dvc status` then names {stage}",
-            )
-        found = list(_lock_changes(stage, locked, params_of_dvc, paths))
-        if found:
-            raise _stale_error(
-                stage,
-                [f"dvc.lock: {item}" for item in found],
-                f"Run `dvc repro` (`dvc commit -f {stage}` where it ran by hand, or was edited while it ran), then "
-                f"promote again",
-            )
+    edit = _first_edit(records, params, text, lock, paths)
+    if edit is not None:
+        raise ValueError(
+            f"{edit.told}. So its results are not those of today's settings, code and data, and the lineage of the "
+            f"promoted version would be wrong. {_remedy(edit)}."
+        )
     return Origin(params, text, lock, hash_now(LOCK_FILE), records)
 
 
-def find_edit(last: str, paths: Paths) -> str | None:
-    """What differs between today and what the stages up to `last` ran with, of the first one that differs."""
-    params, records = read_params(), _records(RECORDED[: RECORDED.index(last) + 1], paths)
+def find_edit(last: str, paths: Paths) -> Edit | None:
+    """The first of the stages up to `last` that ran with something else than there is today."""
+    params, text = read_params(), PARAMS_FILE.read_text(encoding="utf-8")
+    records = _records(RECORDED[: RECORDED.index(last) + 1], paths)
+    return _first_edit(records, params, text, _read_lock(), paths)
+
+
+def _first_edit(
+    records: Mapping[str, Mapping[str, Any]], params: Mapping[str, Any], text: str, lock: bytes | None, paths: Paths
+) -> Edit | None:
+    locked = (read_as_dvc(lock) or {}).get("stages", {}) if lock is not None else {}
+    params_of_dvc = read_as_dvc(text)
     for stage, record in records.items():
         if found := list(_changes(record, records, params, paths)):
-            return _told(stage, found)
+            return Edit(stage, f"{stage}: {first_few(found, MAX_TOLD, by='; ')}", in_lock=False)
+        if found := [f"dvc.lock: {item}" for item in _lock_changes(stage, locked, params_of_dvc, paths)]:
+            return Edit(stage, f"{stage}: {first_few(found, MAX_TOLD, by='; ')}", in_lock=True)
     return None
+
+
+def _remedy(edit: Edit) -> str:
+    if edit.in_lock:
+        return (
+            f"Run `dvc repro` (`dvc commit -f {edit.stage}` where it ran by hand, or was edited while it ran), then "
+            f"promote again"
+        )
+    return (
+        f"Run `dvc repro` (`dvc repro --force --single-item {edit.stage}` where that finds nothing to do), then "
+        f"promote again; or undo the change, with `dvc commit -f {edit.stage}` if `dvc status` then names {edit.stage}"
+    )
+
+
+def _read_lock() -> bytes | None:
+    if not LOCK_FILE.exists():
+        return None
+    read_yaml(LOCK_FILE)  # raises an error that describes the damage
+    return LOCK_FILE.read_bytes()
 
 
 def _records(stages: Sequence[str], paths: Paths) -> dict[str, dict[str, Any]]:
@@ -88,7 +111,7 @@ def _changes(
 ) -> Iterator[str]:
     """What differs between a stage's record and today, a phrase each."""
     stage = record["stage"]
-    yield from _setting_changes(record["settings"], params)
+    yield from _setting_changes(record["settings"], params, verb="ran with")
     before, now = record["code"], code_hashes(stage)
     for name in sorted(name for name in {*before, *now} if before.get(name) != now.get(name)):
         yield f"{name} was {'added' if name not in before else 'changed' if name in now else 'removed'}"
@@ -99,9 +122,9 @@ def _changes(
         yield f"{paths.stage(stage)} is not what it left"
 
 
-def _setting_changes(before: Mapping[str, Any], params: Mapping[str, Any]) -> Iterator[str]:
+def _setting_changes(before: Mapping[str, Any], params: Mapping[str, Any], *, verb: str) -> Iterator[str]:
     for name, ran, has in differing_settings(before, params):
-        yield f"it ran with {name} = {ran}, and {PARAMS_FILE} has {has}"
+        yield f"it {verb} {name} = {ran}, and {PARAMS_FILE} has {has}"
 
 
 def differing_settings(before: Mapping[str, Any], params: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -143,7 +166,7 @@ def _lock_changes(stage: str, locked: Mapping[str, Any], params: Mapping[str, An
     entry = locked.get(stage)
     if entry is None:
         return
-    yield from _setting_changes((entry.get("params") or {}).get(str(PARAMS_FILE), {}), params)
+    yield from _setting_changes((entry.get("params") or {}).get(str(PARAMS_FILE), {}), params, verb="has")
     made = {out["path"]: out.get("md5") for other in locked.values() for out in other.get("outs") or []}
     for item in entry.get("deps") or []:
         path = Path(item["path"])
@@ -153,14 +176,3 @@ def _lock_changes(stage: str, locked: Mapping[str, Any], params: Mapping[str, An
     file = provenance_file(stage, paths)
     if made.get(file.as_posix()) != dvc_md5(file):
         yield f"it is of another run of {stage} than the one whose results are here"
-
-
-def _stale_error(stage: str, found: list[str], remedy: str) -> ValueError:
-    return ValueError(
-        f"{_told(stage, found)}. So its results are not those of today's settings, code and data, and the lineage of "
-        f"the promoted version would be wrong. {remedy}."
-    )
-
-
-def _told(stage: str, found: list[str]) -> str:
-    return f"{stage}: {first_few(found, MAX_TOLD, by='; ')}"

@@ -15,7 +15,7 @@ import yaml
 from tasks.core.files import content_hash, read_json, write_json
 from tasks.core.provenance import RECORDED, provenance, provenance_file, write_provenance
 from tasks.core.settings import Paths, read_params
-from tasks.stages.promote.origin import find_edit, read_origin
+from tasks.stages.promote.origin import Edit, find_edit, read_origin
 from tests.damage import OF_JSON
 
 PATHS = Paths("artifacts")
@@ -193,7 +193,7 @@ def test_an_edit_is_found_once_a_stage_that_reads_it_has_run(project: None):
     run_by_hand("train")
     edit("params.yaml", "0.5", "1.0e-5")
     told = "train: it ran with train.learning_rate = 0.5, and params.yaml has 1e-05"
-    assert find_edit("train", PATHS) == told
+    assert find_edit("train", PATHS) == Edit("train", told, in_lock=False)
 
 
 def remove(file: Path) -> None:
@@ -261,7 +261,7 @@ def test_a_lock_of_other_settings_code_data_or_another_run_is_told(project: None
         return lambda entry: entry["params"]["params.yaml"]["train"].update(learning_rate=value)
 
     lock(train=train_with(0.5))
-    assert "train: dvc.lock: it ran with train.learning_rate = 0.5, and params.yaml has 1e-05" in refused()
+    assert "train: dvc.lock: it has train.learning_rate = 0.5, and params.yaml has 1e-05" in refused()
     lock(train=lambda entry: entry["deps"][1].update(md5="0" * 32))
     assert "train: dvc.lock: tasks/train.py was changed" in refused()
     lock(warm_start=lambda entry: entry["outs"][0].update(md5="0" * 32))
