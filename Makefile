@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-demo test-agents test-services test-vllm test-ranks check lint bench bench-gpu clean setup-demo setup-services setup-ray setup-agents setup-test setup-test-gpu setup-vllm-cpu setup-vllm-gpu chromium node services
+.PHONY: help demo test test-flows test-agents test-services test-vllm test-ranks check lint bench bench-gpu clean setup-demo setup-services setup-ray setup-agents setup-test setup-test-gpu setup-vllm-cpu setup-vllm-gpu chromium node services
 
 ifndef PYTHON
 PYTHON := $(shell for p in python3.11 python3 python; do \
@@ -30,11 +30,11 @@ PARALLEL = -n $(WORKERS) --no-loadscope-reorder
 help:  ## this list
 	@echo "make demo   set up, then train an agent from 0% to a promoted champion (4 to 10 minutes with the set-up; seconds when repeated)"
 	@echo "make check  format, lint, types and the quick tests (under 90 s)"
-	@echo "make test   set up, then run the tests (22 to 35 minutes on two cores);"
+	@echo "make test   set up, then run the tests but whole flows (XX to YY minutes on two cores);"
 	@echo "            BROWSER=no, NODE=no and SERVICES=no leave out those that need Chromium, Node or Postgres"
-	@echo "make test-demo  the full demo, whole flows of BFCL and τ²-bench, a kill in each stage (about 15 minutes)"
+	@echo "make test-flows  whole flows and their servers: the full demo, BFCL, τ²-bench, schedules, approvals, kills (AA to BB minutes)"
 	@echo "make test-agents  smolagents, the OpenAI Agents SDK, LangGraph, verifiers, OpenEnv servers, each in its own environment (minutes)"
-	@echo "make test-services  the pipeline on Postgres, S3, MLflow and Prefect servers, each of which fails in turn; make test"
+	@echo "make test-services  the pipeline on Postgres, S3, MLflow and Prefect servers, each of which fails in turn; make test-flows"
 	@echo "            has the quick ones of these"
 	@echo "make test-vllm  the drills of vLLM's servers, where the engine or its lock has changed since they passed"
 	@echo "make test-ranks  whole trainings by several trainers (torchrun, Slurm, Ray), where their launch has changed since"
@@ -48,7 +48,7 @@ help:  ## this list
 	@echo "make clean  delete results, the registry with its champion, and caches; .venv stays"
 	@echo "Variables:  TORCH_INDEX=URL  package index to take torch from (a CPU build is ten times smaller than CUDA's)"
 	@echo "            PYTHON=path      the Python to use; 3.11 is the one that is tested"
-	@echo "            WORKERS=2        how many tests run side by side in make test, make test-demo and make check"
+	@echo "            WORKERS=2        how many tests run side by side in make test, make test-flows and make check"
 	@echo "            ARGS='…'         more arguments, for the flow or for pytest"
 
 demo: setup-demo
@@ -58,15 +58,15 @@ demo: setup-demo
 PROGRAMS = $(if $(filter no,$(BROWSER)),,chromium) $(if $(filter no,$(NODE)),,node) $(if $(filter no,$(SERVICES)),,services)
 WITHOUT = $(if $(filter no,$(BROWSER)),and not browser) $(if $(filter no,$(NODE)),and not node) $(if $(filter no,$(SERVICES)),and not services)
 
-test check: SCRATCH = $(MEMORY)
+test test-flows check: SCRATCH = $(MEMORY)
 test: setup-test $(PROGRAMS)
-	@$(TIDY) python -m pytest $(PARALLEL) -m "not bench and not demo and not drill and not rank_drill and not outage and not agents $(WITHOUT)" $(ARGS)
+	@$(TIDY) python -m pytest $(PARALLEL) -m "not bench and not flow and not drill and not rank_drill and not outage and not agents $(WITHOUT)" $(ARGS)
 
 test-services: setup-test services
 	@$(TIDY) python -m pytest -m "services or outage" $(ARGS)
 
-test-demo: setup-test
-	@$(TIDY) python -m pytest $(PARALLEL) -m demo $(ARGS)
+test-flows: setup-test $(PROGRAMS)
+	@$(TIDY) python -m pytest $(PARALLEL) -m "flow and not rank_drill and not outage $(WITHOUT)" $(ARGS)
 
 test-agents: setup-test setup-agents
 	@$(TIDY) python -m pytest -m agents $(ARGS)
@@ -85,7 +85,7 @@ bench-gpu: $(if $(shell command -v nvidia-smi),setup-test-gpu,setup-test)
 	@$(TIDY) python -m tests.benchmarks.gpu
 
 check: lint
-	@$(TIDY) python -m pytest $(PARALLEL) -m "not slow and not browser and not bench and not demo and not drill and not rank_drill and not outage and not agents" $(ARGS)
+	@$(TIDY) python -m pytest $(PARALLEL) -m "not slow and not browser and not bench and not flow and not drill and not rank_drill and not outage and not agents" $(ARGS)
 
 lint: setup-test
 	@ruff format --check --quiet . >/dev/null || { ruff format --check . | grep -e '-->'; \

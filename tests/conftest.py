@@ -111,16 +111,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer | None) -> 
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Skip a file that is marked as a whole and left out by `-m "not …"`: it need not be imported (seconds) to say so.
-
-    A file that is named on the command line is always read.
+    """Skip a file that `-m` leaves out: marked as a whole by what is not wanted, or nowhere by what is. It need not be
+    imported (seconds) to say so. A file that is named on the command line is always read.
     """
     named = {name.split("::")[0] for name in config.args}
     if collection_path.suffix != ".py" or any(str(collection_path).endswith(name) for name in named):
         return None
+    source = collection_path.read_text(encoding="utf-8")
     left_out = set(re.findall(r"not (\w+)", config.option.markexpr))
-    line = WHOLE_FILE.search(collection_path.read_text(encoding="utf-8"))
-    return True if line and left_out.intersection(MARK.findall(line[1])) else None
+    wanted = set(re.findall(r"\w+", config.option.markexpr)) - left_out - {"not", "and", "or"}
+    whole = WHOLE_FILE.search(source)
+    is_unwanted = wanted and wanted.isdisjoint(MARK.findall(source))
+    return True if is_unwanted or (whole and left_out.intersection(MARK.findall(whole[1]))) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

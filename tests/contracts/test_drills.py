@@ -61,7 +61,7 @@ def test_what_they_watch_is_there_and_ci_runs_every_step() -> None:
     assert [step for step in steps if step.startswith("make")] == [
         "make lint",
         "make test",
-        "make test-demo",
+        "make test-flows",
         "make test-vllm",
         "make test-ranks",
     ]

@@ -251,7 +251,7 @@ def began_otherwise(environment: OpenEnvEnvironment, problem: Problem) -> Enviro
     return None
 
 
-@pytest.mark.demo
+@pytest.mark.flow
 @pytest.mark.parametrize("is_solved", [True, False])
 def test_what_is_curated_from_a_server_passes_the_doctor_who_warns_where_nobody_knows_a_solution(
     is_solved: bool, tmp_path: Path

@@ -84,7 +84,7 @@ def test_what_is_curated_is_sound_and_shows_both_kinds_of_conversation(tmp_path:
     assert {item.result for item in examined} == {"pass"}, examined
 
 
-@pytest.mark.demo
+@pytest.mark.flow
 @pytest.mark.timeout(3600)
 def test_the_pages_commands_lead_from_an_empty_folder_to_a_champion(tmp_path: Path) -> None:
     project = make_project(tmp_path / "project", profile=None)

@@ -26,7 +26,7 @@ from tests.conftest import ROOT
 from tests.infra.composition import IMAGE_ROOT, compose_text, environment, parse, words
 from tests.services.servers import DIRECT, Postgres, answers, clean_environment, reserved_port, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.services]
+pytestmark = [pytest.mark.flow, pytest.mark.services]
 LISTENS = {"s3": "8333", "prefect": "4200", "mlflow": "5000", "worker": "8080"}
 WITH_SECRETS = ["bash", str(ROOT / "infra" / "docker" / "with_secrets.sh")]
 

@@ -16,7 +16,7 @@ from tests.pipeline.project import Project
 from tests.pipeline.smoke import check_doctor, check_verdicts, rows, run_smoke
 from tests.readme import page_block
 
-pytestmark = pytest.mark.demo
+pytestmark = pytest.mark.flow
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tasks.core.files import read_jsonl
 from tasks.core.records import Trajectory
 from tests.pipeline.project import Project, copy_project
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.flow
 
 
 @pytest.fixture

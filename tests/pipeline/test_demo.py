@@ -22,7 +22,7 @@ from tasks.rollouts.load import load_engine
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 from tests.pipeline.project import Project, make_project
 
-pytestmark = pytest.mark.demo
+pytestmark = pytest.mark.flow
 STAGES = ("curate", "assess", "warm_start", "train", "evaluate", "promote", "total")
 SHARED = {"success_rate", "ci_low", "ci_high", "num_problems", "samples_per_problem"}
 

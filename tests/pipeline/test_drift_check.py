@@ -7,7 +7,7 @@ import pytest
 from tasks.core.files import content_hash, read_json, read_jsonl
 from tests.pipeline.project import Project
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.flow
 
 
 def problems_of(project: Project, file: str) -> set[str]:

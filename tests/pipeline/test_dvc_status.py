@@ -20,7 +20,7 @@ from tasks.core.resume import fill_in
 from tests.pipeline.project import Project, make_project
 from tests.profiles import NAMES, profile_params, profile_text
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.flow
 GRAPH: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
 ARTIFACTS = "artifacts/"
 UNWATCHED = {Path("README.md"), Path("tasks/custom/README.md"), Path("tasks/commands/profile.py")}

@@ -19,7 +19,7 @@ from tasks.tracking.finished_runs import inputs_now
 from tests.pipeline.project import Project
 from tests.pipeline.toy_project import CODE, make_toy_project, release_knobs, turn_knob
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.flow
 AS_A_FLOW = ("tasks.core.forked", REPRO, "--single-item")
 SETTINGS = {"curate": "curate.test_rotation", "train": "train.group_size"}  # the toys of other stages watch none
 PARAMS = Path("params.yaml")

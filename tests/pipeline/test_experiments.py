@@ -15,7 +15,7 @@ import pytest
 from tests.pipeline.project import Project
 from tests.pipeline.toy_project import make_toy_project
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.flow
 PATIENCE_SECONDS = 300
 
 

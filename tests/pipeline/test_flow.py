@@ -29,7 +29,7 @@ from tests.pipeline.prefect_api import api_of, server_of
 from tests.pipeline.project import Project
 from tests.pipeline.toy_project import make_toy_project, release_knobs, turn_knob
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.flow
 
 STAGES = ("curate", "assess", "warm_start", "train", "evaluate", "promote")
 RERUN_SECONDS = (

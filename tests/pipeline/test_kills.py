@@ -13,7 +13,7 @@ import pytest
 
 from tests.pipeline.project import Project, copy_project
 
-pytestmark = pytest.mark.demo
+pytestmark = pytest.mark.flow
 STAGES = ("curate", "assess", "warm_start", "train", "evaluate", "promote")
 
 

@@ -15,7 +15,7 @@ from tasks.core.files import read_json
 from tests.pipeline.project import Project, make_project
 from tests.pipeline.shops import mixed_with_desk, open_shops
 
-pytestmark = pytest.mark.demo
+pytestmark = pytest.mark.flow
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from tests.pipeline.test_nodes import copy_of, on_two, only_line, rank_process, 
 from tests.pipeline.test_supervise import start, wait_for
 from tests.pipeline.trainable import make_trainable
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.flow
 NUM_CPUS, LONGEST_SECONDS = 2, 600
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
 

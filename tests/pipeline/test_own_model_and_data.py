@@ -22,7 +22,7 @@ from tasks.models.trained_on import TrainedOn, digests_of, read_trained_on
 from tests import tiny
 from tests.pipeline.project import Project, make_project
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.flow
 
 
 @pytest.fixture(scope="module")

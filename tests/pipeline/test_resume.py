@@ -10,7 +10,7 @@ import pytest
 from tests import tiny
 from tests.pipeline.kill_points import killed_and_resumed, whole_run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.flow
 NUM_POINTS = 1  # make bench has twenty
 
 

@@ -36,7 +36,7 @@ from tests.pipeline.prefect_api import PrefectApi, free_port, server_of
 from tests.pipeline.project import Project
 from tests.pipeline.toy_project import make_toy_project, release_knobs, turn_knob
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.flow
 
 WAIT_SECONDS = 600
 NOBODY = 65534

@@ -66,20 +66,20 @@ def end(toy: Project, case: str, *options: str) -> tuple[int, str]:
     return process.returncode, errors
 
 
-@pytest.mark.slow
+@pytest.mark.flow
 def test_a_mistake_that_all_ranks_find_is_told_once(toy: Project) -> None:
     told = "error: the reward is no number, so nothing was learnt. Correct it.\n"
     assert end(toy, "mistake of all") == (1, told)
 
 
-@pytest.mark.slow
+@pytest.mark.flow
 def test_an_error_of_one_rank_is_told_even_where_it_names_gloo(toy: Project) -> None:
     status, errors = end(toy, "error of one")
     assert status == 1
     assert errors == "error: RuntimeError: gloo has no such sum. Run again with --debug for the traceback.\n"
 
 
-@pytest.mark.slow
+@pytest.mark.flow
 def test_debug_and_accepted_drift_reach_the_ranks_and_show_their_tracebacks(toy: Project) -> None:
     status, errors = end(toy, "error of one", "--debug", "--accept-drift")
     assert status == 1
@@ -87,7 +87,7 @@ def test_debug_and_accepted_drift_reach_the_ranks_and_show_their_tracebacks(toy:
     assert (toy.folder / "options").read_text(encoding="utf-8") == "train --accept-drift --debug"
 
 
-@pytest.mark.slow
+@pytest.mark.flow
 def test_what_a_rank_starts_sees_nothing_of_the_ranks_meeting(toy: Project) -> None:
     """Else an engine's own group of processes would wait for torch's launcher."""
     assert end(toy, "child") == (0, "")
@@ -96,7 +96,7 @@ def test_what_a_rank_starts_sees_nothing_of_the_ranks_meeting(toy: Project) -> N
     assert not [name for name in environment if name in names or name.startswith("TORCHELASTIC_")]
 
 
-@pytest.mark.slow
+@pytest.mark.flow
 @pytest.mark.parametrize(
     ("number", "status", "told"),
     [(signal.SIGTERM, 143, ""), (signal.SIGINT, 130, "error: interrupted; nothing is left half-written.")],

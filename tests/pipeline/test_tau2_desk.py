@@ -13,7 +13,7 @@ from tasks.models.folders import load_tokenizer
 from tests.pipeline.project import Project, make_project
 from tests.pipeline.smoke import rows
 
-pytestmark = pytest.mark.demo
+pytestmark = pytest.mark.flow
 RETAIL = {
     "environment.settings": {"domain": "retail", "problems": "base"},
     "environment.user": {"played_by": "script", "reveal": "at_once", "model": None},

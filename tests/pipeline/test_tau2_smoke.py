@@ -14,7 +14,7 @@ from tasks.core.files import read_json
 from tests.pipeline.project import Project
 from tests.pipeline.smoke import check_doctor, check_verdicts, rows, run_smoke
 
-pytestmark = pytest.mark.demo
+pytestmark = pytest.mark.flow
 
 
 @pytest.fixture(scope="module")

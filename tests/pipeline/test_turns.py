@@ -25,7 +25,7 @@ from tasks.core.processes import this_process
 from tests.conftest import ROOT
 from tests.profiles import profile_params
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.flow
 
 WORKSPACE = "workspace: shop"
 # Each line it reads is one run, on whose server and with which `on_busy`; its turn ends with the next line.

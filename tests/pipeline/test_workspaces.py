@@ -13,7 +13,7 @@ from tests.pipeline.prefect_api import PrefectApi
 from tests.pipeline.project import Project
 from tests.pipeline.toy_project import CODE, DATA, make_toy_project
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.flow
 AGENTS = ("shop", "desk")
 
 

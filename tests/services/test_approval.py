@@ -19,7 +19,7 @@ from tests.services.fixtures import Services
 from tests.services.installation import RUN_SECONDS, Installation
 from tests.services.servers import Worker, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.services]
+pytestmark = [pytest.mark.flow, pytest.mark.services]
 RETRY = {"type": "SCHEDULED", "name": "AwaitingRetry"}  # what the page's button sends
 BY, REASON = "Jane Doe", "looked at ten episodes"
 

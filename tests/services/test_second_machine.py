@@ -14,7 +14,7 @@ from tests.pipeline.toy_project import make_toy_project
 from tests.services.fixtures import Services
 from tests.services.installation import Installation
 
-pytestmark = [pytest.mark.slow, pytest.mark.services]
+pytestmark = [pytest.mark.flow, pytest.mark.services]
 NAME = "second-machine"
 AUTHOR = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
 

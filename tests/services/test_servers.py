@@ -13,7 +13,7 @@ from tasks.tracking.versions import TRAJECTORIES_FILE
 from tests.services.fixtures import Services
 from tests.services.servers import ObjectStore, Postgres
 
-pytestmark = [pytest.mark.slow, pytest.mark.services]
+pytestmark = [pytest.mark.flow, pytest.mark.services]
 
 
 def test_postgres_takes_its_password_alone_and_keeps_what_was_committed_through_a_kill(postgres: Postgres) -> None:

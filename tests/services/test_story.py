@@ -13,7 +13,7 @@ from tests.pipeline.toy_project import DATA, release_knobs, turn_knob
 from tests.services.installation import Installation
 from tests.services.servers import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.services]
+pytestmark = [pytest.mark.flow, pytest.mark.services]
 
 
 def test_a_schedule_with_a_worker_makes_a_champion_with_nobody_there(scheduled: Installation) -> None:
