@@ -68,6 +68,29 @@ def is_passing(error: BaseException) -> bool:
     return False
 
 
+def may_pass(error: BaseException) -> bool:
+    """Whether an error of the user's code may be gone at its next try, as a lost connection is.
+
+    Wider than `is_passing`: there a whole program is started again, so an OSError that says nothing of a network or a
+    disk counts as a bug.
+    """
+    return not is_of_a_file(error) and (isinstance(error, OSError | EOFError) or is_of_a_network(error))
+
+
+def is_of_a_file(error: BaseException) -> bool:
+    """Whether a file is missing or forbidden, or a disk is full: the next try finds it as it was."""
+    return isinstance(error, (*NOT_THERE, PermissionError)) or getattr(error, "errno", None) == errno.ENOSPC
+
+
+def members(error: BaseException) -> Iterator[BaseException]:
+    """The errors in a group, or the error alone."""
+    if not isinstance(error, BaseExceptionGroup):
+        yield error
+        return
+    for item in error.exceptions:
+        yield from members(item)
+
+
 def is_of_a_network(error: BaseException) -> bool:
     """Whether it is one of NETWORK_ERRORS."""
     return any((kind.__module__, kind.__name__) in NETWORK_ERRORS for kind in type(error).__mro__)

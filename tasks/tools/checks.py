@@ -4,13 +4,12 @@ are faults.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from tasks.core.passing_faults import NOT_THERE, is_of_a_network
+from tasks.core.passing_faults import may_pass, members
 from tasks.core.text import one_line
 from tasks.core.user_code import users_line
 from tasks.tools.base import EnvironmentFault, Episode, Verdict, await_in_steps
@@ -52,9 +51,7 @@ def fault_of(error: Exception) -> EnvironmentFault | None:
     """
     if isinstance(error, EnvironmentFault):
         return error
-    if isinstance(error, (*NOT_THERE, PermissionError)) or getattr(error, "errno", None) == errno.ENOSPC:
-        return None
-    if not isinstance(error, OSError | EOFError) and not is_of_a_network(error):
+    if not any(map(may_pass, members(error))):
         return None
     line = users_line(error)
     fault = EnvironmentFault(f"it failed{f' at {line}' if line else ''} with {type(error).__name__}: {one_line(error)}")

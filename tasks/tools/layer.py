@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from tasks.core import background
 from tasks.core.json_text import check_writable
+from tasks.core.passing_faults import is_of_a_file, may_pass, members
 from tasks.core.text import one_line
 from tasks.tools.base import Answer, EnvironmentFault, ErrorType, FaultType, Tool, ToolReply, error_text
 from tasks.tools.schemas import MAX_REASON_CHARACTERS, ArgumentSchema
@@ -171,11 +172,15 @@ class ToolLayer:
 
 def _may_pass(error: BaseException, kind: Kind) -> bool:
     """Whether the same call may succeed a little later, as after a lost connection. A tool in memory has none; in one
-    that waits, an exception of another library's may mean that (those of httpx are no OSError).
+    that waits, an exception of another library's may mean that (those of aiohttp are no OSError).
     """
-    if isinstance(error, BaseExceptionGroup):
-        return any(_may_pass(item, kind) for item in error.exceptions)
-    return isinstance(error, OSError | EOFError) or (kind != "memory" and type(error).__module__ != "builtins")
+    if kind == "memory":
+        return any(map(may_pass, members(error)))
+    return any(may_pass(item) or _is_of_a_library(item) for item in members(error))
+
+
+def _is_of_a_library(error: BaseException) -> bool:
+    return type(error).__module__ != "builtins" and not is_of_a_file(error)
 
 
 def _as_json(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import sys
 import threading
@@ -22,6 +23,7 @@ from tasks.core.records import Problem, ReferenceTurn
 from tasks.tools import watch
 from tasks.tools.authoring import ToolEnvironment, ToolEpisode, tool
 from tasks.tools.base import Environment, EnvironmentFault, Tool, ToolReply, Verdict, block_until
+from tasks.tools.checks import fault_of
 from tasks.tools.layer import BoundTool, Kind, ToolError, ToolLayer
 from tasks.tools.replay import Script, play
 from tasks.tools.retries import RetryingEnvironment
@@ -257,7 +259,9 @@ def test_an_error_of_a_type_that_there_is_not_is_refused_where_it_is_raised():
         (EOFError(), "async", True),
         (httpx2.ConnectError("refused"), "async", True),
         (httpx2.ConnectError("refused"), "blocking", True),
+        (httpx2.ConnectError("refused"), "memory", True),
         (httpx2.InvalidURL("x"), "memory", False),
+        (httpx2.InvalidURL("x"), "async", True),
         (ExceptionGroup("two", [KeyError("x"), ConnectionResetError()]), "async", True),
         (ExceptionGroup("one", [KeyError("x")]), "async", False),
         (ToolError("unavailable", "down"), "memory", True),
@@ -265,6 +269,12 @@ def test_an_error_of_a_type_that_there_is_not_is_refused_where_it_is_raised():
     ],
 )
 def test_a_lost_connection_may_pass_and_a_bug_does_not(error: Exception, kind: Kind, may_pass: bool):
+    assert crash(error, kind).may_pass is may_pass
+
+
+def crash(error: Exception, kind: Kind) -> EnvironmentFault:
+    """The fault of a tool that raises the error."""
+
     def fail(*_: Any) -> str:
         raise error
 
@@ -275,7 +285,34 @@ def test_a_lost_connection_may_pass_and_a_bug_does_not(error: Exception, kind: K
     layer = ToolLayer([BoundTool(Tool("t", "", {"type": "object"}), handler, kind)], QUICK)
     with pytest.raises(EnvironmentFault) as told:
         block_until(layer.call(None, "t", {}))
-    assert told.value.may_pass is may_pass
+    return told.value
+
+
+class NoSuchObject(FileNotFoundError):
+    """A library's own."""
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (FileNotFoundError("corpus.jsonl"), False),
+        (NotADirectoryError("corpus"), False),
+        (IsADirectoryError("corpus"), False),
+        (PermissionError("corpus.jsonl"), False),
+        (NoSuchObject("corpus.jsonl"), False),
+        (OSError(errno.ENOSPC, "full"), False),
+        (ExceptionGroup("all", [FileNotFoundError("corpus.jsonl"), PermissionError("corpus.jsonl")]), False),
+        (OSError(errno.EIO, "no answer"), True),
+        (ConnectionRefusedError(), True),
+        (ExceptionGroup("one of two", [FileNotFoundError("corpus.jsonl"), ConnectionRefusedError()]), True),
+    ],
+)
+def test_a_missing_or_forbidden_file_is_no_fault_that_passes_in_a_tool_or_in_an_environment(
+    error: Exception, passes: bool
+):
+    kinds: tuple[Kind, ...] = ("memory", "async", "blocking")
+    assert {crash(error, kind).may_pass for kind in kinds} == {passes}
+    assert (fault_of(error) is not None) is passes
 
 
 def test_a_tool_without_a_clock_that_does_not_come_back_is_told_of_once(
