@@ -11,6 +11,7 @@ from tasks.core import json_text
 from tasks.core.records import ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+SHAPE = 'a call is one JSON object with "name" and "arguments"'  # what a tool says to a call that cannot be read
 WITHOUT_ARGUMENTS = {"name", "id", "type"}  # what a call may say beside its arguments, and alone where it has none
 
 

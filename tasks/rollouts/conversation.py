@@ -146,7 +146,7 @@ class Conversation:
             asked = self.episode.malformed_call() if call is None else self.episode.call(call.name, call.arguments)
             answer = yield from await_in_steps(asked)
             turn.calls.append({"name": call.name, "arguments": call.arguments} if call else {"malformed": True})
-            turn.replies.append(answer.text)
+            turn.replies.append(answer.text if call else self._reword(answer.text))
             turn.errors.append(answer.error or (None if answer.valid else "invalid"))
             self.num_calls += 1
             self.num_invalid_calls += not answer.valid
@@ -157,6 +157,10 @@ class Conversation:
             turn.errors.append("invalid_arguments")
             self.num_calls += 1
             self.num_invalid_calls += 1
+
+    def _reword(self, reply: str) -> str:
+        """The reply to a malformed call, as this policy reads it."""
+        return reply
 
     def _end(self, final_message: str | None, otherwise: Outcome, limit: Limit | None) -> Waits:
         self.verdict = yield from judge_in_steps(self.episode, final_message)

@@ -213,6 +213,9 @@ class EpisodeRun(Conversation):
             turn.stop_reason = "stop_string" if reply.finish == "stop_string" else cut
         return turn
 
+    def _reword(self, reply: str) -> str:
+        return self.chat.call_format.reword(reply)
+
     def _append(self, token_ids: list[int]) -> None:
         self._unsent = [*self._unsent, *token_ids]
         self.sequence.append_given(token_ids)

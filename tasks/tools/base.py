@@ -117,7 +117,7 @@ class Episode(Protocol):
         ...
 
     def malformed_call(self) -> Answer:
-        """Answer a message that tried to call a tool and could not be parsed."""
+        """Answer a message that tried to call a tool and could not be parsed (`CallFormat.reword`)."""
         ...
 
     def end_turn(self, message: str | None) -> None:

@@ -19,6 +19,7 @@ from tasks.core import background
 from tasks.core.json_text import check_writable
 from tasks.core.passing_faults import is_of_a_file, may_pass, members
 from tasks.core.text import one_line
+from tasks.core.tool_calls import SHAPE
 from tasks.tools.base import Answer, EnvironmentFault, ErrorType, FaultType, Tool, ToolReply, error_text
 from tasks.tools.schemas import MAX_REASON_CHARACTERS, ArgumentSchema
 from tasks.tools.settings import ToolSettings
@@ -110,7 +111,7 @@ class ToolLayer:
         return self._reply(bound, value, is_valid)
 
     def malformed_call(self) -> ToolReply:
-        return self._error("invalid_arguments", "", 'a call is one JSON object with "name" and "arguments"')
+        return self._error("invalid_arguments", "", SHAPE)
 
     async def _wait(self, bound: BoundTool, episode: Any, arguments: Mapping[str, Any], is_valid: bool) -> ToolReply:
         seconds = self.settings.timeout_seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
@@ -21,12 +22,13 @@ from tasks.chat.formats.pythonic import LFM_PYTHONIC, MAX_CHARACTERS, PYTHONIC
 from tasks.chat.formats.qwen_xml import QWEN_XML
 from tasks.chat.formats.recipe import RECIPE, instructions
 from tasks.core.records import ToolCall
-from tasks.core.tool_calls import call_text
+from tasks.core.tool_calls import SHAPE, call_text
 
 ALL = (*FORMATS, RECIPE)
 FREE_NAMES = (HERMES, LLAMA, RECIPE, MISTRAL_LIST)  # the others write a name as it is, so it is a word
 JSON_FORMATS = tuple(item for item in ALL if not item.has_bare_values)
 BARE = tuple(item for item in ALL if item.has_bare_values)
+LITERAL = re.compile(r'"\w+"|</?\w+[=>]|TOOL_CALLS|ARGS|functions\.|arg_\w+|\[|\(')  # of a format, in words
 ADD, LIST = ToolCall(name="add", arguments={"amount": 3}), ToolCall(name="list_all", arguments={})
 ADD_JSON = '{"name": "add", "parameters": {"amount": 3}}'
 LIST_JSON = '{"name": "list_all", "parameters": {}}'
@@ -186,6 +188,16 @@ A_NOTE = ToolCall(name="note", arguments={"text": "5", "count": 5, "all": [5]})
 )  # fmt: skip
 def test_calls_of_each_format(call_format: CallFormat, text: str, calls: list[ToolCall | None]) -> None:
     assert call_format.calls(text, [NOTE]) == calls
+
+
+@pytest.mark.parametrize("call_format", ALL, ids=lambda item: item.name)
+def test_what_a_call_is_names_what_a_call_of_the_format_has(call_format: CallFormat) -> None:
+    found = LITERAL.findall(call_format.shape)
+    assert found and all(literal in call_format.text([ADD]) for literal in found)
+    assert (call_format.shape == SHAPE) == (call_format is HERMES)
+    assert call_format.reword(f"No: {SHAPE}.") == f"No: {call_format.shape}."
+    in_json = json.loads(call_format.reword(json.dumps({"no": SHAPE, "other": "text"})))
+    assert in_json == {"no": call_format.shape, "other": "text"}
 
 
 def test_harmonys_answer_is_what_it_says_to_the_user() -> None:

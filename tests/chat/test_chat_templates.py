@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,11 @@ from tasks.models.folders import load_tokenizer
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.stages.warm_start.rows import demonstration_row
+from tasks.tools.base import Environment
 from tests import tiny
 from tests.chat import templates
 from tests.chat.templates import tokenizer
+from tests.rollouts.test_requests import PROBLEM, Notebook
 
 pytestmark = pytest.mark.slow
 
@@ -193,12 +196,12 @@ def test_a_template_that_cannot_be_appended_to_is_refused_in_one_line(name: str)
 # ---- episodes
 
 
-def play(chat: ChatFormat, problem: Problem, texts: list[str]) -> Trajectory:
+def play(chat: ChatFormat, problem: Problem, texts: list[str], environment: Environment | None = None) -> Trajectory:
     engine = ScriptedEngine([[chat.encode(text) for text in texts]], end_of_turn=chat.end_of_turn)
     limits = {"max_turns": 20, "max_tokens_per_turn": 4000, "max_tokens_per_episode": 60_000}
     collector = Collector(
         EngineEpisodes(engine, chat, tiny.ROOMY.model_copy(update=limits)),
-        TravelDesk(),
+        environment or TravelDesk(),
         max_concurrent_episodes=1,
         seed=0,
         stage="test",
@@ -218,6 +221,22 @@ def test_an_episode_recovers_from_a_malformed_call_and_succeeds_in_every_format(
     assert [len(item.calls) for item in played.turns] == [1, len(turn.calls), 0]
     assert played.turns[0].calls == [{"malformed": True}] and played.num_invalid_calls == 1
     assert played.turns[1].calls == [{"name": call.name, "arguments": call.arguments} for call in turn.calls]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_malformed_call_is_answered_with_what_a_call_of_the_models_own_format_is(name: str) -> None:
+    """Whole: no control token of its template is in the words."""
+    chat = chat_of(FAMILIES[name][0])
+    form = chat.call_format
+    played = play(chat, PROBLEM, [form.text([CALL]).partition("Paris")[0], *["Done."] * 3], Notebook())
+    (reply,) = played.turns[0].replies
+    assert json.loads(reply) == {"error": {"type": "invalid_arguments", "message": form.shape}}
+    assert chat.as_data(reply) == reply
+    if form.name == "hermes":
+        assert reply == (
+            '{"error": {"type": "invalid_arguments", '
+            '"message": "a call is one JSON object with \\"name\\" and \\"arguments\\""}}'
+        )
 
 
 @pytest.mark.slow

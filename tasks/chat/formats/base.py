@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tasks.chat.formats.bare_values import type_arguments
+from tasks.core.json_text import json_line
 from tasks.core.records import ToolCall
-from tasks.core.tool_calls import parse_calls
+from tasks.core.tool_calls import SHAPE, parse_calls
 
 Calls = list[ToolCall | None]
 Tools = Sequence[dict[str, Any]]  # as schemas in prompts
@@ -28,11 +29,13 @@ class CallFormat:
     `has_bare_values`: what is read is text, and only the tool's schema says of which type. `described_as`: what the
     prompt of a template contains that explains this format. `escapes`: letters beyond ASCII are written as codes.
     `marks`: what the first call of a message may begin with; empty where a message with calls says nothing beside them.
+    `shape` tells a model what a call is; it names no control token, which would be broken up in a reply.
     """
 
     name: str
     read: Callable[[str], Calls]
     write: Callable[[Sequence[ToolCall]], str]
+    shape: str
     closing: Callable[[str], str] = str
     answer: Callable[[str], str] = str
     has_bare_values: bool = False
@@ -61,12 +64,20 @@ class CallFormat:
         calls = [call for call in parse_calls(stored) if call is not None]
         return self.text(calls) if calls else self.closing(stored)
 
+    def reword(self, reply: str) -> str:
+        """A tool's reply to a malformed call, which says what a call of Hermes is, to a model of this format."""
+        return reply.replace(_in_json(SHAPE), _in_json(self.shape)).replace(SHAPE, self.shape)
+
     def escaping(self) -> CallFormat:
         return replace(self, escapes=True)
 
 
 def _escape(letter: str) -> str:
     return letter if letter.isascii() else json.dumps(letter)[1:-1]
+
+
+def _in_json(text: str) -> str:
+    return json_line(text)[1:-1]
 
 
 def next_json(text: str, position: int, gap: re.Pattern[str]) -> tuple[Any, int] | None:

@@ -58,5 +58,8 @@ def _write_call(call: ToolCall, gap: str) -> str:
     return f"{OPEN}{call.name}{gap}{pairs}{CLOSE}"
 
 
-GLM_XML = CallFormat("glm xml", _read, partial(_write, gap="\n"), has_bare_values=True, marks=(OPEN,))
-GLM_XML_ONE_LINE = CallFormat("glm xml, one line", _read, partial(_write, gap=""), has_bare_values=True, marks=(OPEN,))
+SHAPE = "a call is the tool's name, and for each argument its key in tags arg_key and its value in tags arg_value"
+GLM_XML = CallFormat("glm xml", _read, partial(_write, gap="\n"), SHAPE, has_bare_values=True, marks=(OPEN,))
+GLM_XML_ONE_LINE = CallFormat(
+    "glm xml, one line", _read, partial(_write, gap=""), SHAPE, has_bare_values=True, marks=(OPEN,)
+)

@@ -69,4 +69,5 @@ def _answer(text: str) -> str:
     return bodies[-1] if bodies else ""
 
 
-HARMONY = CallFormat("harmony", _read, _write, _close, _answer)
+SHAPE = f"a call is a message to {NAMESPACE}NAME with one JSON object of its arguments"
+HARMONY = CallFormat("harmony", _read, _write, SHAPE, _close, _answer)

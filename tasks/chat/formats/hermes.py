@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tasks.chat.formats.base import CallFormat
 from tasks.chat.formats.tags import escape_tags
 from tasks.core.records import ToolCall
-from tasks.core.tool_calls import CLOSE, OPEN, call_text, parse_calls
+from tasks.core.tool_calls import CLOSE, OPEN, SHAPE, call_text, parse_calls
 
 
 def _write(calls: Sequence[ToolCall]) -> str:
@@ -19,4 +19,4 @@ def _write_call(call: ToolCall) -> str:
     return f"{OPEN}{escape_tags(body, OPEN, CLOSE)}{CLOSE}"
 
 
-HERMES = CallFormat("hermes", parse_calls, _write, described_as=OPEN, marks=(OPEN,))
+HERMES = CallFormat("hermes", parse_calls, _write, SHAPE, described_as=OPEN, marks=(OPEN,))

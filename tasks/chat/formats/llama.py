@@ -56,4 +56,4 @@ def _write(calls: Sequence[ToolCall]) -> str:
     return "; ".join(json_line({"name": call.name, "parameters": call.arguments}) for call in calls)
 
 
-LLAMA = CallFormat("llama", _read, _write)
+LLAMA = CallFormat("llama", _read, _write, 'a call is one JSON object with "name" and "parameters"')

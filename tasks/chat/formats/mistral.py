@@ -59,5 +59,17 @@ def _escape(body: str) -> str:
     return escape_tags(body, MARK, CALL_ID, ARGUMENTS)
 
 
-MISTRAL = CallFormat("mistral", _read, _write_named, marks=(MARK,))
-MISTRAL_LIST = CallFormat("mistral list", _read, _write_list, marks=(MARK,))
+MISTRAL = CallFormat(
+    "mistral",
+    _read,
+    _write_named,
+    "a call is the tool's name after TOOL_CALLS, and one JSON object of its arguments after ARGS",
+    marks=(MARK,),
+)
+MISTRAL_LIST = CallFormat(
+    "mistral list",
+    _read,
+    _write_list,
+    'calls are one JSON list of objects with "name" and "arguments" after TOOL_CALLS',
+    marks=(MARK,),
+)

@@ -184,7 +184,8 @@ def _as_json(value: Any) -> str:
     return json_line(value).replace("<|", r"\u003c|")
 
 
-PYTHONIC = CallFormat("pythonic", _read, partial(_write, write_value=_as_python), described_as="[func_name1(")
+SHAPE = "calls are one list of Python, such as [name(key='text', other=5)]"
+PYTHONIC = CallFormat("pythonic", _read, partial(_write, write_value=_as_python), SHAPE, described_as="[func_name1(")
 LFM_PYTHONIC = CallFormat(
-    "pythonic in tags", _read, partial(_write, write_value=_as_lfm, opening=OPENINGS[0], closing=CLOSINGS[0])
+    "pythonic in tags", _read, partial(_write, write_value=_as_lfm, opening=OPENINGS[0], closing=CLOSINGS[0]), SHAPE
 )

@@ -88,14 +88,21 @@ def _write_value(value: Any, write_word: Callable[[Any], str]) -> str:
     return bare_text(value, OPEN, CLOSE, END_PARAMETER)
 
 
+SHAPE = f"a call is {FUNCTION}NAME>, a <parameter=KEY>, value and {END_PARAMETER} for each argument, and {END_FUNCTION}"
 QWEN_XML = CallFormat(
     "qwen xml",
     _read,
     partial(_write, write_word=json_line),
+    SHAPE,
     has_bare_values=True,
     marks=(OPEN, FUNCTION),
     described_as="<function=example_function_name>",
 )
 QWEN_XML_PYTHON = CallFormat(
-    "qwen xml, python's words", _read, partial(_write, write_word=str), has_bare_values=True, marks=(OPEN, FUNCTION)
+    "qwen xml, python's words",
+    _read,
+    partial(_write, write_word=str),
+    SHAPE,
+    has_bare_values=True,
+    marks=(OPEN, FUNCTION),
 )

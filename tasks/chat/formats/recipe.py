@@ -56,4 +56,5 @@ def instructions(tools: Sequence[dict[str, Any]]) -> str:
     )
 
 
-RECIPE = CallFormat("recipe", _read, _write, _close, _answer, marks=(OPEN,))
+SHAPE = f'calls are one JSON list of objects with "name" and "arguments" between {OPEN} and {CLOSE}'
+RECIPE = CallFormat("recipe", _read, _write, SHAPE, _close, _answer, marks=(OPEN,))
