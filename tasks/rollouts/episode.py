@@ -3,7 +3,7 @@
 It never waits (`conversation.py`), so any number of episodes interleave. A closing message answers the current request;
 after the last request the episode ends. It also ends at a limit (turns: an ordinary failure; tokens: overlong) or with
 a fault of the environment. A turn cut at its own token limit, or that ends within its thought, does not end it: it is
-answered as a malformed call.
+answered as a malformed call, or where the problem has no tools taken as what the agent says.
 
 An episode may begin with messages that are given, such as the start of an earlier one. The environment answers them
 afresh, so its state is right, and no loss sees them.
@@ -160,7 +160,7 @@ class EpisodeRun(Conversation):
         if turn.stop_reason == self._token_budget:
             yield from self._end(None, "overlong", self._token_budget)
             return
-        if is_cut:
+        if is_cut and self.tools:
             calls = calls or [None]
         if calls:
             yield from self._answer(turn, calls)

@@ -135,6 +135,21 @@ def test_where_a_problem_has_no_tools_a_text_in_the_form_of_a_call_is_the_answer
         assert played.details["messages"] == [text, "Two.", "Three."]
 
 
+def test_where_a_problem_has_no_tools_a_cut_message_is_what_the_agent_says(chat: ChatFormat) -> None:
+    """Its three messages are cut at 5 tokens each; with tools each is answered as a malformed call."""
+    long = "Good morning. " * 5
+    said = chat.decode(chat.encode(long)[:5])
+    without = PROBLEM.model_copy(update={"level": 2})
+    played = play(chat, [long] * 3, without, max_tokens_per_turn=5)
+    assert (played.outcome, played.num_calls, played.details["messages"]) == ("failure", 0, [said] * 3)
+    assert [(turn.stop_reason, turn.replies) for turn in played.turns] == [("max_tokens_per_turn", [])] * 3
+    assert [turn.follow_up for turn in played.turns] == ["Then.", "Last.", None]
+    (sequence,) = played.sequences
+    assert sum(sequence.sampled_mask) == 15 and sequence.token_ids.count(chat.end_of_turn) == 2 + 3  # 3 requests
+    with_tools = play(chat, [long] * 3, max_tokens_per_turn=5, max_turns=3)
+    assert (with_tools.outcome, with_tools.num_calls, with_tools.num_invalid_calls) == ("max_turns", 3, 3)
+
+
 def test_errors_of_calls_are_on_the_record(chat: ChatFormat) -> None:
     unknown = call_text(ToolCall(name="burn", arguments={}))
     wrong = call_text(ToolCall(name="note", arguments={"text": 3}))

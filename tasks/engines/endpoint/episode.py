@@ -102,7 +102,7 @@ class MessageEpisode(Conversation):
     """One episode under way; `resume` runs it until it waits for a tool or the model, or ends.
 
     Only `max_turns` applies: the other limits count tokens of another tokenizer. A reply cut at the endpoint's own
-    limit is answered as a malformed call; a conversation that exceeds the context is overlong.
+    limit is answered as a malformed call if the problem has tools; a conversation that exceeds the context is overlong.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class MessageEpisode(Conversation):
         reply = replace(reply, calls=reply.calls[: self.max_calls + 1])  # each call sent back needs a reply
         message = reply.text if reply.thought_is_apart else after_thought(reply.text)
         calls = [call.read() for call in reply.calls] or (parse_calls(message) if self.tools else [])
-        if reply.was_cut:
+        if reply.was_cut and self.tools:
             calls = calls or [None]
         turn = Turn(
             _written(message, reply.calls), stop_reason="max_tokens_per_turn" if reply.was_cut else "end_of_turn"

@@ -153,6 +153,17 @@ def test_arguments_that_are_no_json_object_are_a_malformed_call(
     json.dumps(trajectory.to_row(), ensure_ascii=False).encode()
 
 
+@pytest.mark.parametrize(("level", "answered"), [(1, 1), (2, 0)])  # problems of level 2 have no tools
+def test_a_cut_reply_is_a_malformed_call_only_where_there_are_tools(
+    served: tuple[ChatEndpoint, str], level: int, answered: int
+) -> None:
+    endpoint, url = served
+    endpoint.misbehave = lambda number: (200, completion("Good mor", was_cut=True)) if number == 0 else None
+    (trajectory,) = played(url, ONE.model_copy(update={"level": level}))
+    assert (trajectory.turns[0].stop_reason, len(trajectory.turns[0].replies)) == ("max_tokens_per_turn", answered)
+    assert (trajectory.details["messages"] == ["Good mor"]) == (level == 2)
+
+
 def test_calls_without_an_id_or_with_one_twice_are_told_apart(served: tuple[ChatEndpoint, str]) -> None:
     endpoint, url = served
     function = {"name": "note", "arguments": {"text": "a"}}  # an object where text was due is understood
