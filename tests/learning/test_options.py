@@ -53,6 +53,12 @@ def message(**changed: Any) -> str:
             "Set train.steps_per_batch to at most 2",
         ),
         (
+            {"reference_interval": None, "reference_mix": 0.5},
+            "reference_mix is 0.5 with reference_interval null",
+            "the reference never moves",
+            "Set train.reference_mix to 1",
+        ),
+        (
             {"lora": LORA, "reference_interval": 10, "reference_mix": 0.5},
             "reference_mix is 0.5 with train.lora",
             "no adapter of their rank",

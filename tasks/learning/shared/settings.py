@@ -224,9 +224,8 @@ class GRPOSettings(OptimizerSettings):
              f"max_replacement_rounds is {self.max_replacement_rounds} with zero_variance_groups: keep, so groups "
              "without signal would be both replaced and trained on. Set train.zero_variance_groups "
              "to drop, or train.max_replacement_rounds to 0"),
-            (self.group_size < 2, f"group_size is {self.group_size} with advantage: {self.advantage}, but one "
-             "trajectory alone has nothing to compare with: its std is undefined and its advantage 0. "
-             "Set train.group_size to 2 or more, such as 8"),
+            (self.group_size < 2, f"group_size is {self.group_size} with advantage: {self.advantage}, but one has "
+             "nothing to compare with: its std is undefined, its advantage 0. Set train.group_size to 2 or more, as 8"),
             (self.steps_per_batch > self.problems_per_iteration, f"steps_per_batch is {self.steps_per_batch} with "
              f"problems_per_iteration {self.problems_per_iteration}, but an optimizer step takes whole groups, one per "
              "problem, so some steps would have none. Set train.steps_per_batch to at most "
@@ -234,7 +233,9 @@ class GRPOSettings(OptimizerSettings):
             (self.kl_weight == 0 and self.reference_interval is not None,
              f"reference_interval is {self.reference_interval} with kl_weight 0, but then no reference model is "
              "loaded, so it would have no effect. Set train.reference_interval to null, or train.kl_weight above 0"),
-            (self.lora is not None and self.reference_interval is not None and self.reference_mix < 1,
+            (self.reference_interval is None and self.reference_mix < 1, f"reference_mix is {self.reference_mix:g} "
+             "with reference_interval null, so the reference never moves. Set train.reference_mix to 1 or an interval"),
+            (self.lora is not None and self.reference_mix < 1,
              f"reference_mix is {self.reference_mix:g} with train.lora, but a mix of two adapters is no adapter of "
              "their rank. Set train.reference_mix to 1, or train.lora to null"),
             (self.aggregation == "constant" and self.constant_length is None,
