@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
@@ -155,9 +156,31 @@ def test_episodes_that_share_a_session_get_the_answers_that_each_gets_alone(mcp_
             assert end_both(one, how, another, later) == (alone[how], alone[later])
 
 
-@pytest.mark.parametrize(
-    ("how", "why"), [("404", "answered HTTP 404"), ("endless", "more than 8 MB"), ("breaks off", "RemoteProtocolError")]
-)
+def test_a_session_that_the_server_forgot_still_answers_the_calls_under_way(mcp_world: Make) -> None:
+    """The next calls are made in a new one, and the old one ends with its last answer."""
+    with sharing(mcp_world) as (one, another):
+        sessions = one.environment.sessions.open_sessions
+        (before,) = sessions
+        held = another.call("act", {"how": "held fine"})
+        assert isinstance(held, Future)
+        try:
+            assert raw_http.HELD.wait(PATIENCE)
+            assert "the server answered HTTP 404" in end_of(one.call("act", {"how": "404"}))
+            assert end_of(one.call("act", {"how": "fine"})) == "fine"
+            assert not held.done() and len(sessions) == 2
+        finally:
+            raw_http.RELEASED.set()
+        assert end_of(held) == "fine"
+        raw_http.HELD.clear()
+        raw_http.RELEASED.clear()
+        assert end_of(another.call("act", {"how": "fine"})) == "fine"
+        until = time.monotonic() + PATIENCE
+        while before in sessions and time.monotonic() < until:
+            time.sleep(0.01)
+        assert len(sessions) == 1 and before not in sessions
+
+
+@pytest.mark.parametrize(("how", "why"), [("endless", "more than 8 MB"), ("breaks off", "RemoteProtocolError")])
 def test_an_answer_that_ends_a_session_is_told_to_all_who_share_it(mcp_world: Make, how: str, why: str) -> None:
     with sharing(mcp_world) as (one, another):
         for end in end_both(one, how, another, "fine"):

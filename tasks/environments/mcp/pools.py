@@ -160,6 +160,7 @@ class SharedSessions(Sessions):
         self._locks = [asyncio.Lock() for _ in self.places]
         self._num_episodes = [0] * settings.max_servers
         self._place_of: WeakKeyDictionary[Session, int] = WeakKeyDictionary()
+        self._ending: set[asyncio.Task[None]] = set()
 
     async def take(self, prepare: Prepare) -> Session:
         place = self._num_episodes.index(min(self._num_episodes))
@@ -185,11 +186,24 @@ class SharedSessions(Sessions):
                 hangs = session.has_timed_out and fault.type == "timeout"
                 if session.is_alive and not hangs:  # others may be using it
                     raise
-            await self.end(session)
+            await self._retire(session)
         self.places[place] = None
         session = await self.open()
         self._put(session, place)
         return session
+
+    async def _retire(self, session: Session) -> None:
+        """End it; one that others still wait for ends after its last answer, beside the one that takes its place."""
+        if not session.is_awaited:
+            await self.end(session)
+            return
+        ending = asyncio.create_task(self._end_once_over(session))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    async def _end_once_over(self, session: Session) -> None:
+        await session.wait_until_over()
+        await self.end(session)
 
     def _keep(self, session: Session) -> None:
         self._put(session, 0)

@@ -31,7 +31,7 @@ from tasks.tools.base import EnvironmentFault, FaultType
 from tasks.tools.layer import ToolError, as_json
 
 if TYPE_CHECKING:
-    from mcp import ClientSession
+    from mcp import ClientSession, types
     from mcp.shared.exceptions import MCPError
 
 CLOSE_SECONDS = 8.0  # until a session has ended, whatever its server does
@@ -41,7 +41,7 @@ MAX_SAID = 300  # characters of a server's log in a fault
 MAX_LOG_LINES = 3
 ERROR = re.compile(r"[\w.]{0,60}(?:Error|Exception)\b")
 FAULT_OF_STATUS: dict[int, FaultType] = {408: "timeout", 429: "rate_limited", 504: "timeout"}
-NOT_FOUND = 404  # the server no longer knows the session
+NOT_FOUND = 404  # the server no longer knows the session; what it was asked before, it may still answer
 
 
 class Session:
@@ -62,7 +62,8 @@ class Session:
         self.began = time.monotonic()
         self.start_seconds: float | None = None
         self.has_timed_out = False
-        self._num_unanswered = 0
+        self._num_unanswered = self._num_under_way = 0
+        self._is_forgotten = False
         self._listing: Listing | None = None
         self._tools_may_have_changed = False
         self._client: ClientSession | None = None
@@ -74,7 +75,16 @@ class Session:
 
     @property
     def is_alive(self) -> bool:
+        return self._is_connected and not self._is_forgotten
+
+    @property
+    def _is_connected(self) -> bool:
         return self._client is not None and self.connector.is_alive and not self._stop.is_set()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a server that forgot the session still owes answers to others."""
+        return self._is_forgotten and self._num_under_way > 0
 
     @property
     def is_clean(self) -> bool:
@@ -110,14 +120,14 @@ class Session:
         self._num_unanswered += 1
         try:
             async with asyncio.timeout(timeout_seconds):
-                result = await self._client.call_tool(name, payload)
+                result = await self._ask(self._client, name, payload)
         except TimeoutError:
             self.has_timed_out = True
             raise EnvironmentFault(f"no answer in {timeout_seconds:g} s", tool=name, type="timeout") from None
         except MCPError as error:
             raise await self._after(error, name) from None
         except Exception as error:  # not a valid result
-            if not self.is_alive:
+            if not self._is_connected:
                 raise await self._lost(name) from None
             raise self._fault(name, f"breaks the protocol: {error}") from None
         self._num_unanswered -= 1
@@ -147,6 +157,18 @@ class Session:
         except Exception as error:
             raise self._fault("server", _in_words(error)) from None
         self.check(self._listing)
+
+    async def _ask(self, client: ClientSession, name: str, payload: dict[str, Any]) -> types.CallToolResult:
+        self._num_under_way += 1
+        try:
+            return await client.call_tool(name, payload)
+        finally:
+            self._num_under_way -= 1
+            if self._is_forgotten and not self._num_under_way:
+                self._stop.set()
+
+    async def wait_until_over(self) -> None:
+        await asyncio.wait({self._owner})
 
     async def close(self) -> None:
         self._stop.set()
@@ -204,7 +226,8 @@ class Session:
         from mcp.types import CONNECTION_CLOSED
 
         status = self.connector.status
-        if error.code == CONNECTION_CLOSED or status == NOT_FOUND or not self.is_alive:
+        self._is_forgotten = self._is_forgotten or status == NOT_FOUND
+        if error.code == CONNECTION_CLOSED or status == NOT_FOUND or not self._is_connected:
             return await self._lost(tool, error.message)
         if tool != "server" and is_of_the_call(error.code, error.message, status):
             return await self._refusal(error)
@@ -222,6 +245,8 @@ class Session:
     async def _lost(self, tool: str, message: str = "") -> EnvironmentFault:
         """The fault of a lost connection; waits briefly for the reason, which others who share it are told too."""
         self._error = self._error or self.connector.account()
+        if self.is_awaited:
+            return self._fault(tool, self._account())
         self._stop.set()
         await asyncio.wait({self._owner}, timeout=ACCOUNT_SECONDS)
         return self._fault(tool, self._account() or f"closed the connection: {message}")
@@ -241,7 +266,7 @@ def _client_class() -> type[ClientSession]:
     Python, with a schema and a value from the server: a backtracking pattern or a doubling `allOf` would block the
     process for ever. The model never reads that schema.
     """
-    from mcp import ClientSession, types
+    from mcp import ClientSession
 
     class Client(ClientSession):
         async def validate_tool_result(self, name: str, result: types.CallToolResult) -> None:
