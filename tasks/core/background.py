@@ -43,12 +43,12 @@ class Workers:
         waiting = asyncio.wrap_future(done)
         waiting.add_done_callback(lambda _: None if waiting.cancelled() else waiting.exception())
         threading.Thread(target=_fill, args=(done, function), name="tool", daemon=True).start()
+        waiting.add_done_callback(lambda _: self._free.release())  # also where the caller has left
         finished, _ = await asyncio.wait({waiting}, timeout=timeout_seconds)
         if finished:
-            self._free.release()
             return waiting.result()
         self.num_lost += 1
-        waiting.add_done_callback(self._give_back)
+        waiting.add_done_callback(self._find)
         raise TimeoutError
 
     async def _take(self) -> None:
@@ -61,9 +61,8 @@ class Workers:
             except TimeoutError:
                 continue
 
-    def _give_back(self, _: Any) -> None:
+    def _find(self, _: Any) -> None:
         self.num_lost -= 1
-        self._free.release()
 
 
 def _fill(done: Future[Result], function: Callable[[], Result]) -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -416,6 +417,20 @@ def test_blocking_tools_share_a_bounded_number_of_workers():
     second.release.set()
     third.release.set()
     assert [block_until(answer).text for answer in answers] == ["tool"] * 3
+
+
+def test_a_call_that_nobody_waits_for_any_more_gives_its_worker_back():
+    world = Bench(QUICK.model_copy(update={"max_workers": 1}))
+    first, second = held(world), held(world)
+    left = first.call("hold", {})
+    assert isinstance(left, Future) and first.is_held.wait(120)
+    assert left.cancel()
+    answer = second.call("hold", {})
+    assert not second.is_held.wait(0.05)
+    first.release.set()
+    assert second.is_held.wait(120)
+    second.release.set()
+    assert block_until(answer).text == "tool"
 
 
 @pytest.mark.slow

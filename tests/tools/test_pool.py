@@ -17,7 +17,7 @@ from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.tools.base import Environment, EnvironmentFault, ToolReply, Verdict, block_until
-from tasks.tools.pool.environment import PooledEnvironment
+from tasks.tools.pool.environment import PooledEnvironment, PooledEpisode
 from tasks.tools.pool.messages import LENGTH_BYTES, MAX_BYTES, BadFrame, Frames, answer_row, frame, read_answer
 from tasks.tools.replay import Script, play
 from tests import tiny
@@ -91,6 +91,20 @@ def test_an_episode_stays_in_its_worker_and_its_state_is_its_own(world: PooledEn
     assert len(pids) == 2
     for word, said in (("a", '["a"]'), ("b", '["a", "b"]')):
         assert {block_until(episode.call("note", {"word": word})).text for episode in episodes} == {said}
+
+
+def test_who_no_longer_waits_for_an_answer_ends_no_worker(world: PooledEnvironment, tmp_path: Path):
+    """The next question is answered; and where the worker dies, all who still wait are told."""
+    episode = world.start(problem(tmp_path), stream="p")
+    assert isinstance(episode, PooledEpisode)
+    for name in ("wait", "pid"):
+        episode.call(name, {}).cancel()
+    assert episode.call("note", {"word": "on"}).result(timeout=60).text == '["on"]'
+    assert not world.ended
+    episode.call("wait", {}).cancel()
+    for asked in [episode.call("die", {}), episode.call("pid", {})]:
+        with pytest.raises(EnvironmentFault, match="ended with status 9"):
+            asked.result(timeout=60)
 
 
 def test_beyond_the_limit_of_restarts_the_run_ends_with_the_cause_and_close_leaves_no_process(tmp_path: Path):

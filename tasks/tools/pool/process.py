@@ -77,6 +77,7 @@ class WorkerProcess(asyncio.Protocol):
         """ValueError if the question is no JSON or too long."""
         self.num_asked += 1
         number, asked = self.num_asked, Question(question.get("do", "open"))
+        asked.answer.set_running_or_notify_cancel()  # a cancelled one takes no answer, which would end the reading
         message = frame({"id": number, **question})
         background.event_loop().call_soon_threadsafe(self._send, number, asked, message)
         return asked.answer
