@@ -39,6 +39,7 @@ from tasks.core.aside import name_aside
 from tasks.core.databases import fault_of_database
 from tasks.core.files import atomic_file
 from tasks.core.settings import load, load_paths, read_params
+from tasks.core.text import counted
 from tasks.pipeline.run_lock import only_run
 from tasks.tracking.aliases import ADOPT
 from tasks.tracking.connection import TABLES
@@ -101,7 +102,7 @@ def backup(file: Path) -> Iterator[str]:
                 raise journal_is_another(places.mlflow, unreadable[0])
             size = partial.stat().st_size
         elsewhere = _find_files_elsewhere(copies[MLFLOW], places.files)
-    yield f"{file}: {len(hashes)} files, {size / 1e6:.1f} MB, each read again and found equal to its hash"
+    yield f"{file}: {counted(len(hashes), 'file')}, {size / 1e6:.1f} MB, each read again and found equal to its hash"
     for name, location in elsewhere:
         yield f"not in it: the files of MLflow's experiment {name!r}, under {location}; back these up too"
 
@@ -232,8 +233,8 @@ def _refuse_loss(present: Path, staged: Path, manifest: Mapping[str, Any], file:
     if lost:
         which = "a newer state of the same registry" if here & there else "another registry"
         raise ValueError(
-            f"{present} is {which}: {len(lost)} runs, versions, aliases or entries of journals in it are not in "
-            f"{file}. Nothing was changed. To replace it all the same, `--force`; it is moved aside then."
+            f"{present} is {which}: {len(lost)} of the runs, versions, aliases and entries of journals in it are not "
+            f"in {file}. Nothing was changed. To replace it all the same, `--force`; it is moved aside then."
         )
 
 

@@ -15,7 +15,7 @@ from tasks.commands.outputs import refuse_to_replace
 from tasks.commands.policies import Source, find_policy
 from tasks.core.records import Trajectory
 from tasks.core.settings import Settings, load, load_paths, read_params
-from tasks.core.text import printable
+from tasks.core.text import counted, printable
 from tasks.measurement.points import level_text
 from tasks.rewards.stored import read_trajectories
 from tasks.stages.evaluate.reflexion import FILES
@@ -237,7 +237,7 @@ def _with_word(row: Mapping[str, Any], confidence: float) -> dict[str, Any]:
 def _left_out(first: list[Trajectory], second: list[Trajectory], shared: set[str], labels: Sequence[str]) -> list[str]:
     counts = [len(_problems(side) - shared) for side in (first, second)]
     return [
-        f"{count:,} problems that only {label} played are left out."
+        f"Left out: {counted(count, 'problem')} that only {label} played."
         for count, label in zip(counts, labels, strict=True)
         if count
     ]

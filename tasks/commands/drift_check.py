@@ -17,6 +17,7 @@ from tasks.commands.select_play import play_select
 from tasks.core.files import read_json, require, write_json, write_jsonl
 from tasks.core.settings import Paths, load, load_paths, read_params
 from tasks.core.splits import read_split
+from tasks.core.text import counted
 from tasks.drift.pin import PIN_FILE, find_drift
 from tasks.pipeline.champion_check import check_error, choose_problems, confidence_of, has_fallen, most_change
 from tasks.pipeline.order import check_params, prepare_process
@@ -185,8 +186,8 @@ def describe(row: dict[str, Any]) -> str:
     verdict = f"fell by at least {-100 * row['most_change']:.1f} points" if row["fell"] else "shows no fall"
     new = row["not_compared"]
     return (
-        f"{environment}; version {champion} {verdict}: {_range(row)} on {row['num_problems']} problems of select, "
-        f"promoted with {_range(row['promoted'])}"
+        f"{environment}; version {champion} {verdict}: {_range(row)} on {counted(row['num_problems'], 'problem')} of "
+        f"select, promoted with {_range(row['promoted'])}"
         + (f"; new since then and not compared: {listed(new)}" if new else "")
     )
 

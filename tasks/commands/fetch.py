@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 from tasks.core.files import files_of
+from tasks.core.text import counted
 from tasks.core.urls import is_url
 from tasks.storage.inputs import copy_argument
 from tasks.tracking.aliases import refuse_edited_tags
@@ -46,7 +47,7 @@ def _fetch_from_s3(url: str, folder: Path) -> str:
     else:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(copy, folder)
-    return f"{url}: {len(files_of(folder)):,} files: {folder}"
+    return f"{url}: {counted(len(files_of(folder)), 'file')}: {folder}"
 
 
 def _refuse_what_is_there(folder: Path) -> None:

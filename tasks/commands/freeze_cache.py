@@ -10,6 +10,7 @@ from pathlib import Path
 from tasks.commands.outputs import first_json, refuse_to_replace
 from tasks.core.files import file_hash
 from tasks.core.settings import Settings, load, read_params
+from tasks.core.text import counted
 from tasks.core.urls import is_url
 from tasks.environments.settings import EnvironmentSettings
 from tasks.tools.cache.store import KEY, Entry, ToolStore, read_frozen, write_frozen
@@ -41,7 +42,7 @@ def freeze(path: Path | None) -> list[str]:
         for kind, title in (("reply", "replies"), ("verdict", "verdicts"), ("environment", "environments"))
     ]
     return [
-        f"{path}: {len(entries):,} entries ({', '.join(counts)})",
+        f"{path}: {counted(len(entries), 'entry', 'entries')} ({', '.join(counts)})",
         f"  dvc add {path}  versions it",
         f"  environment.cache.frozen: s3://BUCKET/{path.name}#sha256={file_hash(path)}  names it once you put it on S3",
         f"  environment.cache.mode: strict and environment.cache.frozen: {path}  replay it with the tools switched off",

@@ -16,6 +16,7 @@ from tasks.commands.outputs import first_json, refuse_to_replace
 from tasks.core import background
 from tasks.core.files import file_hash, write_json
 from tasks.core.settings import Settings, load, read_params
+from tasks.core.text import counted
 from tasks.environments.settings import EnvironmentSettings
 from tasks.measurement.points import level_text
 from tasks.tools.base import EnvironmentFault
@@ -54,7 +55,7 @@ def judge_check() -> bool:
     measured = measure(labelled, judgements, confidence=wanted.confidence)
     write_json(evidence, Evidence(judge=judge, labels=hash_of_labels, measured=measured).model_dump())
     console, too_low = SafeConsole(), shortfalls(wanted, measured)
-    console.print(f"{settings.model} on {len(labelled)} episodes of {labels}", style="bold", soft_wrap=True)
+    console.print(f"{settings.model} on {counted(len(labelled), 'episode')} of {labels}", style="bold", soft_wrap=True)
     for part in printout(wanted, labelled, judgements, measured):
         console.print(part, soft_wrap=True)
     for line in too_low:

@@ -17,6 +17,7 @@ from typing import Any
 from tasks.core.files import write_jsonl
 from tasks.core.records import EQUAL_REWARDS, Score, Trajectory
 from tasks.core.settings import Paths, load, load_paths, read_params
+from tasks.core.text import counted
 from tasks.rewards.stored import Rescorer, read_trajectories
 from tasks.stages.train.settings import TrainSections
 
@@ -63,7 +64,7 @@ def rescore(file: Path, out: Path | None) -> list[str]:
     _refuse_to_overwrite(file, out)
     changes = Changes()
     write_jsonl(out, _rescored_rows(file, Rescorer(paths, settings.reward), changes, paths))
-    return [*table(changes), "", f"{out}: {len(changes.new):,} trajectories with their scores"]
+    return [*table(changes), "", f"{out}: {counted(len(changes.new), 'trajectory', 'trajectories')} with their scores"]
 
 
 def _refuse_to_overwrite(file: Path, out: Path) -> None:
@@ -118,13 +119,13 @@ def table(changes: Changes) -> list[str]:
     return [
         *lines,
         "",
-        f"{num_swapped:,} of {len(pairs):,} pairs of a group changed their order, and {num_split:,} "
+        f"{num_swapped:,} of {counted(len(pairs), 'pair')} of a group changed their order, and {num_split:,} "
         f"that were equal differ",
         f"{num_flips:,} of {len(changes.new):,} advantages changed their sign",
-        f"{signal[0]:,} of {len(advantages):,} groups had a signal, {signal[1]:,} have one now",
-        f"{changes.num_failures_above:,} groups have a failure that earns as much as a success",
+        f"{signal[0]:,} of {counted(len(advantages), 'group')} had a signal, {signal[1]:,} have one now",
+        f"a failure earns as much as a success in {counted(changes.num_failures_above, 'group')}",
         *(
-            [f"{changes.num_unscored:,} trajectories cannot be scored and stay as they were"]
+            [f"{counted(changes.num_unscored, 'trajectory', 'trajectories')} cannot be scored: unchanged"]
             * bool(changes.num_unscored)
         ),
     ]

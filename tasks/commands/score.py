@@ -27,6 +27,7 @@ from tasks.core import json_text
 from tasks.core.records import Problem, Record, ToolCall
 from tasks.core.settings import load, read_params
 from tasks.core.terminal import tell
+from tasks.core.text import counted
 from tasks.environments.catalog import load_bare_environment
 from tasks.environments.settings import check_environment_name
 from tasks.stages.curate.settings import CurateSections
@@ -104,7 +105,8 @@ def _problem(line: Line, find: Find) -> Problem:
     if problem is None:
         raise ValueError(f"there is no problem {line.problem_id!r}")
     if len(line.turns) > len(problem.requests):
-        raise ValueError(f"{len(line.turns)} turns for a problem of {len(problem.requests)} requests")
+        turns, requests = counted(len(line.turns), "turn"), counted(len(problem.requests), "request")
+        raise ValueError(f"{turns} for a problem of {requests}")
     return problem
 
 

@@ -28,6 +28,11 @@ def first_few(items: Sequence[str], most: int = 3, *, by: str = ", ") -> str:
     return by.join(items[:most]) + more
 
 
+def counted(number: float, noun: str, plural: str = "") -> str:
+    """A number with its noun: `1 snapshot`, `1,200 snapshots`; `plural` where that is more than an s."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 def printable(text: str) -> str:
     """Escape every character that a terminal would act on; spaces stay."""
     return text if text.isprintable() else "".join(map(_shown, text))

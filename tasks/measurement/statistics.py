@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import Literal, NamedTuple, NotRequired, TypeAlias, TypedDict, get_args
 
 from tasks.core.records import Outcome, Trajectory
+from tasks.core.text import counted
 from tasks.measurement.intervals import (
     check_confidence,
     clustered_interval,
@@ -111,8 +112,8 @@ def summarise(trajectories: Iterable[Episode], *, confidence: float) -> Result:
     episodes = [EpisodeSummary.of(item) for item in trajectories]
     if all(item.is_lost for item in episodes):
         raise ValueError(
-            f"{len(episodes)} trajectories, all ended by an environment error, so there is no success rate. "
-            f"Look for the fault in the environment's tools, then run the stage again."
+            f"{counted(len(episodes), 'trajectory', 'trajectories')}, all ended by an environment error, so there is "
+            f"no success rate. Look for the fault in the environment's tools, then run the stage again."
         )
     categories = sorted(_by_category(episodes).items())
     return {

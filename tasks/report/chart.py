@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.core.files import number_of
 from tasks.core.settings import Paths
+from tasks.core.text import counted
 from tasks.report.chart_levels import NAMES, Level, draw_levels, levels_of, names_width
 from tasks.report.chart_panels import Panel, batch_line, draw_panel, measured_panels, panel_name_width, window_of
 from tasks.report.drawing import (
@@ -115,7 +116,7 @@ def in_words(results: StoredResults) -> str:
     levels = [f"{level.name} {percent(level.rate)} ({interval(level.result)})" for level in levels_of(results, LIGHT)]
     frontier = f" The frontier model is {short_name(results.frontier['model'])}." if results.frontier else ""
     return (
-        f"Of {num_snapshots} {'snapshot' if num_snapshots == 1 else 'snapshots'} {results.best_snapshot} was chosen, "
+        f"Of {counted(num_snapshots, 'snapshot')} {results.best_snapshot} was chosen, "
         f"with {percent(chosen['success_rate'])} on select. Success on test, with {results.interval_name}: "
         f"{', '.join(levels)}.{frontier}"
     )
@@ -125,10 +126,10 @@ def _sentence(results: StoredResults, axis: Axis) -> str:
     test = results.test["best"]
     where = "" if axis.steps is None else f" (optimizer step {axis.at(number_of(results.best_snapshot))})"
     samples = test["samples_per_problem"]
-    each = f"{samples} {'episode' if samples == 1 else 'episodes'} each"
+    each = f"{counted(samples, 'episode')} each"
     words = (
-        f"{results.best_snapshot}{where} was chosen on select, then played {test['num_problems']} test problems, "
-        f"{each}."
+        f"{results.best_snapshot}{where} was chosen on select, then played "
+        f"{counted(test['num_problems'], 'test problem')}, {each}."
     )
     if results.frontier is not None:
         words += f" Frontier: {short_name(results.frontier['model'], MAX_LABEL_CHARACTERS)}."

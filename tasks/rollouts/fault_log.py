@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tasks.core.records import Trajectory
+from tasks.core.text import counted
 from tasks.tools.base import EnvironmentFault
 from tasks.tools.settings import ToolSettings
 
@@ -22,8 +23,8 @@ def in_words(counts: Mapping[str, float]) -> str:
     parts = []
     if any(counts[name] for name in ("tool_retries", "episode_restarts", "episodes_dropped")):
         parts.append(
-            f"{counts['tool_retries']:,} calls repeated, {counts['episode_restarts']:,} episodes restarted and "
-            f"{counts['episodes_dropped']:,} dropped after faults of the environment"
+            f"{counted(counts['tool_retries'], 'call')} repeated, {counted(counts['episode_restarts'], 'episode')} "
+            f"restarted and {counts['episodes_dropped']:,} dropped after faults of the environment"
         )
     hits, misses = counts.get("tool_cache_hits", 0), counts.get("tool_cache_misses", 0)
     if hits + misses:

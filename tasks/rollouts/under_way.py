@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from tasks.core.records import Problem, TokenSequence
 from tasks.core.terminal import tell, warn
+from tasks.core.text import counted
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.conversation import EpisodeKey
 from tasks.rollouts.engine import TurnReply
@@ -49,7 +50,8 @@ def suspend(collector: Collector) -> Rows:
 def restore(collector: Collector, rows: Rows, problems: Mapping[str, Problem]) -> None:
     """Into a collector that has begun and has none; whoever closes that closes the episodes, also after an error."""
     if rows["running"]:
-        tell(f"{collector.stage}: going on with {len(rows['running'])} episodes under way, whose tools answer again")
+        under_way = counted(len(rows["running"]), "episode")
+        tell(f"{collector.stage}: going on with {under_way} under way, whose tools answer again")
     opened: dict[EpisodeRun, dict[str, Any]] = {}
     for row in rows["running"]:
         key, attempt = _read_key(row, problems), row["attempt"]

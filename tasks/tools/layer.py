@@ -125,7 +125,7 @@ class ToolLayer:
         except TimeoutError:
             raise EnvironmentFault(f"no answer in {seconds:g} s", tool=bound.tool.name, type="timeout") from None
         except background.AllWorkersLost:
-            message = f"each of the {self.settings.max_workers} workers waits for a call that never returned"
+            message = f"each worker waits for a call that never returned (max_workers: {self.settings.max_workers})"
             raise EnvironmentFault(message, tool=bound.tool.name) from None
         except (Exception, SystemExit) as error:
             return self._after_error(bound, error)

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from tasks.core.text import counted
 from tasks.tracking.connection import mlflow_errors, or_none
 from tasks.tracking.journal_files import (
     FILES,
@@ -181,7 +182,7 @@ def _lost(registry: Registry, tag: str | None) -> LostJournal:
     location = registry.settings.artifact_location
     unknown, way = "who was champion and why", "begin a new journal with the registry as it is"
     if verified:
-        unknown = f"what was decided after its first {len(verified)} entries"
+        unknown = f"what was decided after its first {counted(len(verified), 'entry', 'entries')}"
         way = "go on from these entries and the registry as it is"
     return LostJournal(
         f"{registry.model}: the journal of its promotions is gone or altered ({POINTER} = {tag}), so it is unknown "

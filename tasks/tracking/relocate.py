@@ -10,6 +10,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from tasks.core.text import counted
 from tasks.tracking.settings import SQLITE, TrackingSettings
 
 # Columns of MLflow's tables that have the path of a file or folder (3.17; tests/tracking looks for others).
@@ -46,7 +47,7 @@ def relocate(settings: TrackingSettings) -> str:
             f"them from {old}, or correct tracking.artifact_location."
         )
     count = replace_location(database, str(old), str(new))
-    return f"{database}: {count} paths under {old} are now under {new}"
+    return f"{database}: {counted(count, 'path')} moved from {old} to {new}"
 
 
 def stored_location(database: Path, experiment: str) -> str | None:

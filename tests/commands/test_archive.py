@@ -196,7 +196,7 @@ def test_files_of_other_agents_in_the_same_registry_are_named(project: Paths, tm
 def test_a_newer_registry_is_kept_unless_told_and_moved_aside_then(project: Paths):
     told(*backup(ARCHIVE))
     newer = record_run("newer")
-    with pytest.raises(ValueError, match=r"newer state.*1 runs.*--force"):
+    with pytest.raises(ValueError, match=r"newer state.*1 of the runs.*--force"):
         told(*restore(ARCHIVE, force=False))
     assert said(newer) == "newer"
     assert "replaced-1" in told(*restore(ARCHIVE, force=True))
@@ -320,7 +320,7 @@ def test_a_registry_with_a_newer_decision_alone_is_kept_unless_told(project: Pat
     told(*backup(ARCHIVE))
     told(*restore(ARCHIVE, force=False))
     write_journal("promotion", "waiting", "withdrawal")
-    with pytest.raises(ValueError, match=r"newer state.*1 runs.*entries.*--force"):
+    with pytest.raises(ValueError, match=r"newer state.*1 of the runs.*entries.*--force"):
         told(*restore(ARCHIVE, force=False))
 
 

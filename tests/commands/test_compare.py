@@ -48,8 +48,8 @@ def test_the_difference_is_of_the_problems_both_met_and_the_rest_is_counted(tmp_
     assert compared.difference["num_problems"] == 4
     assert [result["success_rate"] for result in compared.results] == [0.25, 0.75]
     assert list(compared.notes) == [
-        "1 problems that only last week played are left out.",
-        "2 problems that only this week played are left out.",
+        "Left out: 1 problem that only last week played.",
+        "Left out: 2 problems that only this week played.",
     ]
 
 

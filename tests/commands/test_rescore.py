@@ -58,8 +58,8 @@ def test_the_table_has_totals_parts_ranks_and_signs(project: Path):
     assert "step_penalty 0.0000 -0.2000" in lines
     assert "0 of 3 pairs of a group changed their order, and 1 that were equal differ" in lines
     assert "0 of 3 advantages changed their sign" in lines
-    assert "1 of 1 groups had a signal, 1 have one now" in lines
-    assert "0 groups have a failure that earns as much as a success" in lines
+    assert "1 of 1 group had a signal, 1 have one now" in lines
+    assert "a failure earns as much as a success in 0 groups" in lines
 
 
 def test_a_rescored_file_is_compared_with_the_scores_it_has(project: Path):
@@ -90,7 +90,7 @@ def test_trajectories_of_another_project_are_refused_and_lost_ones_stay_as_they_
     with pytest.raises(ValueError, match="no trajectory is an episode of the problems"):
         rescore(Path("lost.jsonl"), None)
     write_jsonl(Path("some.jsonl"), [lost.to_row(), episode(True, 1, 0).to_row()])
-    assert "1 trajectories cannot be scored and stay as they were" in rescore(Path("some.jsonl"), None)
+    assert "1 trajectory cannot be scored: unchanged" in rescore(Path("some.jsonl"), None)
     assert "score" not in json.loads(Path("artifacts/rescore/some.jsonl").read_text().splitlines()[0])
 
 

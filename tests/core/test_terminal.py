@@ -13,7 +13,7 @@ from rich.text import Text
 from tasks.core.console import SafeConsole
 from tasks.core.progress import progress_bar
 from tasks.core.terminal import tell, warn
-from tasks.core.text import printable, visible
+from tasks.core.text import counted, printable, visible
 from tests.conftest import ROOT
 
 HOSTILE = "a[/bold]b :smile: \x1b[31mred\x07\x9b2J \u202egnp.exe\u202c [link=http://x]l[/link]\r\x00"
@@ -66,3 +66,10 @@ def test_lines_bars_logs_and_tracebacks_show_it_too(capsys: pytest.CaptureFixtur
     assert done.returncode == 1
     assert f"said {SEEN}\n" in done.stderr
     assert f"RuntimeError: {SEEN}\n" in done.stderr
+
+
+def test_one_of_a_kind_is_named_in_the_singular() -> None:
+    assert [counted(number, "snapshot") for number in (0, 1, 2, 1200)] == [
+        "0 snapshots", "1 snapshot", "2 snapshots", "1,200 snapshots",
+    ]  # fmt: skip
+    assert [counted(number, "entry", "entries") for number in (1, 3)] == ["1 entry", "3 entries"]

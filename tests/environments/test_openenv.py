@@ -212,7 +212,7 @@ def test_a_server_that_hangs_is_replaced_and_one_that_ends_too_often_is_not(prob
         environment.limits = environment.limits.model_copy(update={"timeout_seconds": 60.0})
         assert play(environment, problem, 0, 1)[1].success
         fault_of(environment, problem, keypad.DIE)
-        assert "was replaced 1 times (max_restarts), and no more; the last one ended with status 3" in fault_of(
+        assert "was replaced 1 time (max_restarts), and no more; the last one ended with status 3" in fault_of(
             environment, problem, 0
         )
 

@@ -217,7 +217,7 @@ def test_our_own_faults_count_as_outcomes_and_not_as_failures():
 
 
 def test_a_policy_the_environment_never_let_finish_has_no_success_rate():
-    with pytest.raises(ValueError, match="1 trajectories, all ended by an environment error"):
+    with pytest.raises(ValueError, match="1 trajectory, all ended by an environment error"):
         summarise([trajectory(outcome="environment_error")], confidence=0.95)
 
 

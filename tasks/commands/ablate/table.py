@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.commands.ablate.variants import BASE, Variant
 from tasks.commands.compare import STYLES, compare_each
 from tasks.core.records import Trajectory
+from tasks.core.text import counted
 from tasks.measurement.points import level_text
 from tasks.measurement.statistics import summarise
 from tasks.report.results import interval, percent
@@ -165,8 +166,8 @@ def what_was_compared(results: Row) -> list[str]:
     seeds = sorted({run["seed"] for variant in results["variants"] for run in variant["runs"]})
     num_problems = results["variants"][0]["result"]["num_problems"]
     return [
-        f"Base: {results['about_base']}. Each run: {results['num_iterations']} iterations from the same warm start, "
-        f"{'seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}.",
+        f"Base: {results['about_base']}. Each run: {counted(results['num_iterations'], 'iteration')} from the same "
+        f"warm start, {'seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}.",
         f"Measured: the last snapshot on the {num_problems} problems of {results['split']}; "
         f"{level_text(results['confidence'])} intervals, differences in points and paired problem by problem, sampled "
         f"tokens per episode.",

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from tasks.commands.doctor.context import DoctorContext, PlayedReference
 from tasks.commands.doctor.findings import Finding, failed, passed, warned
+from tasks.core.text import counted
 from tasks.environments.agent.settings import AgentSettings
 
 NONSENSE = "zzz"
@@ -23,7 +24,7 @@ def agent_plays(context: DoctorContext) -> Finding:
             f"{told}: {played.fault}",
             "Training would drop every such episode. tasks/environments/agent/README.md says what it is started with.",
         )
-    found = f"{told} after {len(played.turns)} turns, in {len(played.sequences)} sequences"
+    found = f"{told} after {counted(len(played.turns), 'turn')}, in {counted(len(played.sequences), 'sequence')}"
     if not played.is_success and played.limit is not None:
         return warned(
             f"{found}, by the budget {played.limit}",

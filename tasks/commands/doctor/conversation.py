@@ -14,7 +14,7 @@ from tasks.chat.format import ChatFormat
 from tasks.commands.doctor.context import DoctorContext, PlayedReference
 from tasks.commands.doctor.findings import Finding, failed, list_some, passed, warned
 from tasks.core.records import TokenSequence, Turn
-from tasks.core.text import one_line
+from tasks.core.text import counted, one_line
 from tasks.models.embedded import is_embedded
 from tasks.planning.family import check_config
 from tasks.rollouts.budgets import fit, sampled_sizes
@@ -64,7 +64,7 @@ def loss_mask(context: DoctorContext) -> Finding:
                 "The loss would be on tokens that the policy did not choose. Save the tokenizer without normalising or "
                 "cleaning up text, with a template that renders each message the same wherever it is.",
             )
-    return passed(f"{len(references):,} references: their own tokens, nothing else")
+    return passed(f"{counted(len(references), 'reference')}: their own tokens, nothing else")
 
 
 def mask_fault(context: DoctorContext, reference: PlayedReference) -> str:
@@ -80,7 +80,8 @@ def mask_fault(context: DoctorContext, reference: PlayedReference) -> str:
         if written != asked:
             return f"the model wrote {one_line(repr(asked))}, and its tokens read {one_line(repr(written))}"
     if len(sampled) != len(reference.texts):
-        return f"{len(reference.texts)} messages were written, and {len(sampled)} runs of tokens are in the mask"
+        wrote, masked = counted(len(reference.texts), "message"), counted(len(sampled), "run")
+        return f"the model wrote {wrote}, and the mask has {masked} of tokens"
     expected = [[reference.problem.requests[0]], *filter(None, map(given_after, played.turns))]
     for ids, texts in zip(given, expected, strict=False):
         missing = [text for text in texts if not _is_among(chat, ids, text)]
@@ -133,7 +134,7 @@ def requests(context: DoctorContext) -> Finding:
     if marked:
         return warned(f"{len(marked):,} contain control tokens of the template: {list_some(marked)}", BROKEN_UP)
     most = max(len(problem.requests) for problem in problems)
-    told = f"{len(problems):,} problems, {'one' if most == 1 else f'up to {most}'} each, no control token"
+    told = f"{counted(len(problems), 'problem')}, {'one' if most == 1 else f'up to {most}'} each, no control token"
     return passed(f"{told}; {len(in_parts):,} of test told in parts too" if in_parts else told)
 
 

@@ -10,7 +10,7 @@ from tasks.commands.doctor.arguments import make_up_arguments
 from tasks.commands.doctor.context import DoctorContext, PlayedReference
 from tasks.commands.doctor.findings import Finding, Skipped, failed, list_some, passed, warned
 from tasks.core.records import Problem, Trajectory
-from tasks.core.text import one_line
+from tasks.core.text import counted, one_line
 from tasks.tools.base import EnvironmentFault, Tool, block_until
 from tasks.tools.layer import OURS
 from tasks.tools.schemas import ArgumentSchema
@@ -127,7 +127,7 @@ def same_seed(context: DoctorContext) -> Finding:
         )
     replies = _differences(context, other_replies)
     if not replies:
-        return passed(f"{len(context.alone)} episodes, played twice, are equal")
+        return passed(f"{counted(len(context.alone), 'episode')}: no difference when played twice")
     found = f"in {len(replies)} of {len(context.alone)} episodes tools answer differently the second time: "
     found += list_some(replies, most=1)
     if not context.environment.is_live():

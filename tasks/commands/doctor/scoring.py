@@ -12,6 +12,7 @@ from tasks.commands.doctor.context import DoctorContext, batches_for, choose
 from tasks.commands.doctor.findings import Finding, failed, list_some, passed, warned
 from tasks.commands.doctor.size_of_test import more_test_problems
 from tasks.core.records import Problem, Score, Trajectory
+from tasks.core.text import counted
 from tasks.rewards.dominance import reward_bounds
 from tasks.rewards.limits import Bounds
 from tasks.rewards.parts import check_score, reward
@@ -92,7 +93,7 @@ def doing_nothing(context: DoctorContext) -> Finding:
             "Fine where silence is the right answer; else these were solved before, or the check of success is too "
             "weak.",
         )
-    return passed(f"an empty message fails on {len(pairs):,} problems")
+    return passed(f"an empty message fails on {counted(len(pairs), 'problem')}")
 
 
 def test_problems(context: DoctorContext) -> Finding:

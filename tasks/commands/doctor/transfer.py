@@ -5,6 +5,7 @@ from __future__ import annotations
 from tasks.commands.doctor.context import DoctorContext
 from tasks.commands.doctor.findings import Finding, passed, warned
 from tasks.commands.doctor.model import assessed_folder
+from tasks.core.text import counted
 from tasks.stages.evaluate.reflexion import tokens_with_notes
 from tasks.stages.evaluate.settings import EvaluateSections
 from tasks.stages.evaluate.transfer import read_others
@@ -17,7 +18,7 @@ def other_environments(context: DoctorContext) -> Finding:
         return passed("evaluate.also names none")
     folder = assessed_folder(context.paths, context.settings.model.path)
     found = read_others(sections, context.chat, context.model.config, [folder] if folder else [])
-    told = ", ".join(f"{name}: {len(problems.solvable):,} problems" for name, problems in found.items())
+    told = ", ".join(f"{name}: {counted(len(problems.solvable), 'problem')}" for name, problems in found.items())
     num_left_out = sum(problems.num_unsolvable for problems in found.values())
     if num_left_out:
         return warned(

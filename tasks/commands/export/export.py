@@ -18,6 +18,7 @@ from tasks.commands.policies import Source, find_sources
 from tasks.core.files import atomic_file, atomic_folder
 from tasks.core.records import Trajectory
 from tasks.core.settings import Settings, load, load_paths, read_params
+from tasks.core.text import counted
 from tasks.rewards.settings import RewardSettings
 from tasks.rewards.stored import Rescorer, read_trajectories
 
@@ -55,7 +56,7 @@ def export(reference: str | None, out: Path | None, *, file_format: str, with_to
     else:
         count = write_folder(sources, documents, out)
     policies = ", ".join(source.label for source in sources)
-    return [f"{out}: {count:,} trajectories as {SCHEMA_VERSION} ({policies})"]
+    return [f"{out}: {counted(count, 'trajectory', 'trajectories')} as {SCHEMA_VERSION} ({policies})"]
 
 
 def _is_document(out: Path) -> bool:

@@ -150,10 +150,11 @@ def _redacted_call(problem: Problem) -> str | None:
 
 
 def _table(fates: Counter[str], out: Path, *, num_problems: int) -> Table:
-    from tasks.core.text import printable
+    from tasks.core.text import counted, printable
     from tasks.report.summary import new_table
 
-    table = new_table(f"Served conversations: {printable(str(out))} has {num_problems:,} problems", "", "conversations")
+    title = f"Served conversations: {printable(str(out))} has {counted(num_problems, 'problem')}"
+    table = new_table(title, "", "conversations")
     for fate, count in sorted(fates.items(), key=lambda item: (item[0] != TAKEN, -item[1], item[0])):
         if count or fate == TAKEN:
             table.add_row(fate if fate == TAKEN else f"left out: {fate}", f"{count:,}")

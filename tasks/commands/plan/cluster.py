@@ -18,6 +18,7 @@ from tasks.commands.plan.plan import check_tokens, choose_machine
 from tasks.commands.profile import read_profiles
 from tasks.core.progress import spell
 from tasks.core.settings import PARAMS_FILE, Settings, load, load_paths, parse_params, read_params
+from tasks.core.text import counted
 from tasks.models.settings import ModelSettings
 from tasks.planning.setup import PlanSections, Setup
 from tasks.planning.shapes import find_shape, shape_of
@@ -184,10 +185,10 @@ def make_search(settings: PlanSections, workload: Workload, speeds: Speeds, *, g
 def _batch_line(workload: Workload) -> str:
     ahead = f"collected {workload.max_staleness} ahead" if workload.max_staleness else "collected in turn"
     if workload.groups_under_way:
-        ahead = f"streaming from {workload.groups_under_way} groups under way"
+        ahead = f"streaming from {counted(workload.groups_under_way, 'group')} under way"
     return (
-        f"a batch: {workload.problems} problems × {workload.group_size} episodes, {ahead}, at most "
-        f"{workload.max_concurrent_episodes} at once"
+        f"a batch: {counted(workload.problems, 'problem')} × {counted(workload.group_size, 'episode')}, {ahead}, at "
+        f"most {workload.max_concurrent_episodes} at once"
     )
 
 

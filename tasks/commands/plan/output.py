@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.commands.plan.plan import Plan, is_tight, train_seconds
 from tasks.core.progress import span, spell
+from tasks.core.text import counted
 from tasks.planning.hardware import amount
 from tasks.planning.nearest import WITHOUT_WARM_START, arithmetic, longest_episode
 from tasks.planning.parts import Memory
@@ -79,7 +80,7 @@ def _seconds_table(plan: Plan, seconds: Seconds) -> Any:
     if seconds.warm_start:
         told = f"{_steps(plan.setup.settings.warm_start)}, if the base model needs them"
         table.add_row("warm start", span(_time, seconds.warm_start, seconds.warm_start_most), told)
-    table.add_row("train", _time(seconds.train), f"{seconds.num_iterations:,} iterations")
+    table.add_row("train", _time(seconds.train), counted(seconds.num_iterations, "iteration"))
     table.add_row("evaluate", _time(seconds.evaluate), f"at most {count(plan.evaluated_episodes)} episodes")
     table.add_row("sampled tokens a day", count(seconds.tokens_per_day), "while training")
     per_hour = plan.setup.machine.dollars_per_hour
@@ -131,7 +132,7 @@ def count(value: float) -> str:
 def _steps(own: SupervisedSettings) -> str:
     """`500 steps, up to 3 times`"""
     times = own.stop.max_attempts if own.stop else 1
-    return f"{own.num_steps:,} steps" + (f", up to {times} times" if times > 1 else "")
+    return counted(own.num_steps, "step") + (f", up to {times} times" if times > 1 else "")
 
 
 def dollars(value: float) -> str:

@@ -27,7 +27,7 @@ from tasks.core.resume import resume_root
 from tasks.core.settings import Paths, Settings, load, load_paths, read_params
 from tasks.core.stages import STAGES
 from tasks.core.terminal import tell, warn
-from tasks.core.text import first_few
+from tasks.core.text import counted, first_few
 from tasks.core.urls import parse_url
 from tasks.pipeline.run_lock import only_run
 from tasks.pipeline.settings import PipelineSettings
@@ -148,7 +148,7 @@ def _of_dvc_remote(settings: PruneSections, cache: DvcCache, old: OldResults) ->
     store = connect(at_endpoint(settings.storage, endpoint))
     found = objects_of_dvc(store, parse_url(url), hashes)
     if found.keys:
-        what = f"weights of older runs, {len(found.keys)} files"
+        what = f"weights of older runs, {counted(len(found.keys), 'file')}"
         yield Removal(url, what, found.size, partial(remove_objects, store, found))
 
 
@@ -172,7 +172,7 @@ def _of_dvc_cache(cache: DvcCache, old: OldResults) -> Iterator[Removal]:
     files = cache.files(old.hashes)
     size = sum(file.stat().st_size for file in files)
     if files or old.notes:
-        what = f"results of older runs, {len(files):,} files"
+        what = f"results of older runs, {counted(len(files), 'file')}"
         going = (*files, *(note.file for note in old.notes))
         yield Removal("DVC's cache", what, size, partial(_unlink, going), going)
 
@@ -201,9 +201,9 @@ def _lineage_locks(registry: Registry) -> Iterator[str]:
 
 def _print(found: list[Removal], keep: int) -> None:
     if not found:
-        tell(f"Nothing to remove: all there is belongs to the last {keep} runs, or is needed.")
+        tell(f"Nothing to remove: all there is belongs to the last {counted(keep, 'run')}, or is needed.")
         return
-    table = Table(title=f"What nothing needs, beyond the last {keep} runs", title_justify="left")
+    table = Table(title=f"What nothing needs, beyond the last {counted(keep, 'run')}", title_justify="left")
     for name in ("where", "what"):
         table.add_column(name, overflow="fold")
     table.add_column("size", justify="right", no_wrap=True)

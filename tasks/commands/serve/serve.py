@@ -20,7 +20,7 @@ from tasks.core.child_processes import own_guardian
 from tasks.core.secrets import read_secret
 from tasks.core.settings import load, load_paths, read_params
 from tasks.core.terminal import tell
-from tasks.core.text import one_line
+from tasks.core.text import counted, one_line
 from tasks.pipeline.order import check_params, prepare_process
 from tasks.pipeline.settings import ServeSettings
 from tasks.stages.evaluate.settings import EvaluateSections
@@ -60,7 +60,7 @@ def serve(source: str, *, record: Path | None = None, port: int | None = None, a
 
 
 def _ended(serving: Serving) -> str:
-    ended = f"ended; {serving.loop.num_answered:,} requests were answered"
+    ended = f"ended; it answered {counted(serving.loop.num_answered, 'request')}"
     if (recorder := serving.recorder) is None:
         return ended
     return f"{ended}, {recorder.num_recorded:,} of them recorded and {recorder.num_not_recorded:,} not recorded"

@@ -20,6 +20,7 @@ from typing import Any
 
 from tasks.core.passing_faults import PassingFault
 from tasks.core.terminal import tell
+from tasks.core.text import counted
 from tasks.engines.vllm.client import VLLMClient
 from tasks.engines.vllm.server import Reading, Server, StartProcess, Weights
 from tasks.engines.vllm.server_process import ServerDown
@@ -221,8 +222,8 @@ class Servers:
             self._stop(error)
             return
         tell(
-            f"vLLM server {server.number} is back. {server.num_lost_turns} turns it did not answer were repeated "
-            f"with the same ids and seeds."
+            f"vLLM server {server.number} is back. What it did not answer was repeated with the same ids and "
+            f"seeds: {counted(server.num_lost_turns, 'turn')}."
         )
         server.num_lost_turns = 0
 

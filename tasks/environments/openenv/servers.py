@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.core import json_text
 from tasks.core.heard_process import HeardProcess
 from tasks.core.secrets import Secrets
-from tasks.core.text import one_line
+from tasks.core.text import counted, one_line
 from tasks.environments.openenv.messages import MAX_MESSAGE_BYTES
 from tasks.environments.openenv.sessions import Session
 from tasks.environments.openenv.settings import PORT, OpenEnvSettings
@@ -195,7 +195,8 @@ class Servers:
         if self.num_restarts == self.settings.max_restarts:
             told = "" if gone.is_alive else f"; the last one {await gone.reason()}"
             raise EnvironmentFault(
-                f"the server was replaced {self.num_restarts} times (max_restarts), and no more{told}", tool="server"
+                f"the server was replaced {counted(self.num_restarts, 'time')} (max_restarts), and no more{told}",
+                tool="server",
             )
         self.num_restarts += 1
         self.servers.remove(gone)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pydantic import Field, ValidationError
 
 from tasks.core.records import Problem, Record
-from tasks.core.text import one_line
+from tasks.core.text import counted, one_line
 from tasks.environments.research.corpus import Corpus
 from tasks.tools.user.hidden import KEY
 
@@ -35,8 +35,8 @@ def read_questions(problem: Problem, corpus: Corpus) -> Sequence[Question]:
         ) from None
     if len(questions) != len(problem.requests):
         raise ValueError(
-            f"problem {problem.id!r}: world.questions has {len(questions)} entries for {len(problem.requests)} "
-            f"requests, so no answer could be judged. Write one entry per request."
+            f"problem {problem.id!r}: world.questions has {counted(len(questions), 'entry', 'entries')} for "
+            f"{counted(len(problem.requests), 'request')}, so no answer could be judged. Write one entry per request."
         )
     unknown = [id for question in questions for id in question.supporting if id not in corpus.documents]
     if unknown:

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tasks.core.records import Group
+from tasks.core.text import counted
 from tasks.learning.shared.batching import MicroBatch, Packing, micro_batches
 from tasks.learning.shared.policy import Autocast, LogProbs, prepare_for_gradients
 from tasks.learning.shared.rows import Row, rows_of
@@ -88,7 +89,7 @@ def check_engine(
     found = Differences.of(_gaps(log_probs, batches, temperature=temperature, top_p=top_p, autocast=settings.autocast))
     if not found.is_within(tolerance):
         raise ValueError(
-            f"the engine's log-probs differ from the trainer's in {len(current)} episodes (nats: {found}); "
+            f"the engine's log-probs differ from the trainer's in {counted(len(current), 'episode')} (nats: {found}); "
             f"engine.probe_tolerance allows {tolerance}. Training would use episodes of another policy. Set "
             f"engine.settings.dtype to the trainer's and engine.probe_tolerance to auto, or engine.name to the other "
             f"engine."

@@ -13,7 +13,7 @@ from tasks.core import json_text
 from tasks.core.files import read_jsonl
 from tasks.core.records import Problem
 from tasks.core.splits import content_key
-from tasks.core.text import one_line
+from tasks.core.text import counted, one_line
 from tasks.core.tool_calls import parse_calls
 from tasks.core.urls import local_path
 from tasks.core.user_code import is_raised_by_us, users_line
@@ -64,7 +64,7 @@ def _generate(settings: CurateSections, environment: Environment) -> Iterator[Pr
         if not line or (isinstance(error, ValueError) and is_raised_by_us(error)):
             raise
         raise ValueError(
-            f"{options.source}: generate() crashed at {line} after {number} rows ({type(error).__name__}: "
+            f"{options.source}: generate() crashed at {line} after {counted(number, 'row')} ({type(error).__name__}: "
             f"{one_line(error)}), so no problem was curated. Correct it."
         ) from error
 

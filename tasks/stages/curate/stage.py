@@ -18,7 +18,7 @@ from tasks.core.files import atomic_folder, write_json, write_jsonl, write_text
 from tasks.core.records import Demonstration, Problem
 from tasks.core.settings import Paths
 from tasks.core.terminal import tell, warn
-from tasks.core.text import first_few
+from tasks.core.text import counted, first_few
 from tasks.drift.leaks import REMEDY, find_leaks
 from tasks.drift.pin import Pin, is_strict, make_pin, play_probes, write_pin
 from tasks.drift.probes import choose_probes
@@ -190,7 +190,7 @@ def warn_of_undemonstrated(experts: Sequence[Problem], demonstrated: Sequence[Pr
     missing = [category for category in sizes if category not in {problem.category for problem in demonstrated}]
     if not missing:
         return
-    told = first_few([f"{category} ({sizes[category]:,} problems of train)" for category in missing])
+    told = first_few([f"{category} ({counted(sizes[category], 'problem')} of train)" for category in missing])
     warn(
         f"warning: no demonstration of {told}, so the warm start never sees it: a reference is shown only where "
         f"none of its calls meets an error and each request has its turn. Write an expert() of the environment that "

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.records import Problem
-from tasks.core.text import first_few
+from tasks.core.text import counted, first_few
 from tasks.measurement.points import interval_text, level_text
 from tasks.stages.evaluate.racing import Race, block_ends, chance_of_losing_its_place
 from tasks.stages.evaluate.settings import EvaluateSettings
@@ -33,14 +33,14 @@ def describe_plan(settings: EvaluateSettings, num_snapshots: int, num_select: in
 
     num_groups = len({problem.split_group or problem.id for problem in test})
     is_alone = num_snapshots == 1  # then it plays all in the first round
-    snapshots = "1 snapshot" if is_alone else f"{num_snapshots} snapshots"
+    snapshots = counted(num_snapshots, "snapshot")
     ends = [num_select] if is_alone else block_ends(num_select, settings.racing)
     return (
         f"select: {snapshots} on {' → '.join(map(str, ends))} problems × "
         f"{settings.select_samples_per_problem}{'' if settings.racing else ' (no racing)'}\n"
         f"{_describe_racing(settings, num_snapshots, num_select)}"
-        f"test: {len(test)} problems of {num_groups} groups × {settings.test_samples_per_problem}; the smallest "
-        f"difference found {settings.power:.0%} of\n"
+        f"test: {counted(len(test), 'problem')} of {counted(num_groups, 'group')} × "
+        f"{settings.test_samples_per_problem}; the smallest difference found {settings.power:.0%} of\n"
         f"      the time at {level_text(settings.confidence)} confidence is {smallest(0.5):.1f} points near 50% "
         f"success, {smallest(0.9):.1f} near 90%"
     )

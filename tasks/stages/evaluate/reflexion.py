@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.core.files import read_jsonl, write_jsonl
 from tasks.core.records import Problem, Trajectory
 from tasks.core.terminal import tell
+from tasks.core.text import counted
 from tasks.measurement.points import difference_text
 from tasks.rollouts.settings import SamplingSettings
 from tasks.stages.evaluate.settings import EvaluateSections, ReflexionSettings
@@ -284,8 +285,8 @@ def refuse_short_context(config: Mapping[str, Any], needed: int, room: int) -> N
 def _in_words(row: dict[str, Any]) -> str:
     episodes, gap = row["episodes"], row["best_minus_reflexion"]
     return (
-        f"{row['result']['success_rate']:.1%} within {row['num_attempts']} attempts "
+        f"{row['result']['success_rate']:.1%} within {counted(row['num_attempts'], 'attempt')} "
         f"({row['retries']['success_rate']:.1%} without notes), reading test's verdicts, in "
-        f"{episodes['reflexion']:,} episodes; RL trained on {episodes['rl_training']:,}; best in one attempt "
+        f"{counted(episodes['reflexion'], 'episode')}; RL trained on {episodes['rl_training']:,}; best in one attempt "
         f"{difference_text(gap)} points"
     )

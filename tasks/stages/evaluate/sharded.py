@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.core.records import Problem, Trajectory
 from tasks.core.terminal import tell
+from tasks.core.text import counted
 from tasks.environments.catalog import load_environment
 from tasks.measurement.points import difference_text
 from tasks.stages.evaluate.runner import EpisodeRunner
@@ -64,7 +65,7 @@ def measure_sharded(
         "played_by": (settings.environment.user or SCRIPT).played_by,
         "noise": noise_of(replays),
     }
-    tell(f"told in parts: {len(problems)} problems of test")
+    tell(f"told in parts: {counted(len(problems), 'problem')} of test")
     for name, drop in row["drop"].items():
         tell(
             f"  {name.replace('_', ' ')}: at once {row['at_once'][name]['success_rate']:.1%}, in parts "

@@ -30,6 +30,7 @@ from tasks.core.resume import clear_resume, resume_folder
 from tasks.core.settings import Paths
 from tasks.core.splits import read_split
 from tasks.core.terminal import tell, warn
+from tasks.core.text import counted
 from tasks.drift.pin import check_pin
 from tasks.environments.catalog import load_environment
 from tasks.rollouts.settings import DistributionSettings
@@ -173,7 +174,8 @@ def choose(
         num_each = len(block.problems) * settings.evaluate.select_samples_per_problem
         total = len(block.snapshots) * num_each
         others = JudgedTogether(total)
-        with progress_bar(f"select{of_how_many}, {len(block.snapshots)} snapshots", total=total, done=sum(done)) as bar:
+        label = f"select{of_how_many}, {counted(len(block.snapshots), 'snapshot')}"
+        with progress_bar(label, total=total, done=sum(done)) as bar:
             found = {}
             for name in block.snapshots:
                 others.begin(num_each)

@@ -17,6 +17,7 @@ from tasks.chat.format import ChatFormat
 from tasks.core.files import json_hash
 from tasks.core.records import Problem, Trajectory
 from tasks.core.terminal import tell, warn
+from tasks.core.text import counted
 from tasks.environments.catalog import load_bare_environment, load_environment, read_problems_of
 from tasks.measurement.points import difference_text
 from tasks.rollouts.fault_log import TooManyFaults
@@ -144,8 +145,8 @@ def solvable_problems(other: AlsoSettings, environment: Environment, *, seed: in
     ]
     if not solved:
         raise ValueError(
-            f"no reference solution of {len(problems)} problems scores 1, so no policy could. Check its `source` and "
-            f"`settings`, or leave the environment out."
+            f"no reference solution of {counted(len(problems), 'problem')} scores 1, so no policy could. Check its "
+            f"`source` and `settings`, or leave the environment out."
         )
     return OtherProblems(solved, len(problems) - len(solved))
 
@@ -166,5 +167,5 @@ def _in_words(row: Mapping[str, Any]) -> str:
     base, best, gain = row["results"]["base"], row["results"]["best"], row["gain"]
     return (
         f"base {base['success_rate']:.1%}, best {best['success_rate']:.1%}, difference "
-        f"{difference_text(gain)} points on {best['num_problems']} problems"
+        f"{difference_text(gain)} points on {counted(best['num_problems'], 'problem')}"
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tasks.core.files import json_hash
 from tasks.core.json_diff import listed, shown_name
 from tasks.core.terminal import tell
+from tasks.core.text import counted
 from tasks.measurement.points import points_text
 from tasks.measurement.power import detectable_change
 from tasks.measurement.statistics import groups_by_problem, paired_difference, summarise
@@ -125,8 +126,8 @@ def detectable_text(found: Mapping[str, Any], origin: str | None) -> str:
     gain, samples = found["difference"], found["samples_per_problem"]
     told = f"a gain of {points_text(gain)} is" if gain is not None else "not even the gain to 100% is"
     return (
-        f"{found['num_problems']:,} test problems of {found['num_groups']:,} groups, {samples} "
-        f"episode{'' if samples == 1 else 's'} each: over {found['success_rate']:.1%}"
+        f"{counted(found['num_problems'], 'test problem')} of {counted(found['num_groups'], 'group')}, "
+        f"{counted(samples, 'episode')} each: over {found['success_rate']:.1%}"
         f"{f' ({origin})' if origin else ''} {told} found with a chance of {found['power']:.0%}, a smaller one more "
         f"rarely; one that is no better passes with at most {found['alpha']:.3%}"
     )

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from tasks.core.records import Trajectory
+from tasks.core.text import counted
 from tasks.measurement.points import interval_text, level_text, points
 from tasks.measurement.significance import smallest_p_value
 from tasks.measurement.statistics import CategoryResult, Difference, summarise
@@ -93,7 +94,7 @@ def check_minimum(policy: PolicySettings, sides: Sides, snapshot: str) -> Check:
     success, lowest, least = measured["success_rate"], worst["ci_low"], policy.minimum_success
     passed = lowest >= least
     told = "at least" if passed else "below" if success < least else "not surely at least"
-    lost = f", its {sides.num_lost[0]} lost episodes counted as failures," if sides.num_lost[0] else ""
+    lost = f", its {counted(sides.num_lost[0], 'lost episode')} counted as failures," if sides.num_lost[0] else ""
     sentence = (
         f"{snapshot} succeeds on {success:.1%} of test, by the {level_text(policy.confidence)} interval{lost} on "
         f"{lowest:.1%} or more: {told} promote.minimum_success ({least:.1%})."
@@ -117,8 +118,8 @@ def check_better(
     lost = ""
     if not sides.is_whole:
         lost = (
-            f"; {sum(sides.num_lost)} lost episodes counted against it, {points(worst['difference'])} points "
-            f"({interval_text(worst)}, {p_text(worst['p_value'])})"
+            f"; {counted(sum(sides.num_lost), 'lost episode')} counted against it, {points(worst['difference'])} "
+            f"points ({interval_text(worst)}, {p_text(worst['p_value'])})"
         )
     success = summarise(sides.other, confidence=policy.confidence)["success_rate"]
     sentence = (
@@ -128,8 +129,8 @@ def check_better(
     )
     if smallest_p_value(gain["num_groups"]) > alpha:
         sentence += (
-            f" {gain['num_groups']} split groups can show no gain at that level, whatever the episodes: bring problems "
-            f"of more groups (curate.source, curate.num_generated, curate.max_test_problems)."
+            f" {counted(gain['num_groups'], 'split group')} can show no gain at that level, whatever the episodes: "
+            f"bring problems of more groups (curate.source, curate.num_generated, curate.max_test_problems)."
         )
     numbers = {**gain, "alpha": alpha, "num_lost": list(sides.num_lost), "worst_case": dict(worst)}
     return Check("better", is_better, is_worse and not may_be_as_good, sentence, numbers)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tasks.core.files import read_json
 from tasks.core.records import Problem, Trajectory
 from tasks.core.splits import read_split
+from tasks.core.text import counted
 from tasks.models.files import TRAINED_ON
 from tasks.models.trained_on import TrainedOn, read_trained_on, read_trained_on_file
 from tasks.stages.promote.settings import MORE_PROBLEMS
@@ -71,7 +72,7 @@ class Unseen(NamedTuple):
             return
         asked = f"promote.min_unseen_problems asks for {self.minimum:,}, since so few show nothing."
         if self.sentence is None:
-            raise ValueError(f"The test set has {self.num_problems:,} problems, and {asked} {MORE_PROBLEMS}")
+            raise ValueError(f"The test set has {counted(self.num_problems, 'problem')}, and {asked} {MORE_PROBLEMS}")
         raise ValueError(
             f"{self.sentence} {asked} Take a fresh test set (curate.test_rotation), set curate.split_seed and "
             f"curate.train_share back to what the champion was trained with, or bring problems of new split groups; "

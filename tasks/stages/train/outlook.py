@@ -13,6 +13,7 @@ from tasks.core.files import read_json, read_jsonl
 from tasks.core.records import Problem, Trajectory
 from tasks.core.settings import Paths
 from tasks.core.splits import read_split
+from tasks.core.text import counted
 from tasks.learning.grpo.curriculum import ProblemSampler
 from tasks.learning.grpo.exploration import iterations_by_samples
 from tasks.learning.grpo.signal import ExpectedSignal, expected_signal
@@ -78,7 +79,8 @@ class Outlook:
     def sentence(self) -> str:
         shares = ", ".join(f"{row.without_signal:.0%} of G = {row.group_size}" for row in self.rows)
         return (
-            f"expected without signal: {shares} (from {self.num_played:,} episodes); G = {self.recommended} fits best"
+            f"expected without signal: {shares} (from {counted(self.num_played, 'episode')}); G = {self.recommended} "
+            "fits best"
         )
 
     def as_row(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 
 from tasks.core.files import file_hash, read_json
 from tasks.core.records import Record
+from tasks.core.text import counted
 from tasks.tools.judge.judge import describe_judge
 from tasks.tools.judge.settings import AgreementSettings, JudgeSettings
 
@@ -50,8 +51,8 @@ def shortfalls(settings: AgreementSettings, measured: Agreement) -> list[str]:
     found = []
     if measured.ci_low < settings.min_agreement:
         found.append(
-            f"it agrees with people on {measured.agreement:.1%} of {measured.num_labels} episodes, surely on "
-            f"{measured.ci_low:.1%}, below environment.judge.agreement.min_agreement = {settings.min_agreement:.1%}"
+            f"it agrees with people on {measured.agreement:.1%} of {counted(measured.num_labels, 'episode')}, surely "
+            f"on {measured.ci_low:.1%}, below environment.judge.agreement.min_agreement = {settings.min_agreement:.1%}"
         )
     if measured.kappa < settings.min_kappa:
         found.append(

@@ -17,6 +17,7 @@ from zlib import crc32
 
 from tasks.core.records import Problem
 from tasks.core.settings import Settings
+from tasks.core.text import counted
 from tasks.tools.base import Environment, Episode, ToolReply, Verdict
 from tasks.tools.pool.process import WorkerProcess
 from tasks.tools.settings import PoolSettings
@@ -73,10 +74,11 @@ class PooledEnvironment(EnvironmentWrapper):
             ended = self.ended
             if len(ended) > self.pool.max_restarts:
                 raise ValueError(
-                    f"{len(ended)} worker processes of the environment {self.inner.name} ended, more than "
-                    f"environment.pool.max_restarts ({self.pool.max_restarts}) allows; the last one {ended[-1]}. "
-                    f"Repair the tool that ends them, raise environment.pool.memory_gib ({self.pool.memory_gib:g}) if "
-                    f"they ran out of memory (status 3), or set environment.pool to null; finished episodes are kept."
+                    f"{counted(len(ended), 'worker process', 'worker processes')} of the environment {self.inner.name} "
+                    f"ended, more than environment.pool.max_restarts ({self.pool.max_restarts}) allows; the last one "
+                    f"{ended[-1]}. Repair the tool that ends them, raise environment.pool.memory_gib "
+                    f"({self.pool.memory_gib:g}) if they ran out of memory (status 3), or set environment.pool to "
+                    "null; finished episodes are kept."
                 )
             if worker is not None:
                 self.replaced.append(worker)

@@ -46,7 +46,7 @@ def looked(settings: AgentSettings, *, reference: Any, nonsense: Any) -> tuple[s
 @pytest.mark.parametrize(
     ("reference", "nonsense", "result", "says"),
     [
-        (played(success=True), played(), "pass", "s41: it ended in success after 1 turns, in 1 sequences; an answer"),
+        (played(success=True), played(), "pass", "s41: it ended in success after 1 turn, in 1 sequence; an answer"),
         (played(), played(), "warn", "its verdict refuses the reference's own answer"),
         (played(success=True), played(success=True), "warn", "succeeds with the answer"),
         (played(fault="crashed"), played(), "fail", "s41: it ended in failure: crashed"),

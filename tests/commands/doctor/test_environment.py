@@ -168,6 +168,6 @@ def test_an_agent_is_started_once_before_training_depends_on_it(artifacts: Path)
     """By default there is none; here one plays a cancellation, and one raises."""
     found(look("agent", artifacts), "pass", "our own loop", "")
     world: dict[str, Any] = {"environment__name": "agent", "environment__settings": agent_settings()}
-    found(look("agent", artifacts, **world), "pass", "success after 2 turns, in 1 sequences", "")
+    found(look("agent", artifacts, **world), "pass", "success after 2 turns, in 1 sequence", "")
     world["environment__settings"] = agent_settings(object=f"{AGENTS}:crashes")
     found(look("agent", artifacts, **world), "fail", "raised KeyError", "every such episode")

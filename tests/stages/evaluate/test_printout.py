@@ -26,6 +26,8 @@ def test_the_plan_is_what_the_race_plays() -> None:
 
     assert plan(11) == "select: 11 snapshots on 69 → 138 → 275 → 550 problems × 1"
     assert plan(1) == "select: 1 snapshot on 550 problems × 1"
+    one_problem = describe_plan(settings, 1, len(problems), problems[:1])
+    assert f"test: 1 problem of 1 group × {settings.test_samples_per_problem};" in one_problem
     alone = race(["a"], problems, lambda block: {"a": {p.id: [True] for p in block.problems}}, settings.racing, seed=1)
     assert [played["num_problems"] for played in alone.rounds] == [550]
 

@@ -277,5 +277,5 @@ def test_a_problem_whose_reference_does_not_solve_it_is_left_out_and_counted(
     problems, num_left_out = solvable_problems(from_file, shop, seed=1)
     assert ([problem.id for problem in problems], num_left_out) == ([row.id for row in rows[1:]], 1)
     write_jsonl(file, [broken.model_dump()])
-    with pytest.raises(ValueError, match="no reference solution of 1 problems"):
+    with pytest.raises(ValueError, match="no reference solution of 1 problem "):
         solvable_problems(from_file, shop, seed=1)
