@@ -15,9 +15,10 @@ class ComputeSettings(Settings):
     """Where and in which precision a model computes.
 
     `device: auto` is CUDA where torch finds it. `weights` is the dtype of what is trained or played; with bfloat16 the
-    optimizer keeps float32 master weights. `frozen` is that of weights which never change: the reference, and a base
-    under LoRA. `offload: optimizer` keeps the optimizer's state in pinned host memory between updates. `tf32` lets CUDA
-    round the factors of float32 products to 10 bits, which is faster; a CPU never does.
+    optimizer keeps float32 master weights. `frozen` is that of weights which never change in training: the reference,
+    and a base under LoRA. A measurement loads what would be published, the base with the adapter merged, in `weights`.
+    `offload: optimizer` keeps the optimizer's state in pinned host memory between updates. `tf32` lets CUDA round the
+    factors of float32 products to 10 bits, which is faster; a CPU never does.
     """
 
     device: Literal["auto", "cpu", "cuda"]
