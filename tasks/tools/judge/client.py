@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tasks.tools.chat_client import ChatClient, Role
+from tasks.tools.chat_client import ChatAnswer, ChatClient, Role
 from tasks.tools.judge.opinion import answer_schema
 from tasks.tools.judge.settings import JudgeSettings
 
@@ -19,10 +19,10 @@ class JudgeClient:
         self.settings, self.client = settings, ChatClient(settings, JUDGE)
         self._free = asyncio.Semaphore(settings.max_concurrent_requests)
 
-    async def answer(self, messages: list[dict[str, str]], *, seed: int) -> str | None:
+    async def answer(self, messages: list[dict[str, str]], *, seed: int) -> ChatAnswer:
         request = {**request_options(self.settings), "messages": messages, "seed": seed}
         async with self._free:
-            return (await self.client.ask(request)).text
+            return await self.client.ask(request)
 
     async def close(self) -> None:
         await self.client.close()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.tools.base import EnvironmentFault
+from tasks.tools.chat_client import ChatAnswer
 from tasks.tools.frozen import FrozenModel, TooLong, hash_weights
 from tasks.tools.judge.settings import JudgeSettings
 
@@ -30,11 +31,11 @@ class FrozenJudge:
         self.settings = settings
         self.model = FrozenModel(Path(settings.model), temperature=settings.temperature, setting=SETTING)
 
-    async def answer(self, messages: list[dict[str, str]], *, seed: int) -> str:
+    async def answer(self, messages: list[dict[str, str]], *, seed: int) -> ChatAnswer:
         """EnvironmentFault where the episode has more tokens than the model reads; ValueError where the rules alone
         leave no room.
         """
-        return await self.model.run(lambda: self._answer(messages, seed))
+        return ChatAnswer(await self.model.run(lambda: self._answer(messages, seed)), "stop")
 
     async def close(self) -> None:
         self.model.close()

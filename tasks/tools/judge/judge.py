@@ -21,6 +21,7 @@ from tasks.core.files import json_hash
 from tasks.core.text import encodable, one_line
 from tasks.tools.base import EnvironmentFault
 from tasks.tools.cache.store import Entry, StoredReply, ToolStore, cache_key
+from tasks.tools.chat_client import ChatAnswer
 from tasks.tools.judge.client import JudgeClient, request_options
 from tasks.tools.judge.opinion import Opinion, answer_schema, read_opinion
 from tasks.tools.judge.prompt import FORM, Judged, messages_for
@@ -55,7 +56,7 @@ UNASKED = Judgement(success=False, score=0.0, soundness=0.0, votes=())  # of an 
 class Model(Protocol):
     """Behind a judge: at an endpoint, or in this process."""
 
-    async def answer(self, messages: list[dict[str, str]], *, seed: int) -> str | None:
+    async def answer(self, messages: list[dict[str, str]], *, seed: int) -> ChatAnswer:
         """EnvironmentFault where there is none."""
         ...
 
@@ -96,21 +97,26 @@ class Judge:
         return await asyncio.shield(self._asking[key])
 
     async def _ask(self, key: str, messages: list[dict[str, str]], number: int) -> Opinion:
-        said: str | None = None
+        answer = ChatAnswer(None, None)
         for attempt in range(self.settings.max_attempts):
             self.num_asked += 1
-            said = await self.model.answer(messages, seed=self._seed(number, attempt))
+            answer = await self.model.answer(messages, seed=self._seed(number, attempt))
             try:
-                opinion = read_opinion(said)
+                opinion = read_opinion(answer.text)
             except ValueError:  # includes pydantic's
                 self.num_invalid += 1
                 continue
             text = encodable(opinion.model_dump_json())
             self.store.put(key, Entry(reply=StoredReply(text=text, valid=True, error=None)))
             return opinion
-        times = f"{self.settings.max_attempts} times in a row"
-        told = f"its answer is not the requested JSON, {times}: {said!r}"
-        raise EnvironmentFault(one_line(told), tool="judge")
+        raise EnvironmentFault(one_line(self._explain(answer)), tool="judge")
+
+    def _explain(self, answer: ChatAnswer) -> str:
+        """Why there is no opinion, after the last attempt."""
+        settings = self.settings
+        cut = f", cut at {settings.max_output_tokens} tokens (raise environment.judge.max_output_tokens)"
+        why = cut if answer.finish_reason == "length" else ""
+        return f"its answer is not the requested JSON, {settings.max_attempts} times in a row{why}: {answer.text!r}"
 
     def _seed(self, number: int, attempt: int) -> int:
         return self.settings.seed + number * self.settings.max_attempts + attempt

@@ -34,11 +34,12 @@ class Endpoint:
     retry_after: str = "0"
     asked: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
+    finish_reason: str = "stop"
     url: str = ""
 
     def body(self, request: dict[str, Any]) -> dict[str, Any]:
         message = {"role": "assistant", "content": self.says(request["messages"], request)}
-        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        choice = {"index": 0, "finish_reason": self.finish_reason, "message": message}
         return {"id": "1", "object": "chat.completion", "created": 0, "model": request["model"], "choices": [choice]}
 
 

@@ -60,7 +60,8 @@ def test_what_is_chosen_is_what_the_model_finds_likeliest_of_the_values(base: Pa
     """At temperature 0, against one plain forward over the whole text."""
     judge = FrozenJudge(settings(base, tmp_path, max_output_tokens=1))
     messages = messages_for(JUDGED, rubric="Judge.", max_characters=2000)
-    said = background.run(judge.answer(messages, seed=1)).result(60)
+    said = background.run(judge.answer(messages, seed=1)).result(60).text
+    assert said is not None
     opinion = read_opinion(said)
     ids_of, model = judge.model.chat.encode, judge.model._model
 

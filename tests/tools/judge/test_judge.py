@@ -139,6 +139,12 @@ def test_any_other_answer_is_a_fault_after_the_last_attempt_and_is_not_stored(
     assert len(endpoint.asked) == 3
 
 
+def test_a_cut_answer_names_the_setting_that_cut_it(endpoint: Endpoint, tmp_path: Path) -> None:
+    endpoint.says, endpoint.finish_reason = lambda messages, request: opinion(reason="a" * 900)[:800], "length"
+    with pytest.raises(EnvironmentFault, match=r"2 times .* cut at 300 tokens .*environment\.judge\.max_output_tok"):
+        ask(Judge(judge_settings(endpoint, tmp_path)))
+
+
 def test_a_code_block_around_the_answer_is_the_one_thing_that_is_repaired() -> None:
     assert read_opinion(f"```json\n{opinion()}\n```\n") == Opinion.model_validate_json(opinion())
     with pytest.raises(ValueError):
