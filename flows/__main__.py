@@ -65,7 +65,7 @@ def run(reason: ReasonText = "", force: Force = False, accept_drift: AcceptDrift
 
             accept_drift_from_now_on()
         reason = reason.strip()
-        if force:
+        if reason or force:
             from tasks.pipeline.reasons import check_asked
 
             check_asked(reason, force=force)
@@ -133,9 +133,10 @@ def deploy(
         )
         _prepare(None, shows_log=debug)
         from flows.connection import check_server
-        from flows.deployments import plan_deployments, register
+        from flows.deployments import check_pool, plan_deployments, register
         from tasks.core.terminal import tell
 
+        check_pool(pool)
         planned = plan_deployments(cron, check_cron)
         check_server()
         for line in register(planned, pool=pool, pool_type=pool_type.value, folder=str(folder or Path.cwd())):

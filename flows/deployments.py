@@ -7,16 +7,13 @@ the name of the model, so that one server can have those of several agents: `ret
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 from uuid import UUID
-from zoneinfo import ZoneInfo
 
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -24,10 +21,9 @@ from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentU
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectNotFound
-from prefect.server.schemas.schedules import CronSchedule as ServerCron
 from prefect.workers.utilities import get_default_base_job_template_for_infrastructure_type
-from tzlocal import get_localzone_name
 
+from flows.cron import NEXT, next_run, read_schedule
 from flows.drift_check import drift_check
 from flows.evaluate_snapshot import evaluate_snapshot
 from flows.retrain import retrain
@@ -38,10 +34,7 @@ from tasks.pipeline.cli_errors import TELEMETRY_OFF
 PoolType = Literal["process", "kubernetes"]
 JOB_ENVIRONMENT = {**TELEMETRY_OFF, HEARTBEAT_VARIABLE: HEARTBEAT_SECONDS}  # no library calls home
 FLOWS: tuple[Flow[Any, Any], ...] = (retrain, drift_check, evaluate_snapshot)
-NUM_FIELDS = 5  # of a cron expression
-DAYS_OF_A_YEAR = 366
-NEXT = "%a %Y-%m-%d %H:%M %Z"  # the format of the next run
-REFUSED_BY_PREFECT = re.compile(r"[/%&<>]")  # in the name of a deployment
+REFUSED_BY_PREFECT = re.compile(r"[/%&<>]")  # in the name of a deployment or a work pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,43 +64,13 @@ def plan_deployments(cron: str | None, check_cron: str | None) -> list[Deploymen
     ]
 
 
-def read_schedule(option: str, cron: str | None) -> CronSchedule | None:
-    """In the machine's time zone, since Prefect's default is UTC. ValueError where no run would come, and for a sixth
-    field, which Prefect would read as seconds after the weekday.
-    """
-    if cron is None:
-        return None
-    time_zone = _time_zone()
-    try:
-        schedule = CronSchedule(cron=cron, timezone=time_zone)
-        if len(cron.split()) != NUM_FIELDS and not cron.startswith("@"):
-            raise ValueError
-        next_run(schedule)
-    except ValueError:
+def check_pool(name: str) -> None:
+    """ValueError for a name that Prefect takes for no work pool."""
+    if not name.strip() or REFUSED_BY_PREFECT.search(name):
         raise ValueError(
-            f"{option} {cron!r} is not a cron expression of a date that comes, so no run would start when you mean. "
-            f'It needs five fields: minute, hour, day, month, weekday, as in "0 3 * * *", or a name such as "@daily".'
-        ) from None
-    return schedule
-
-
-def _time_zone() -> str:
-    """The machine's, by name. ValueError for a TZ such as EST5EDT, which has none and would be read as UTC; also where
-    the two differ in another season.
-    """
-    name, now = str(get_localzone_name()), datetime.now(UTC)
-    dates = [now + timedelta(days=number) for number in range(DAYS_OF_A_YEAR)]
-    if any(date.astimezone().utcoffset() != date.astimezone(ZoneInfo(name)).utcoffset() for date in dates):
-        raise ValueError(
-            f"TZ={os.environ.get('TZ', '')} is a rule, not the name of a time zone, and Prefect keeps a schedule by "
-            f"name, so it would run in {name}. Set TZ to a name, such as Europe/Berlin."
+            f"--pool {name!r} cannot be the name of a work pool, so no worker would find it. Give it some letters, and "
+            f"none of / % & < >."
         )
-    return name
-
-
-def next_run(schedule: CronSchedule) -> datetime:
-    """ValueError where none ever comes."""
-    return asyncio.run(ServerCron(cron=schedule.cron, timezone=schedule.timezone).get_dates(n=1))[0]
 
 
 def register(planned: list[Deployment], *, pool: str, pool_type: PoolType, folder: str) -> Iterator[str]:

@@ -18,7 +18,8 @@ from prefect.client.schemas.schedules import CronSchedule
 from prefect.runner import Runner
 
 from flows.connection import check_server
-from flows.deployments import NEXT, next_run, plan_deployments
+from flows.cron import NEXT, next_run
+from flows.deployments import plan_deployments
 from flows.prefect_runs import prepare_schedule
 from flows.server import PASSWORD_FILE, is_own_server, wait_for_health
 from tasks.core.terminal import tell

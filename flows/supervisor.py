@@ -6,6 +6,7 @@ runner is a child process, and this process, which does not import Prefect, alwa
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -23,9 +24,12 @@ REPORTING_SECONDS = 1.0  # then for the runner, to report that to Prefect
 
 def keep_schedule(cron: str, check_cron: str | None, *, port: int) -> None:
     """Serve until a signal comes or one of the two children ends; then nothing is left running."""
+    crons = [cron, *([check_cron] if check_cron is not None else [])]
+    refused = subprocess.run([sys.executable, "-m", "flows.cron", *crons], check=False).returncode
+    if refused:  # it has printed why
+        raise SystemExit(refused)
     server = start_server(with_scheduler=True, port=port)
     try:
-        crons = [cron, *([check_cron] if check_cron else [])]
         schedule = ChildProcess([sys.executable, "-m", "flows.schedule", *crons], grace_seconds=0)
         try:
             _wait(server, schedule)

@@ -39,6 +39,7 @@ from tasks.tracking.finished_runs import (
     reason_text,
     write_reasons,
 )
+from tasks.tracking.journal import MAX_REASON
 from tasks.tracking.measurements import read_checks
 from tasks.tracking.registry import Registry
 from tasks.tracking.settings import TrackingSections, TrackingSettings
@@ -122,6 +123,10 @@ def check_asked(reason: str | None, *, force: bool) -> None:
     if force and not reason:
         raise ValueError(
             "--force repeats every stage, and without a reason nobody could say later why. Add --reason TEXT."
+        )
+    if reason and len(one_line(reason, MAX_REASON)) > MAX_REASON:
+        raise ValueError(
+            f"--reason has more than {MAX_REASON:,} characters, and MLflow must show it. Shorten it and run again."
         )
 
 

@@ -201,10 +201,19 @@ def test_deployments_have_the_name_of_the_model_as_far_as_prefect_takes_it(monke
 @pytest.mark.parametrize("cron", ["every day", "61 * * * *", "", "* * *", "0 0 3 * * *", "0 0 30 2 *", "@reboot"])
 def test_a_schedule_that_is_no_cron_expression_is_refused_with_its_option(cron: str):
     """Six fields would be every day of the third month at midnight, with seconds last; 30 February never comes."""
-    from flows.deployments import read_schedule
+    from flows.cron import read_schedule
 
     with pytest.raises(ValueError, match=r"--check-cron .* is not a cron expression"):
         read_schedule("--check-cron", cron)
+
+
+@pytest.mark.parametrize("name", ["", " ", "gpu/large", "r&d", "<pool>", "50%"])
+def test_a_pool_name_prefect_does_not_take_is_refused_in_one_line_before_the_server_is_asked(name: str):
+    from flows.deployments import check_pool
+
+    with pytest.raises(ValueError, match=rf"^--pool '{name}' cannot be the name"):
+        check_pool(name)
+    check_pool("turnwise gpu-2")
 
 
 def test_two_folders_of_one_model_are_two_workspaces_and_one_folder_is_one(tmp_path: Path):
@@ -230,12 +239,12 @@ def test_two_folders_of_one_model_are_two_workspaces_and_one_folder_is_one(tmp_p
 def test_a_schedule_is_in_the_machines_time_zone_and_a_rule_without_a_name_is_no_utc(
     given: str, told: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flows.deployments import read_schedule
+    from flows.cron import read_schedule
 
     with monkeypatch.context() as patch:
         patch.setenv("TZ", given)
         time.tzset()
-        patch.setattr("flows.deployments.get_localzone_name", lambda: told or "Etc/UTC")  # as tzlocal takes a rule
+        patch.setattr("flows.cron.get_localzone_name", lambda: told or "Etc/UTC")  # as tzlocal takes a rule
         if told is None:
             with pytest.raises(ValueError, match=rf"^TZ={re.escape(given)} is a rule.*Set TZ to a name"):
                 read_schedule("--cron", "0 3 * * *")

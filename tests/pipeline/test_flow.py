@@ -392,8 +392,17 @@ def test_help_answers_at_once_and_loads_nothing_heavy(project: Project):
     assert loaded.stdout.strip() == "[]"
 
 
-def test_a_schedule_nobody_can_read_is_refused_at_once(project: Project):
-    result = project.run("flows", "serve", "--cron", "every day")
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["serve", "--cron", "61 3 * * *"], "--cron '61 3 * * *' is not a cron expression"),
+        (["serve", "--cron", "0 3 * * *", "--check-cron", "30"], "--check-cron '30' is not a cron expression"),
+        (["run", "--reason", "a" * 1001], "--reason has more than 1,000 characters"),
+    ],
+)
+def test_an_option_nobody_can_use_is_refused_before_a_server_starts(project: Project, command: list[str], told: str):
+    result = project.run("flows", *command)
     assert result.returncode == 1
-    assert "--cron 'every day' is not a cron expression" in result.stderr
+    assert result.stderr.startswith(f"error: {told}") and result.stderr.count("\n") == 1
+    assert not list((project.artifacts / ".prefect").glob("ser*.log"))
     assert project.processes() == []
