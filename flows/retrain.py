@@ -34,6 +34,7 @@ from tasks.core.text import one_line
 from tasks.pipeline.order import check_params
 from tasks.pipeline.reasons import RunReasons, begin_run, find_reasons
 from tasks.report.summary import print_places
+from tasks.stages.promote.origin import find_edit
 from tasks.storage.inputs import check_storage, share_endpoint
 from tasks.tracking.connection import refuse_lost_registry
 from tasks.tracking.finish_seen import note_finish
@@ -111,7 +112,7 @@ def _run_all(params: dict[str, Any], paths: Paths, found: RunReasons, stages: St
             if stage == CHECKED_BY_DOCTOR:
                 _run_doctor(params, paths, stages)
             with show_progress(stage, model, paths) as variables:
-                done.append(_run(stage, stages, logger, variables, force=stage in found.forced_stages))
+                done.append(_run(stage, paths, stages, logger, variables, force=stage in found.forced_stages))
             if stage != PROMOTE:
                 refuse_edits(stage, paths)
         run_id = logger.run_id()
@@ -132,7 +133,7 @@ def _note_finish(params: dict[str, Any], paths: Paths, stages: Stages) -> None:
         _tell(stages, f"warning: the next run asks MLflow what changed, which takes seconds: {one_line(str(error))}")
 
 
-def _run(stage: str, stages: Stages, logger: RunLogger, variables: Any, *, force: bool) -> StageRun:
+def _run(stage: str, paths: Paths, stages: Stages, logger: RunLogger, variables: Any, *, force: bool) -> StageRun:
     check_run_is_wanted(stage)
     _tell(stages, f"── {stage}")
     env = {**logger.begin_stage(stage), **variables}
@@ -140,6 +141,10 @@ def _run(stage: str, stages: Stages, logger: RunLogger, variables: Any, *, force
         run = stages.run_task(run_command, stage, env=env)
     else:
         run = stages.run_task(run_stage, stage, env=env, force=force)
+        edit = find_edit(stage, paths) if run.is_cached else None
+        if edit and edit.stage == stage and not edit.in_lock:  # a `dvc repro` by hand put it into DVC's cache so
+            _tell(stages, f"   {edit.told}: what DVC has cached is not of that, so {stage} runs again")
+            run = stages.run_task(run_stage, stage, env=env, force=True)
     logger.end_stage(run)
     _tell(stages, f"   {stage}: {'nothing changed, ' if run.is_cached else ''}{run.seconds:.1f} s")
     return run

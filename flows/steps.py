@@ -159,8 +159,7 @@ def refuse_edits(stage: str, paths: Paths) -> None:
     again = (
         f"It read the edit after DVC had begun it: `dvc commit -f {edit.stage}` keeps its results. Then run again."
         if edit.in_lock
-        else "Run again, and what reads the edit is run with it; or undo it first, and nothing is repeated. Where the "
-        f"next run stops here too, `dvc repro --force --single-item {edit.stage}` helps."
+        else "Run again, and what reads the edit is run with it; or undo it first, and nothing is repeated."
     )
     raise StageFailed(f"{edit.told}. So nothing after {stage} ran: promotion takes no results of two recipes. {again}")
 

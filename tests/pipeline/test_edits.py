@@ -124,3 +124,14 @@ def test_after_an_edit_under_a_plain_dvc_repro_promotion_names_a_way_out_that_is
     assert "`dvc commit -f train`" in told and "undo" not in told
     assert toy.run("dvc", "commit", "-f", "train").returncode == 0
     assert list(toy.changed()) == ["evaluate"]  # which ran with the edit
+
+
+def test_what_a_plain_dvc_repro_cached_under_an_edit_is_made_again_by_the_next_flow(toy: Project):
+    """Train ran without the edit; evaluate and what is before train run for the edit anyway."""
+    done, _ = edit_while("train", toy, "dvc", "repro", "train")
+    assert done.returncode == 0, done.stderr
+    output = toy.flow()
+    assert output.count("is not of that, so train runs again") == 1 and "train.group_size" in output
+    assert read_json(toy.artifacts / "run.json")["cached"]["train"] is False
+    assert read_json(Path("artifacts/provenance/train.json"))["settings"]["train"] == read_params()["train"]
+    assert toy.versions() == [1]

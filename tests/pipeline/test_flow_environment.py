@@ -213,7 +213,7 @@ def test_so_does_one_whose_server_died_which_is_not_asked_again(own_server, monk
 def test_a_flow_asks_before_each_stage_so_an_unwanted_one_begins_and_promotes_nothing(own_server, monkeypatch):
     monkeypatch.setattr(Answering, "state", "CRASHED")
     with pytest.raises(ValueError, match="this run as Crashed, not as running, so promote"):
-        _run("promote", None, None, {}, force=False)  # type: ignore[arg-type] # which it has no need of
+        _run("promote", None, None, None, {}, force=False)  # type: ignore[arg-type] # which it has no need of
 
 
 @pytest.mark.slow
