@@ -179,13 +179,18 @@ def _describe_fall(check: Mapping[str, Any]) -> str:
 
 def begin_run(found: RunReasons, params: Mapping[str, Any], paths: Paths) -> str | None:
     """Write the reasons down before the first stage. Training anew takes the next seed, which is written into
-    params.yaml once; returns the line that says so. Where no run has finished, what dvc.lock has trained counts. The
-    caller reads params.yaml again.
+    params.yaml once: a run that died goes on with it. Returns the line that says so. Where no run has finished, what
+    dvc.lock has trained counts. The caller reads params.yaml again.
     """
     line, wants_next_seed = None, found.force or any(kind in TRAINS_ANEW for kind in found.kinds)
     before = inputs_now(params["promote"]) if found.last is None else found.last.inputs
     if wants_next_seed and params["seed"] == _seed_of(before):
         line = _raise_seed(params["seed"])
+    elif wants_next_seed and _seed_of(before) is not None:
+        line = (
+            f"seed stays {params['seed']}, with which no run has finished: what one that died has trained is used, and "
+            f"not trained again. For another model raise seed in {PARAMS_FILE}"
+        )
     if found.fall is not None:
         note_fall(paths, found.fall)
     write_reasons(paths, [reason.to_row() for reason in found.reasons])

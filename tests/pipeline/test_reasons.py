@@ -253,7 +253,8 @@ def test_force_needs_a_reason_and_takes_the_next_seed_once(finished: Workspace):
     finished.flow(ends=False)
     again = finished.reasons(asked="the graphics card was faulty", force=True)
     assert "recipe" in again.kinds  # the run that died had raised it
-    assert begin_run(again, read_params(), finished.paths) is None
+    told = begin_run(again, read_params(), finished.paths)
+    assert told is not None and told.startswith("seed stays 12, ")
     assert read_params()["seed"] == 12
 
 
