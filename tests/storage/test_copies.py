@@ -13,8 +13,9 @@ import pytest
 from s3transfer.exceptions import S3DownloadFailedError
 
 from tasks.core.files import read_json
-from tasks.core.urls import COPIES, local_path, parse_url
-from tasks.storage.client import StorageError, connect
+from tasks.core.urls import COPIES, S3Url, local_path, parse_url
+from tasks.storage import copies
+from tasks.storage.client import StorageError, Store, connect
 from tasks.storage.copies import local_copy, record_file
 from tasks.storage.folders import MANIFEST, files_below, put_folder
 from tasks.storage.inputs import PROBE
@@ -52,6 +53,21 @@ def test_a_copy_that_is_current_needs_no_lock_and_one_of_before_is_not_downloade
     os.replace(record_file(copy), copy.parent / "record.json")
     assert local_copy(place.url("model"), SETTINGS).stat().st_ino == first
     assert [item.name for item in copy.parent.iterdir()] == [copy.name]
+
+
+def test_a_folder_is_listed_once_and_again_after_its_download(place: Place, monkeypatch: pytest.MonkeyPatch):
+    place.put("model/weights.bin", b"123")
+    listed: list[str] = []
+    list_objects = copies.list_objects
+
+    def note(store: Store, url: S3Url) -> list[Object]:
+        listed.append(str(url))
+        return list_objects(store, url)
+
+    monkeypatch.setattr(copies, "list_objects", note)
+    local_copy(place.url("model"), SETTINGS)
+    local_copy(place.url("model"), SETTINGS)
+    assert listed == [place.url("model")] * 3  # the last for the copy that was current
 
 
 def test_a_copy_that_was_edited_here_is_fetched_again(place: Place):
