@@ -286,6 +286,13 @@ def test_the_job_that_fetches_a_model_is_valid_keeps_every_rule_and_reaches_the_
     assert {"port": 443} in [port for way in egress["egress"] for port in way["ports"]]
 
 
+@pytest.mark.parametrize("file", ["model.yaml", "ray/train.yaml"])
+def test_a_file_that_no_overlay_changes_says_what_image_to_put_in_and_names_it_once(file: str):
+    text = (FOLDER / file).read_text(encoding="utf-8")
+    (image,) = re.findall(r"image: (\S+):local$", text, re.MULTILINE)
+    assert re.search(rf"^# .*`image`.*REGISTRY/{image}:TAG", text, re.MULTILINE | re.DOTALL)
+
+
 @pytest.mark.slow
 def test_ranks_and_servers_on_several_nodes_are_valid_and_keep_every_rule(tmp_path: Path):
     assert invalid(rendered("training"), tmp_path) == ""
