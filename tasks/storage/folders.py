@@ -78,6 +78,10 @@ def put_folder(
     manifest = Manifest(files=stored, version=version)
     if before is None or manifest != before.manifest:
         _write_manifest(store, url, manifest, before)
+        if keeps_versions:  # a prune that began before may have removed what was there and was not sent
+            there = _files_there(store, url, manifest, keeps_versions)
+            for name in sorted(name for name, file in stored.items() if file not in there):
+                _put(store, files[name], url, stored[name], None)
     if before is not None and not keeps_versions:
         _remove_unnamed(store, url, before.manifest, manifest)
     return manifest

@@ -47,6 +47,14 @@ def old_results(store: Store, remote: S3Url, *, keep: int) -> Iterator[OldObject
             yield OldObjects(remote / RESULTS / name / version, listed.keys, listed.size)
 
 
+def remove_results(store: Store, old: OldObjects) -> None:
+    """Unless the manifest names this version by now: another machine has its content again, and had nothing to send."""
+    folder, _, version = old.url.key.rpartition("/")
+    found = find_manifest(store, S3Url(old.url.bucket, folder, None))
+    if found is None or found.manifest.version != version:
+        remove_objects(store, old)
+
+
 def old_checkpoints(store: Store, remote: S3Url, *, days: float) -> Iterator[OldObjects]:
     """Checkpoints that no training has added to for so many days: it ended on a machine that never came back."""
     limit = datetime.now(UTC) - timedelta(days=days)

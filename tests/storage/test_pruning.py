@@ -13,7 +13,14 @@ from tasks.storage import folders
 from tasks.storage.client import StorageError, connect
 from tasks.storage.folders import find_manifest, get_folder, put_folder
 from tasks.storage.mirror import RESULTS, RESUME
-from tasks.storage.pruning import OldObjects, objects_of_dvc, old_checkpoints, old_results, remove_objects
+from tasks.storage.pruning import (
+    OldObjects,
+    objects_of_dvc,
+    old_checkpoints,
+    old_results,
+    remove_objects,
+    remove_results,
+)
 from tests.storage.fault_proxy import FaultProxy, answer_of
 from tests.storage.places import SETTINGS, Place
 from tests.storage.test_folders import made
@@ -62,6 +69,30 @@ def test_a_version_that_another_machine_is_uploading_stays(
         time.sleep(1.1)  # the server's times are in seconds
     put_folder(store, made(tmp_path / "three", weights=b"three"), url, keeps_versions=True)
     assert [old.size for old in old_results(store, remote, keep=1)] == [3]  # the first went before the third
+
+
+def test_an_old_version_that_another_machine_makes_the_newest_again_stays_whole_also_where_it_sends_nothing(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Once it is removed before the manifest names it, and once it is about to be removed when it does."""
+    store, remote = connect(SETTINGS), parse_url(place.url("agent"))
+    url, first = remote / RESULTS / "train", made(tmp_path / "one", weights=b"one")
+    for files in (first, made(tmp_path / "two", weights=b"two")):
+        put_folder(store, files, url, keeps_versions=True)
+        time.sleep(1.1)  # the server's times are in seconds
+    (old,) = old_results(store, remote, keep=1)
+    write = folders._write_manifest
+
+    def prune_first(*given: Any) -> None:
+        remove_results(store, old)
+        write(*given)
+
+    monkeypatch.setattr(folders, "_write_manifest", prune_first)
+    put_folder(store, first, url, keeps_versions=True)
+    get_folder(store, url, tmp_path / "read")
+    assert (tmp_path / "read" / "weights").read_bytes() == b"one"
+    remove_results(store, old)
+    get_folder(store, url, tmp_path / "read")
 
 
 def test_checkpoints_go_once_nobody_added_to_them_for_long(place: Place, tmp_path: Path):

@@ -156,16 +156,17 @@ def _of_mirror(settings: PruneSections, keep: int) -> Iterator[Removal]:
     if settings.paths.remote is None:
         return
     from tasks.storage.client import connect
-    from tasks.storage.pruning import old_checkpoints, old_results, remove_objects
+    from tasks.storage.pruning import old_checkpoints, old_results, remove_objects, remove_results
 
     store, remote = connect(settings.storage), parse_url(settings.paths.remote)
     days = settings.pipeline.retention.keep_checkpoints_days
-    for what, each in (
-        ("older results", old_results(store, remote, keep=keep)),
-        (f"checkpoints of a training that stopped over {days:g} days ago", old_checkpoints(store, remote, days=days)),
+    stopped = f"checkpoints of a training that stopped over {days:g} days ago"
+    for what, each, remove in (
+        ("older results", old_results(store, remote, keep=keep), remove_results),
+        (stopped, old_checkpoints(store, remote, days=days), remove_objects),
     ):
         for found in each:
-            yield Removal(str(found.url), what, found.size, partial(remove_objects, store, found))
+            yield Removal(str(found.url), what, found.size, partial(remove, store, found))
 
 
 def _of_dvc_cache(cache: DvcCache, old: OldResults) -> Iterator[Removal]:
