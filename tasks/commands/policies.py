@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.core.files import read_json
+from tasks.core.files import names_in, read_json
 from tasks.core.settings import Paths
 from tasks.report.results import POLICIES
 from tasks.storage.inputs import copy_argument
@@ -44,13 +44,14 @@ def find_sources(reference: str, paths: Paths) -> list[Source]:
     if place.is_file():
         return [_of_file(place, paths)]
     folder = _trajectory_folder(place)
-    files = sorted(folder.glob("test_*.jsonl")) or sorted(folder.glob("*.jsonl"))
-    if not files:
+    names = names_in(folder, ".jsonl")
+    names = [name for name in names if name.startswith("test_")] or names
+    if not names:
         raise ValueError(
             f"{reference}: there are no trajectories. Name a run's artifacts folder, a .jsonl file of trajectories, "
             f"or a model version such as models:/NAME@champion."
         )
-    return [_of_file(file, paths) for file in files]
+    return [_of_file(folder / name, paths) for name in names]
 
 
 def find_policy(reference: str, paths: Paths) -> Source:

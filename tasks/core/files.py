@@ -284,13 +284,15 @@ def natural_order(name: str) -> list[str | int]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
+def names_in(folder: Path, ending: str = "") -> list[str]:
+    """Those that end so, sorted; none without such a folder. Unlike `glob`, OSError where it cannot be listed."""
+    return sorted(name for name in os.listdir(folder) if name.endswith(ending)) if folder.is_dir() else []
+
+
 def numbered_folders(folder: Path) -> list[Path]:
-    """The folders `iteration-<number>` or `step-<number>`, by number; none where there is no `folder`. OSError where it
-    cannot be listed, for which `glob` may find none.
-    """
-    names = os.listdir(folder) if folder.is_dir() else []
-    found = [folder / name for name in names if re.fullmatch(r"(iteration|step)-\d+", name)]
-    return sorted(found, key=lambda item: natural_order(item.name))
+    """The folders `iteration-<number>` or `step-<number>`, by number. As `names_in`."""
+    names = [name for name in names_in(folder) if re.fullmatch(r"(iteration|step)-\d+", name)]
+    return [folder / name for name in sorted(names, key=natural_order)]
 
 
 def link_or_copy(source: str | Path, target: str | Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from tasks.core.files import content_hash, link_or_copy, read_json
+from tasks.core.files import content_hash, link_or_copy, names_in, read_json
 from tasks.core.passing_faults import PassingFault, is_passing
 from tasks.core.text import first_few, one_line
 
@@ -75,7 +75,7 @@ def only_the_model(folder: Path) -> Iterator[Path]:
 
 def weight_files(folder: Path, *, is_adapter: bool) -> list[Path]:
     """ValueError where a file is missing, or where transformers and vLLM would read different ones."""
-    there = sorted(file.name for file in folder.glob("*.safetensors"))
+    there = names_in(folder, ".safetensors")
     names = [ADAPTER] if is_adapter else _read_index(folder) if (folder / INDEX).exists() else [SINGLE]
     if not there:
         raise ValueError(
@@ -169,11 +169,11 @@ def refuse_other_tensors(folder: Path, found: Mapping[str, Iterable[Any]]) -> No
 @contextmanager
 def loading(folder: Path, what: str) -> Iterator[None]:
     """Errors of transformers, PEFT or safetensors as one line for people; PassingFault where a disk did not answer."""
-    from safetensors import SafetensorError
-
     try:
         yield
-    except (OSError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # a file may be wrong in any way, and their errors have no common base
         if "trust_remote_code" in str(error):
             raise asks_to_run_code(folder, what) from None
         reason = one_line(f"{type(error).__name__}: {error}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tasks.core.files import names_in
 from tasks.core.urls import local_path
 from tasks.learning.shared.settings import LoRASettings
 from tasks.models.embedded import is_embedded
@@ -181,7 +182,7 @@ def folder_shape(folder: Path) -> Shape:
     if config.get("quantization_config"):
         raise UnknownShape(_is_quantized(str(folder)))
     found, sizes = resolve_model(folder), config.get("text_config", config)
-    if not any(found.glob("*.safetensors")):
+    if not names_in(found, ".safetensors"):
         return config_shape(str(folder), sizes)
     try:
         files = weight_files(found, is_adapter=False)

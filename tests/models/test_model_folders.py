@@ -120,7 +120,7 @@ def test_on_several_gpus_each_rank_loads_onto_its_own(tmp_path: Path, monkeypatc
     unknown.
     """
 
-    class Asked(Exception):
+    class Asked(BaseException):
         pass
 
     def ask(*_: Any, device_map: dict[str, torch.device], **__: Any) -> Any:
@@ -222,6 +222,17 @@ def test_a_damaged_file_beside_the_weights_names_the_folder(folder: Path, name: 
         read(folder)
     assert str(folder) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("wrong", [{"hidden_size": "big"}, {"layer_types": ["theirs"]}])
+def test_a_config_of_its_family_with_a_value_it_cannot_have_is_one_line_too(
+    folder: Path, wrong: dict[str, Any]
+) -> None:
+    """Those of transformers' strict classes are no ValueError."""
+    edit_json(folder / "config.json", **wrong)
+    with pytest.raises(ValueError, match=r"its config\.json could not be loaded") as error:
+        load_config(folder)
+    assert str(folder) in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.slow
@@ -341,3 +352,17 @@ def test_a_disk_that_does_not_answer_is_no_damaged_model(folder: Path, monkeypat
     monkeypatch.setattr("transformers.AutoConfig.from_pretrained", fail)
     with pytest.raises(PassingFault, match="cannot be read now"):
         load_config(folder)
+
+
+def test_a_folder_that_may_not_be_listed_is_not_one_without_weights(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root every folder may be; `glob` and `listdir` meet the same refusal."""
+
+    def refuse(place: Any) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    monkeypatch.setattr(os, "listdir", refuse)
+    with pytest.raises(PermissionError, match=str(folder)):
+        weights_hash(folder)
