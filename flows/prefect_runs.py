@@ -34,7 +34,7 @@ from flows.server import is_own_server, is_own_server_dead
 from tasks.core.passing_faults import PassingFault
 from tasks.core.processes import is_noted_gone, this_process
 from tasks.core.settings import load_paths, read_params
-from tasks.pipeline.run_lock import AnotherRun, only_run
+from tasks.pipeline.run_lock import SERVE, AnotherRun, only_run
 from tasks.tracking.runs import close_ended_runs, close_killed_runs
 
 AT_WORK = [StateType.RUNNING, StateType.CANCELLING]
@@ -106,13 +106,19 @@ def _read_state(run_id: UUID) -> State:
 
 def close_dead_runs(params: dict[str, Any]) -> None:
     """On our own server: mark dead runs as Crashed; `turn.py` does it on another. There: close in MLflow what Prefect
-    shows as ended, such as a run of a machine that is gone.
+    shows as ended, such as a run of a machine that is gone. The caller has the folder's lock, so only runs of a `serve`
+    can be waiting; where none is at work, this run is the only one.
     """
-    if is_own_server():
-        with get_client(sync_client=True) as client:
-            crash_dead_runs(client)
-    else:
+    if not is_own_server():
         close_ended_runs(tracking_settings(params), _find_ended)
+        return
+    with get_client(sync_client=True) as client, ExitStack() as stack:
+        is_only = True
+        try:
+            stack.enter_context(only_run(load_paths(params).artifacts, SERVE))
+        except AnotherRun:
+            is_only = False
+        crash_dead_runs(client, is_only=is_only, own=own_run_id())
 
 
 def _find_ended(run_ids: set[str]) -> set[str]:
@@ -142,22 +148,24 @@ def prepare_schedule() -> None:
             stack.enter_context(only_run(load_paths(params).artifacts))
         except AnotherRun:
             return
-        crash_dead_runs(client, is_first=True)
+        crash_dead_runs(client, is_only=True)
         close_killed_runs(tracking_settings(params))
 
 
-def crash_dead_runs(client: SyncPrefectClient, *tags: str, is_first: bool = False) -> list[FlowRun]:
-    """Mark as Crashed the runs at work with these tags whose process is gone; returns the others. With `is_first`
-    nothing has started a run yet, so all of them are dead, also those of a container that nobody can look into.
+def crash_dead_runs(
+    client: SyncPrefectClient, *tags: str, is_only: bool = False, own: UUID | None = None
+) -> list[FlowRun]:
+    """Mark as Crashed the runs at work with these tags whose process is gone; returns the others. With `is_only` none
+    but `own` can be alive, so all others are dead, also those of a container that nobody can look into.
     """
-    states = [*AT_WORK, StateType.PENDING] if is_first else AT_WORK
+    states = [*AT_WORK, StateType.PENDING] if is_only else AT_WORK
     wanted = FlowRunFilter(
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=states)),
         tags=FlowRunFilterTags(all_=list(tags)) if tags else None,
     )
     others = []
     for run in client.read_flow_runs(flow_run_filter=wanted):
-        if is_first or is_noted_gone(str(run.labels.get(PROCESS_LABEL) or "")):
+        if run.id != own and (is_only or is_noted_gone(str(run.labels.get(PROCESS_LABEL) or ""))):
             client.set_flow_run_state(run.id, Crashed(message=GONE), force=True)
         else:
             others.append(run)

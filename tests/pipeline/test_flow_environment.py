@@ -20,7 +20,7 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows import prefect_runs
-from flows.prefect_runs import check_run_is_wanted, prepare_schedule
+from flows.prefect_runs import check_run_is_wanted, close_dead_runs, prepare_schedule
 from flows.processes import child_environment
 from flows.retrain import _run
 from flows.server import OWN_SERVER_VARIABLE, Server, prepare_environment, start_server
@@ -237,11 +237,24 @@ def test_a_schedule_starts_beside_a_run_by_hand_and_in_no_folder_that_takes_no_r
         prepare_schedule()
 
 
+@pytest.mark.slow
+def test_a_run_takes_all_others_for_dead_unless_a_serve_may_have_started_them(
+    own_server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    asked: list[bool] = []
+    monkeypatch.setattr(prefect_runs, "crash_dead_runs", lambda client, *, is_only, own: asked.append(is_only))
+    params = {"paths": {"artifacts": str(tmp_path / "artifacts")}}
+    with held_by_another(tmp_path / "artifacts", ".serve.lock"):
+        close_dead_runs(params)
+    close_dead_runs(params)
+    assert asked == [False, True]
+
+
 @contextmanager
-def held_by_another(artifacts: Path) -> Iterator[None]:
+def held_by_another(artifacts: Path, lock_file: str = ".flow.lock") -> Iterator[None]:
     """The kernel's lock on a descriptor of our own is as good as another process's."""
     artifacts.mkdir()
-    with (artifacts / ".flow.lock").open("w", encoding="utf-8") as lock:
+    with (artifacts / lock_file).open("w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.write(str(os.getppid()))
         lock.flush()

@@ -22,6 +22,7 @@ from prefect.client.schemas.objects import State, StateType
 from flows.prefect_runs import PROCESS_LABEL, crash_dead_runs
 from flows.turn import HERE, _find_holder
 from tasks.core.processes import this_process
+from tasks.pipeline.run_lock import SERVE, only_run
 from tests.conftest import ROOT
 from tests.profiles import profile_params
 
@@ -82,7 +83,8 @@ def runners(tmp_path_factory: pytest.TempPathFactory, prefect: dict[str, str]) -
     folder = tmp_path_factory.mktemp("turns")
     (folder / "params.yaml").write_text(json.dumps(profile_params("test")), encoding="utf-8")
     runners = [Runner(folder, prefect) for _ in range(3)]
-    yield runners
+    with only_run(folder / "artifacts", SERVE):  # without a `serve` no run on a server of the folder's own waits
+        yield runners
     for runner in runners:
         runner.process.kill()
         runner.process.communicate()
@@ -118,7 +120,7 @@ def test_runs_that_are_skipped_leave_the_one_at_work_alone(runners: list[Runner]
 HERE_AND_ALIVE = this_process()
 GONE = {**HERE_AND_ALIVE, "started": HERE_AND_ALIVE["started"] - 60}  # another process had its id
 ELSEWHERE = {**GONE, "host": "another"}
-# (name, the process it noted, state, dead for a run, dead for a `serve` that starts)
+# (name, the process it noted, state, dead for a run beside a `serve`, dead for one alone or a `serve` that starts)
 RUNS: tuple[tuple[str, dict[str, Any] | None, StateType, bool, bool], ...] = (
     ("waits", HERE_AND_ALIVE, StateType.RUNNING, False, True),
     ("was killed", GONE, StateType.RUNNING, True, True),
@@ -133,12 +135,13 @@ RUNS: tuple[tuple[str, dict[str, Any] | None, StateType, bool, bool], ...] = (
 )
 
 
-@pytest.mark.parametrize("is_first", [False, True])
-def test_only_a_run_whose_process_is_gone_is_closed(prefect_client: SyncPrefectClient, tmp_path: Path, is_first: bool):
+@pytest.mark.parametrize("is_only", [False, True])
+def test_only_a_run_whose_process_is_gone_is_closed(prefect_client: SyncPrefectClient, tmp_path: Path, is_only: bool):
     runs = {row[0]: make_run(prefect_client, str(tmp_path), *row[:3]) for row in RUNS}
-    crash_dead_runs(prefect_client, str(tmp_path), is_first=is_first)
+    runs["is this one"] = make_run(prefect_client, str(tmp_path), "is this one", None, StateType.RUNNING)
+    crash_dead_runs(prefect_client, str(tmp_path), is_only=is_only, own=runs["is this one"])
     crashed = {name for name, run in runs.items() if state_of(prefect_client, run) == StateType.CRASHED}
-    assert crashed == {name for name, *_, for_a_run, for_serve in RUNS if (for_serve if is_first else for_a_run)}
+    assert crashed == {name for name, *_, beside, alone in RUNS if (alone if is_only else beside)}
 
 
 def test_a_run_of_this_machine_that_waits_holds_no_slot_and_one_of_another_machine_may(
