@@ -34,6 +34,7 @@ def check_own_forward(
         raise ValueError(
             f"{name}: {who} cannot run this architecture ({type(error).__name__}: {one_line(error)}). {remedy}"
         ) from error
+    found.refuse_other_than_numbers(name)
     tolerance = tolerance_of(dtype, product_dtype(model.device))
     if not found.is_within(tolerance):
         raise ValueError(

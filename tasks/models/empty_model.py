@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tasks.models.adapters import WEIGHT, LoRAUpdate, modules_in
 from tasks.models.attention import ATTENTION, UnknownAttention, refuse_fixed_attention, register_attention
-from tasks.models.files import loading, read_header, refuse_quantized, weight_files
+from tasks.models.files import loading, read_header, refuse_other_tensors, refuse_quantized, weight_files
 from tasks.models.folders import (
     load_config,
     model_config,
@@ -32,7 +32,9 @@ NUM_TOKENS = 4
 
 
 def empty_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """ValueError where transformers lets no other attention into the architecture, or the weights are quantized."""
+    """ValueError where transformers lets no other attention into the architecture, or config.json says that the weights
+    are quantized.
+    """
     import torch
 
     leave_out_sklearn()
@@ -72,6 +74,30 @@ def run_empty(model: PreTrainedModel) -> None:
         model(input_ids=ids, attention_mask=mask, use_cache=False)
 
 
+def check_tensors(folder: Path) -> None:
+    """ValueError where the files of a whole model lack tensors of its architecture, or have them in another shape, by
+    their headers. Nothing is said where they have names of their own too, as those of some families do: loading does.
+    """
+    import torch
+
+    model = empty_model(folder, torch.bfloat16)
+    own, tied = _own_shapes(model), model.all_tied_weights_keys
+    files = weight_files(folder, is_adapter=False)
+    found = {tied.get(name, name): shape for file in files for name, _, shape in read_header(file)}
+    if not found.keys() <= own.keys():
+        return
+    others = [name for name, shape in found.items() if shape != own[name]]
+    refuse_other_tensors(
+        folder, {"missing_keys": own.keys() - found.keys(), "mismatched_keys": others, "unexpected_keys": []}
+    )
+
+
+def _own_shapes(model: PreTrainedModel) -> dict[str, list[int]]:
+    """Of the tensors that its files contain, a tied one once."""
+    tied = model.all_tied_weights_keys
+    return {name: list(tensor.shape) for name, tensor in model.state_dict().items() if name not in tied}
+
+
 def streamed_weights(folder: Path) -> PolicyWeights | None:
     """The weights in a folder, adapters merged in and in the dtype of the base's files, each read when it is asked for.
 
@@ -83,8 +109,7 @@ def streamed_weights(folder: Path) -> PolicyWeights | None:
     stored = stored_dtype(base)
     model = empty_model(base, stored)
     tied = model.all_tied_weights_keys
-    own = {name: list(tensor.shape) for name, tensor in model.state_dict().items() if name not in tied}
-    if own != {name: shape for name, (_, shape) in found.items()}:
+    if _own_shapes(model) != {name: shape for name, (_, shape) in found.items()}:
         return None
     for update in updates:
         update.refuse_other_modules(modules_in(files))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
 GENERATION = "generation_config.json"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # safetensors' names: torch's
+KEPT_BESIDE = ("BOOL", "I64")  # masks and positions
 # Top-level names that are no part of the model: notes of `hf download` and git, which contain dates, and what the
 # registry adds about a version and MLflow, which it verifies itself.
 NOT_OF_THE_MODEL = (".cache", ".git", "lineage", "MLmodel", "components", "registered_model_meta")
@@ -147,6 +148,20 @@ def refuse_quantized(folder: Path, config: Mapping[str, Any]) -> None:
         )
 
 
+def refuse_other_dtypes(folder: Path, files: Iterable[Path]) -> None:
+    """ValueError where a weight is of another dtype than those computed in here: quantized, whatever config.json says.
+    Old folders keep masks and positions too, as integers.
+    """
+    for file in files:
+        for name, dtype, _ in read_header(file):
+            is_weight = name.endswith("weight") or not (dtype in KEPT_BESIDE or name.endswith(".bias"))
+            if dtype not in DTYPES and is_weight:
+                raise ValueError(
+                    f"{folder}: {one_line(name)} in {file.name} is of dtype {dtype}, and only float32, float16 and "
+                    f"bfloat16 are played and trained here. Take the model it was made from, or save it in bfloat16."
+                )
+
+
 def refuse_other_tensors(folder: Path, found: Mapping[str, Iterable[Any]]) -> None:
     """ValueError where loading left tensors of the model at random, or tensors of the files unused.
 
@@ -164,6 +179,20 @@ def refuse_other_tensors(folder: Path, found: Mapping[str, Iterable[Any]]) -> No
             f"{folder}: its weights are not those of the architecture in config.json: they {'; they '.join(told)}. "
             f"Missing tensors would be random numbers. {GET_ANOTHER}"
         )
+
+
+def refuse_broken_tensors(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """ValueError where a number of a loaded tensor is NaN or infinite: so is every log-prob then. One pass over each,
+    without a copy: 0.5 to 0.9 s per GB on one core, where torch.isfinite takes 10 to 14.
+    """
+    import torch
+
+    for name, tensor in tensors:
+        if tensor.numel() and not torch.stack(torch.aminmax(tensor.detach())).isfinite().all():
+            raise ValueError(
+                f"{folder}: its tensor {one_line(name)} contains a number that is not finite (NaN or infinite), so no "
+                f"log-prob of the model is a number, with any engine. {GET_ANOTHER}"
+            )
 
 
 @contextmanager

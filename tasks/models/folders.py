@@ -29,6 +29,8 @@ from tasks.models.files import (
     files_hash,
     loading,
     read_header,
+    refuse_broken_tensors,
+    refuse_other_dtypes,
     refuse_other_tensors,
     refuse_quantized,
     weight_files,
@@ -36,6 +38,7 @@ from tasks.models.files import (
 from tasks.models.saving import save_model, silence
 from tasks.models.settings import PLAIN_TEMPLATE, ComputeSettings, Dtype, TemplateSettings
 from tasks.models.template import TEMPLATE, copy_stating, pointed_template, state_template, template_of
+from tasks.models.tokenizer_files import check_tokenizer
 from tasks.models.torch_setup import leave_out_sklearn, prepare_torch
 
 if TYPE_CHECKING:
@@ -160,6 +163,7 @@ def load_model(
     if is_adapter(folder):
         return _load_merged(folder, partial(load_base or load_model, compute=compute, dtype=dtype))
     refuse_quantized(folder, config := model_config(folder))
+    refuse_other_dtypes(folder, weight_files(folder, is_adapter=False))
     register_attention()
     with refuse_fixed_attention(folder, config), silence(), loading(folder, "its model"):
         model, found = AutoModelForCausalLM.from_pretrained(
@@ -174,6 +178,7 @@ def load_model(
             device_map=None if device.type == "cpu" else {"": _with_index(device)},  # a map needs accelerate
         )
     refuse_other_tensors(folder, found)
+    refuse_broken_tensors(folder, model.named_parameters())
     return model.eval()
 
 
@@ -252,6 +257,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     from transformers.models.auto.tokenization_auto import get_tokenizer_config, tokenizer_class_from_name
 
     resolved, template = resolve_model(folder), pointed_template(folder)
+    check_tokenizer(resolved)
     try:
         config = get_tokenizer_config(resolved, local_files_only=True)
         name = str(config.get("tokenizer_class")).removesuffix("Fast")

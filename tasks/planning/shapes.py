@@ -7,7 +7,7 @@ mixture of experts memory has all, and arithmetic those that a token passes; eve
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from tasks.core.files import names_in
 from tasks.core.urls import local_path
 from tasks.learning.shared.settings import LoRASettings
 from tasks.models.embedded import is_embedded
-from tasks.models.files import POINTER, read_header, weight_files
-from tasks.models.folders import model_config, resolve_model
+from tasks.models.files import POINTER, read_header, refuse_other_dtypes, weight_files
+from tasks.models.folders import is_adapter, model_config, resolve_model
 from tasks.models.settings import EmbeddedModelSettings, ModelSettings
+from tasks.models.tokenizer_files import check_tokenizer
 
 OTHER_NAMES = {
     "num_hidden_layers": ("n_layer", "num_layers", "n_layers"),
@@ -63,7 +64,7 @@ class Experts:
 @dataclass(frozen=True, slots=True)
 class Shape:
     """`inner` is what a token passes, of experts too. `num_parameters` counts tied embeddings once. `stored` is the
-    dtype of its files, and so of snapshots. `fault` is why its files could not be loaded, and were not counted.
+    dtype of its files, and so of snapshots.
     """
 
     name: str
@@ -77,7 +78,6 @@ class Shape:
     num_parameters: int
     stored: str
     experts: Experts | None = None
-    fault: str | None = None
 
     @property
     def linear_layers(self) -> dict[str, tuple[int, int]]:
@@ -178,17 +178,21 @@ def embedded_shape(settings: EmbeddedModelSettings) -> Shape:
 
 
 def folder_shape(folder: Path) -> Shape:
+    """ValueError where the weights or the tokenizer beside them cannot be played, as far as headers and JSON say."""
     config = model_config(folder)
     if config.get("quantization_config"):
         raise UnknownShape(_is_quantized(str(folder)))
-    found, sizes = resolve_model(folder), config.get("text_config", config)
-    if not names_in(found, ".safetensors"):
-        return config_shape(str(folder), sizes)
-    try:
-        files = weight_files(found, is_adapter=False)
-    except ValueError as error:
-        return replace(config_shape(str(folder), sizes), fault=str(error).partition(". ")[0])
-    return config_shape(str(folder), sizes, num_parameters=_count(files))
+    found = resolve_model(folder)
+    by_formula = config_shape(str(folder), config.get("text_config", config))
+    if is_adapter(found) or not names_in(found, ".safetensors"):
+        return by_formula
+    check_tokenizer(found)
+    num_parameters = count_parameters(found)
+    if num_parameters != by_formula.num_parameters:  # only then, since it takes seconds: all of transformers
+        from tasks.models.empty_model import check_tensors
+
+        check_tensors(found)
+    return replace(by_formula, num_parameters=num_parameters)
 
 
 def _is_quantized(model: str) -> str:
@@ -258,9 +262,9 @@ def _size(config: Mapping[str, Any], name: str) -> int:
 
 
 def count_parameters(folder: Path) -> int:
-    """From the headers of the files that are loaded; no weight is read. ValueError where they are not whole."""
-    return _count(weight_files(folder, is_adapter=False))
-
-
-def _count(files: Iterable[Path]) -> int:
+    """From the headers of the files that are loaded; no weight is read. ValueError where they are not whole, or of a
+    dtype that is not computed in.
+    """
+    files = weight_files(folder, is_adapter=False)
+    refuse_other_dtypes(folder, files)
     return sum(math.prod(sizes) for file in files for _, _, sizes in read_header(file))

@@ -181,6 +181,7 @@ class Engines:
         dtypes = self.settings.own.weights_dtype(self.compute), self.compute.weights, product_dtype(model.device)
         tolerance = self.settings.tolerance(*dtypes)
         found = compare_logp(computed, model_logp(model, probe))
+        found.differences.refuse_other_than_numbers(str(folder))
         if not found.differences.is_within(tolerance):
             raise ValueError(
                 f"{folder}: the engine computes with other weights than these. Their log-probs differ (nats): {found}; "

@@ -90,6 +90,7 @@ def check_weights(
     engine: Engine, trainer_logp: LogProbs, sequences: Sequence[list[int]], *, tolerance: Tolerance
 ) -> Comparison:
     found = compare_logp(engine.token_logp(sequences), trainer_logp)
+    found.differences.refuse_other_than_numbers(f"policy version {engine.policy_version}")
     if not found.differences.is_within(tolerance):
         raise ValueError(
             f"after the refresh to policy version {engine.policy_version} the engine does not have the trainer's "

@@ -143,14 +143,13 @@ def test_of_a_mixture_it_says_how_many_experts_a_token_passes(tmp_path: Path) ->
     assert json.loads(as_json(plan))["model"]["experts"]["total"] == 6
 
 
-def test_weights_that_could_not_be_loaded_are_said_to_be_counted_by_formula(tmp_path: Path) -> None:
+def test_a_folder_that_could_not_be_loaded_is_not_planned(tmp_path: Path) -> None:
     sizes = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 10}
     (tmp_path / "config.json").write_text(json.dumps(sizes), encoding="utf-8")
     (tmp_path / "model-00001-of-00005.safetensors").touch()
-    plan = make_plan(model=str(tmp_path), gpu="h100-80gb", profiles=["my_model"])
-    told = "there is no such file, so the model is not whole: its weights are counted by formula"
-    assert told in printed(plan)
-    assert "model.safetensors" in json.loads(as_json(plan))["model"]["fault"]
+    (tmp_path / "vocab.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"model\.safetensors.*no such file.*not whole"):
+        make_plan(model=str(tmp_path), gpu="h100-80gb", profiles=["my_model"])
 
 
 def test_figures_are_rounded_to_what_an_estimate_is_worth() -> None:

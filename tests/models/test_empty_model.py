@@ -47,7 +47,7 @@ def test_a_family_runs_to_its_end_without_numbers_and_none_that_works_is_refused
 def test_what_attention_does_not_compute_is_refused_before_an_engine_starts(tmp_path: Path) -> None:
     """DeepSeek 3.2's attention is told which tokens to attend to. The folder has no weights to start with."""
     folder = tiny.model_folder(tmp_path / "m")
-    write_config(folder, "deepseek_v32", CHOOSES_TOKENS)
+    write_config(folder, "deepseek_v32", CHOOSES_TOKENS | {"vocab_size": 700})
     (folder / "model.safetensors").unlink()
     with pytest.raises(ValueError, match="DeepseekV32Attention asks its attention for indices") as refused:
         load_engine(

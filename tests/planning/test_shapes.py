@@ -69,24 +69,21 @@ def shards(tmp_path: Path) -> Path:
     for name, size in (("one", 800), ("two", 208)):
         save_file({name: np.zeros(size, dtype=np.float32)}, tmp_path / names[name])
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": names}), encoding="utf-8")
+    (tmp_path / "vocab.json").write_text("{}", encoding="utf-8")
     return tmp_path
 
 
 def test_of_a_folder_the_files_are_counted_that_are_loaded(shards: Path) -> None:
     """Mistral's folders have the same weights again in consolidated.safetensors."""
     shutil.copyfile(shards / "model-00001-of-00002.safetensors", shards / "consolidated.safetensors")
-    shape = find_shape(str(shards))
-    assert (shape.num_parameters, shape.fault) == (1008, None)
+    assert find_shape(str(shards)).num_parameters == 1008
 
 
-def test_a_download_that_was_broken_off_is_counted_by_formula_and_said_to_be(shards: Path) -> None:
-    """4 squares of 8, 3 matrices of 8 × 16, two norms; the embeddings and the last norm."""
+def test_a_download_that_was_broken_off_is_refused(shards: Path) -> None:
     (shards / "model-00002-of-00002.safetensors").unlink()
-    shape = find_shape(str(shards))
-    assert shape.num_parameters == 4 * 64 + 3 * 128 + 16 + 80 + 8
-    assert shape.fault is not None and "model-00002-of-00002.safetensors" in shape.fault
-    with pytest.raises(ValueError, match="not whole"):
-        count_parameters(shards)
+    for read in (lambda: find_shape(str(shards)), lambda: count_parameters(shards)):
+        with pytest.raises(ValueError, match=r"model-00002-of-00002\.safetensors.*not whole"):
+            read()
 
 
 def test_a_folder_of_quantized_weights_is_refused(tmp_path: Path) -> None:

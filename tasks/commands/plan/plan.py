@@ -249,7 +249,6 @@ def _head(setup: Setup, model: str, profiles: Sequence[str], lengths: str) -> tu
     return (
         f"{shape.name} ({_weights(shape)}) on {_machine_line(setup.machine)}",
         *([f"{model}: no such folder, planned by its name"] if by_name else []),
-        *([f"{shape.fault}: its weights are counted by formula"] if shape.fault else []),
         f"settings of {source}: {kind}, engine {setup.settings.engine.name}",
         lengths,
         f"episodes at once: {setup.at_once:,} of a batch, up to {measured_at_once(setup):,} where a model is measured",
