@@ -9,7 +9,7 @@ refuse beside the others is passed over.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,7 @@ LONGEST = 1 << 22  # tokens of an episode, beyond which nobody looks
 ON_ONE_CARD = "One card computes a whole episode, and no setting makes one of this length fit"
 FIELDS = {"playing": "rollout", "updating": "update", "saving": "save", "evaluating": "evaluate"}
 WITHOUT_WARM_START = "Set assess.warm_start_below: 0.0, which leaves the warm start out."
+CHECKPOINTED = ("warm_start.gradient_checkpointing", True)
 LOADED_REMEDY = "Set compute.weights (with train.lora: compute.frozen) to bfloat16, or take a smaller model."
 LORA = LoRASettings(rank=16, alpha=32, target_modules="all-linear")
 Change = tuple[str, Any]  # a key of params.yaml and its value
@@ -74,6 +75,18 @@ def remedy(setup: Setup) -> str:
     return "No setting makes it fit: take a larger device or a smaller model."
 
 
+def warm_start_that_fits(setup: Setup, changes: Sequence[Change] = ()) -> list[Change] | None:
+    """What makes the warm start fit beside these changes, [] where it does; None where only leaving it out helps."""
+    tried: tuple[list[Change], ...] = ([], [CHECKPOINTED])
+    memory = setup.machine.memory
+    return next((own for own in tried if warm_start_memory(_changed(setup, [*changes, *own])).peak <= memory), None)
+
+
+def warm_start_remedy(setup: Setup) -> str:
+    changes = warm_start_that_fits(setup)
+    return WITHOUT_WARM_START if changes is None else f"Set {describe(changes)}."
+
+
 def longest_episode(setup: Setup) -> int:
     """The most tokens that an episode may have, every other setting as it is but smaller forwards where they are
     longer than it; 0 where not even a short one fits. One rank computes a whole episode, however many there are.
@@ -115,7 +128,7 @@ def check_size(params: dict[str, Any]) -> None:
     if params["assess"]["warm_start_below"] > 0 and (memory := warm_start_memory(setup)).peak > allowed:
         raise ValueError(
             f"a warm start of {setup.shape.name}, which trains all weights, {where}: {arithmetic(memory)}. "
-            f"{WITHOUT_WARM_START}"
+            f"{warm_start_remedy(setup)}"
         )
 
 
@@ -170,7 +183,7 @@ def _halves(value: int, least: int) -> Iterator[int]:
         yield value
 
 
-def _changed(setup: Setup, changes: list[Change]) -> Setup:
+def _changed(setup: Setup, changes: Sequence[Change]) -> Setup:
     settings = setup.settings
     for key, value in changes:
         settings = settings.changed(key, value)

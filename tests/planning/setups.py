@@ -14,7 +14,7 @@ from tests.profiles import profile_params
 def setup(model: str, gpu: str, *, profile: str = "my_model", **changed: Any) -> Setup:
     """`changed` are named like `train__lora`. Without another profile frozen weights are float32."""
     settings = load(PlanSections, profile_params(profile))
-    whole = {"compute__frozen": "float32"} if profile == "my_model" else {}
+    whole = {"compute__frozen": "float32", "compute__weights": "float32"} if profile == "my_model" else {}
     for name, value in {**whole, **changed}.items():
         settings = settings.changed(name.replace("__", "."), value)
     return Setup(known_shape(model), settings, GPUS[gpu])

@@ -8,7 +8,7 @@ from tasks.commands.plan.plan import Plan, is_tight, train_seconds
 from tasks.core.progress import span, spell
 from tasks.core.text import counted
 from tasks.planning.hardware import amount
-from tasks.planning.nearest import WITHOUT_WARM_START, arithmetic, longest_episode
+from tasks.planning.nearest import arithmetic, longest_episode, warm_start_remedy
 from tasks.planning.parts import Memory
 from tasks.planning.seconds import Seconds
 
@@ -55,7 +55,7 @@ def _warm_start_line(plan: Plan) -> list[str]:
     if plan.warm_start is None or plan.warm_start <= plan.memory.peak:
         return []
     told = f"a warm start would train all weights: {amount(plan.warm_start)} of {amount(plan.setup.machine.memory)}"
-    return [f"{told}. {WITHOUT_WARM_START}" if plan.is_warm_start_too_large else told]
+    return [f"{told}. {warm_start_remedy(plan.setup)}" if plan.is_warm_start_too_large else told]
 
 
 def _longest_line(plan: Plan) -> str:

@@ -23,7 +23,14 @@ from tasks.environments.settings import EnvironmentSettings
 from tasks.models.settings import ModelSettings
 from tasks.planning.hardware import GPUS, Machine, amount, find_gpu, measured, this_machine
 from tasks.planning.memory import plan_memory, share_fault, warm_start_memory
-from tasks.planning.nearest import TIGHT, describe, fits, longest_episode, nearest_that_fits
+from tasks.planning.nearest import (
+    TIGHT,
+    describe,
+    fits,
+    longest_episode,
+    nearest_that_fits,
+    warm_start_that_fits,
+)
 from tasks.planning.parts import Memory
 from tasks.planning.plays import curated_problems, plays_of, problems_at_most
 from tasks.planning.seconds import Lengths, Seconds, assumed_lengths, plan_seconds, rollout_seconds
@@ -39,7 +46,7 @@ ESTIMATE = {
     True: "An estimate: no GPU figure was measured; published peaks × assumed shares.",
     False: "An estimate: the matrix rate is this processor's, every share and overhead is the demo's.",
 }
-OF_SEVERAL = "memory is that of rank 0 of {}, times are of one trainer; `plan --gpus` simulates those of several"
+OF_SEVERAL = "memory is that of rank 0 of {}, times and dollars are of one; `plan --gpus` simulates several trainers"
 OF_SERVERS = "a run takes {} GPUs, {} of them for vLLM's servers; times and dollars are of one GPU"
 WORST_CASE = "the budget of sampling, the worst case; give --tokens PROMPT SAMPLED REPLIES"
 
@@ -229,10 +236,14 @@ def _fits_on(setup: Setup, *, has_warm_start: bool) -> dict[str, str]:
     for name, machine in GPUS.items():
         there = replace(setup, machine=machine)
         changes = nearest_that_fits(there)
-        if changes is not None and has_warm_start and warm_start_memory(there).peak > machine.memory:
-            changes = [*changes, ("assess.warm_start_below", 0.0)]
-        as_it_is = "tight" if is_tight(there) else "yes"
-        told[name] = "no" if changes is None else f"with {describe(changes)}" if changes else as_it_is
+        if changes is None:
+            told[name] = "no"
+            continue
+        own = warm_start_that_fits(there, changes) if has_warm_start else []
+        changes += own or []
+        parts = [f"with {describe(changes)}"] if changes else []
+        parts += ["without a warm start"] if own is None else []
+        told[name] = ", ".join(parts) or ("tight" if is_tight(there) else "yes")
     return told
 
 
