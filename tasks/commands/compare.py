@@ -162,6 +162,12 @@ def refuse_attempts(file: Path, played: Sequence[Trajectory]) -> None:
 def shared_problems(first: list[Trajectory], second: list[Trajectory], files: Sequence[Path]) -> set[str]:
     """Ids of the problems that both met; ValueError where one id is of two problems, since the data then differ."""
     ours, theirs = ({item.problem_id: item for item in side} for side in (first, second))
+    for side, file in ((first, files[0]), (second, files[-1])):
+        if not side:
+            raise ValueError(
+                f"{file}: contains no trajectories, so nothing can be compared. Name a file of a stage that played "
+                f"episodes."
+            )
     shared = ours.keys() & theirs.keys()
     where = " and ".join(str(file) for file in files)
     if not shared:

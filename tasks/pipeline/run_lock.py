@@ -2,15 +2,17 @@
 
 A flow, or a stage run by hand, locks `artifacts/.flow.lock`; the kernel frees it however the process ends. A stage that
 the flow started shares the flow's lock, on another machine too: the flow passes a random token down, which is in the
-file. The owner's process id is there for the message, and to see whether the owner was killed and its guardian is still
-ending its children. POSIX only.
+file. The owner's process id and command are there for the message, and the id to see whether the owner was killed and
+its guardian is still ending its children. POSIX only.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ from typing import NamedTuple
 from tasks.core.surroundings import check_place
 
 FLOW_VARIABLE = "TURNWISE_FLOW"  # a flow's token, which it sets for its children
+COMMAND = re.compile(r"[a-z][a-z_-]{1,30}")  # `doctor`, `run`; other text of the file is not shown
 HANDOVER_SECONDS = 15.0  # how long to wait for the children of a killed owner
 
 
@@ -72,6 +75,7 @@ def own_token() -> str:
 class _Owner(NamedTuple):
     pid: str
     token: str
+    command: str
 
 
 def _share_or_take(descriptor: int, artifacts: Path, lock: FolderLock) -> None:
@@ -82,13 +86,15 @@ def _share_or_take(descriptor: int, artifacts: Path, lock: FolderLock) -> None:
         is_under_flow = bool(owner.token) and owner.token == os.environ.get(FLOW_VARIABLE)
         if is_free and not is_under_flow:
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()} {own_token()}".encode(), 0)
+            os.pwrite(descriptor, f"{os.getpid()} {own_token()} {_own_command()}".encode(), 0)
         if is_free or is_under_flow:
             return
         if _is_alive(owner.pid) or time.monotonic() > deadline:
+            own = f"`{owner.command}`"
+            told = f": {own}" if COMMAND.fullmatch(owner.command) and own != lock.owner else ""
             raise AnotherRun(
-                f"{artifacts}: another {lock.owner} (process {owner.pid or 'unknown'}) is at work in this folder, and "
-                f"{lock.harm}"
+                f"{artifacts}: another {lock.owner} (process {owner.pid or 'unknown'}{told}) is at work in this "
+                f"folder, and {lock.harm}"
             )
         time.sleep(0.1)
 
@@ -102,8 +108,16 @@ def _try_to_take(descriptor: int) -> bool:
 
 
 def _owner(descriptor: int) -> _Owner:
-    pid, _, token = os.pread(descriptor, 100, 0).decode(errors="replace").strip().partition(" ")
-    return _Owner(pid, token)
+    parts = os.pread(descriptor, 100, 0).decode(errors="replace").split()
+    pid, token, command = [*parts, "", "", ""][:3]
+    return _Owner(pid, token, command)
+
+
+def _own_command() -> str:
+    """Of `python -m tasks` or `python -m flows`; empty for another program."""
+    program, first, *_ = [*sys.argv, "", ""]
+    is_ours = program == "tasks" or program.endswith(("tasks/__main__.py", "flows/__main__.py"))  # a fork, a process
+    return first if is_ours and COMMAND.fullmatch(first) else ""
 
 
 def _is_alive(pid: str) -> bool:

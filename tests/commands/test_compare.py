@@ -87,6 +87,14 @@ def test_where_no_problem_is_shared_it_is_refused(tmp_path: Path):
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_without_trajectories_is_named_as_one(tmp_path: Path):
+    for a, b in (([], played("+")), (played("+"), []), ([], [])):
+        empty = "a" if not a else "b"
+        with pytest.raises(ValueError, match=rf"{empty}\.jsonl: contains no trajectories") as caught:
+            compare_trajectories([source(tmp_path, "a", a), source(tmp_path, "b", b)], LABELS, confidence=0.95)
+        assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["reflexion", "retries"])
 def test_attempts_are_no_samples_and_are_refused(tmp_path: Path, name: str):
     """p0 is solved at the second attempt, which the mean of its episodes would show as 50%."""

@@ -283,7 +283,7 @@ def test_a_second_flow_in_the_folder_and_strangers_are_refused_and_the_first_goe
     second = project.run("flows", "run")
     assert second.returncode == 1
     (line,) = second.stderr.splitlines()
-    assert f"another run (process {first.pid}) is at work in this folder" in line
+    assert f"another run (process {first.pid}: `run`) is at work in this folder" in line
     api = api_of(server_of(first.pid))
     num_runs = api.num_runs()
     assert api.open_paths() <= {"/health", "/ready"}

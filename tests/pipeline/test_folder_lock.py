@@ -37,6 +37,20 @@ def test_a_second_run_is_refused_and_told_who_holds_the_folder(tmp_path: Path, o
         pass
 
 
+def test_who_waits_is_told_which_command_holds_the_folder_and_no_other_text(
+    tmp_path: Path, other_run: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+):
+    pid, token = owner(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["tasks", "doctor"])
+    with only_run(tmp_path / "elsewhere"):
+        command = owner(tmp_path / "elsewhere")[2]
+    for noted, told in ((command, f"process {pid}: `doctor`"), ("\x1b[31mrun", f"process {pid}")):
+        (tmp_path / ".flow.lock").write_text(f"{pid} {token} {noted}")
+        with pytest.raises(ValueError) as error, only_run(tmp_path):
+            pass
+        assert f"another run ({told}) is at work" in str(error.value)
+
+
 def test_the_lock_of_a_killed_run_is_free_at_once(tmp_path: Path, other_run: subprocess.Popen[str]):
     other_run.kill()
     other_run.wait()
