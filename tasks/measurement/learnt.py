@@ -85,16 +85,18 @@ def untrained_sentence(row: Mapping[str, Any], snapshot: str) -> str:
     )
 
 
-def what_to_do(row: Mapping[str, Any]) -> str:
+def what_to_do(row: Mapping[str, Any], *, has_warm_start: bool) -> str:
     """The remedy for a run that learnt nothing, by whether its episodes failed, succeeded or were all alike."""
     if row.get("is_rolled_back"):
         return "What the alarms say to change is in the folder alarms/train of the artifacts."
     if row["success_rate"] is None:
         return "See what `python -m tasks doctor` says of the tools."
     if row["success_rate"] <= NEARLY:
+        more = "train the warm start longer (warm_start.num_steps, warm_start.stop, curate.num_demonstrations)"
+        begin = "begin with a warm start (curate.num_demonstrations, assess.warm_start_below)"
         return (
-            "Look at the token budgets with `python -m tasks doctor`, begin with a warm start "
-            "(curate.num_demonstrations, assess.warm_start_below), or bring easier problems (curate.max_level)."
+            f"Look at the token budgets with `python -m tasks doctor`, {more if has_warm_start else begin}, or bring "
+            f"easier problems (curate.max_level)."
         )
     if row["success_rate"] >= 1 - NEARLY:
         return "These problems are solved; bring harder ones (curate.max_level)."

@@ -39,7 +39,7 @@ def test_without_a_group_of_unequal_reward_no_snapshot_is_trained(drops: bool) -
     assert (row["is_trained"], row["num_with_signal"], row["untrained_snapshots"]) == (False, 0, [*SNAPSHOTS])
     said = untrained_sentence(row, "iteration-0020")
     assert said.startswith("iteration-0020 is untrained: none of 20 iterations") and "every episode failed" in said
-    assert "python -m tasks doctor" in what_to_do(row)
+    assert "python -m tasks doctor" in what_to_do(row, has_warm_start=False)
 
 
 def test_an_iteration_whose_unequal_group_was_filtered_away_taught_nothing() -> None:
@@ -55,7 +55,7 @@ def test_nearly_no_signal_is_none_by_the_share_the_sentinel_is_given() -> None:
     assert not hardly["is_trained"]
     said = untrained_sentence(hardly, "iteration-0020")
     assert "1 of 20 iterations" in said and "next to nothing" in said and "40% of the episodes" in said
-    assert "sampling.temperature" in what_to_do(hardly)
+    assert "sampling.temperature" in what_to_do(hardly, has_warm_start=False)
     assert learnt(metrics(3), limit=None)["is_trained"]
     assert not learnt(metrics(), limit=None)["is_trained"]
 
@@ -63,7 +63,14 @@ def test_nearly_no_signal_is_none_by_the_share_the_sentinel_is_given() -> None:
 def test_solved_problems_teach_nothing_and_the_remedy_is_harder_ones() -> None:
     row = learnt(metrics(success=1.0))
     assert "every episode succeeded" in untrained_sentence(row, "iteration-0020")
-    assert "harder" in what_to_do(row)
+    assert "harder" in what_to_do(row, has_warm_start=False)
+
+
+def test_after_a_warm_start_that_reached_nothing_the_remedy_is_a_longer_one() -> None:
+    row = learnt(metrics())
+    assert "warm_start.num_steps, warm_start.stop" in what_to_do(row, has_warm_start=True)
+    assert "begin with" not in what_to_do(row, has_warm_start=True)
+    assert "assess.warm_start_below" in what_to_do(row, has_warm_start=False)
 
 
 def test_iterations_that_lost_their_episodes_are_in_no_mean() -> None:
@@ -75,7 +82,7 @@ def test_iterations_that_lost_their_episodes_are_in_no_mean() -> None:
     lost = learnt([{"iteration": number} for number in range(1, 21)])
     assert lost["success_rate"] is None
     assert "no episode was played to its end" in untrained_sentence(lost, "iteration-0020")
-    assert "python -m tasks doctor" in what_to_do(lost)
+    assert "python -m tasks doctor" in what_to_do(lost, has_warm_start=False)
 
 
 def test_a_snapshot_from_before_the_first_signal_is_untrained_in_a_trained_run(tmp_path: Path) -> None:
@@ -102,7 +109,7 @@ def test_a_run_whose_last_iteration_went_back_to_the_start_is_untrained_whatever
     row = learnt_row(rows, snapshots={"iteration-0000": 0}, drops_zero_variance=True, limit=0.95)
     assert (row["is_trained"], row["num_with_signal"], row["untrained_snapshots"]) == (False, 20, ["iteration-0000"])
     assert "rolled all back" in untrained_sentence(row, "iteration-0000")
-    assert "alarms/train" in what_to_do(row)
+    assert "alarms/train" in what_to_do(row, has_warm_start=False)
 
 
 @pytest.mark.slow

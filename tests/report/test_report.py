@@ -209,6 +209,18 @@ def test_hostile_names_of_types_and_reasons_never_become_an_element(finished_run
     assert not [name for _, attrs in page.elements for name in attrs if name.startswith("on")]
 
 
+def test_what_more_tries_would_reach_is_asked_and_answered_where_something_is_solved(finished_run: Paths):
+    file = finished_run.stage("evaluate") / "evaluation.json"
+    evaluation = read_json(file)
+    evaluation["warm_start_best_of_k"] |= {"k": 1.0, "same_cost": 1.0, "tries_to_match": 1}
+    for rate, told in ((0.5, "One is enough to reach 50.0%"), (0.0, None)):
+        evaluation["test"]["best"]["success_rate"] = rate
+        write_json(file, evaluation)
+        text = " ".join(page_of(finished_run).text.split())
+        assert ("with more tries?" in text) == (told is not None)
+        assert told is None or told in text
+
+
 def test_a_report_before_evaluation_says_which_stage_to_run_and_leaves_nothing(tmp_path: Path):
     with pytest.raises(ValueError, match="Run `python -m tasks evaluate` first"):
         build_all(Paths(tmp_path))

@@ -96,8 +96,8 @@ def check_minimum(policy: PolicySettings, sides: Sides, snapshot: str) -> Check:
     told = "at least" if passed else "below" if success < least else "not surely at least"
     lost = f", its {counted(sides.num_lost[0], 'lost episode')} counted as failures," if sides.num_lost[0] else ""
     sentence = (
-        f"{snapshot} succeeds on {success:.1%} of test, by the {level_text(policy.confidence)} interval{lost} on "
-        f"{lowest:.1%} or more: {told} promote.minimum_success ({least:.1%})."
+        f"{snapshot} succeeds on {success:.1%} of test, and its {level_text(policy.confidence)} interval{lost} begins "
+        f"at {lowest:.1%}: {told} promote.minimum_success ({least:.1%})."
     )
     numbers = {"success_rate": success, "ci_low": lowest, "minimum_success": least}
     return Check("minimum_success", passed, success < least, sentence, numbers)

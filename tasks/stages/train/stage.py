@@ -34,6 +34,7 @@ from tasks.core.terminal import tell, warn
 from tasks.core.text import one_line
 from tasks.drift.pin import check_pin
 from tasks.measurement.learnt import LEARNT_FILE, learnt_row, skipped_row, untrained_sentence, what_to_do
+from tasks.models.files import POINTER
 from tasks.stages.train.alarms import Alarm
 from tasks.stages.train.outlook import Baseline, expect, read_baseline, warning_of
 from tasks.stages.train.settings import TrainSections
@@ -92,7 +93,7 @@ def run(settings: TrainSections, paths: Paths, *, ranks: Ranks | None = None) ->
             )
         except CollapseAlarm as stop:
             raise CollapseAlarm(f"{stop} {what_is_left(resume)}", stop.alarm, stop.metrics) from None
-        note_learning(settings, folder, rows)
+        note_learning(settings, folder, rows, has_warm_start=not (start / POINTER).exists())
         note_training_data(paths, folder)
     clear_resume("train", paths)
 
@@ -268,7 +269,7 @@ def iteration_seconds(rows: Sequence[Metrics]) -> list[Metrics]:
     return [{"iteration": row["iteration"], **seconds} for row, seconds in zip(rows, timed, strict=True) if seconds]
 
 
-def note_learning(settings: TrainSections, output: Path, rows: Sequence[Metrics]) -> None:
+def note_learning(settings: TrainSections, output: Path, rows: Sequence[Metrics], *, has_warm_start: bool) -> None:
     """Write learnt.json, which names the untrained snapshots; one warning where all of them are."""
     snapshots = {folder.name: number_of(folder.name) for folder in numbered_folders(output / "snapshots")}
     row = learnt_row(
@@ -279,7 +280,7 @@ def note_learning(settings: TrainSections, output: Path, rows: Sequence[Metrics]
     )
     write_json(output / LEARNT_FILE, row)
     if not row["is_trained"]:
-        warn(f"warning: {untrained_sentence(row, [*snapshots][-1])} {what_to_do(row)}")
+        warn(f"warning: {untrained_sentence(row, [*snapshots][-1])} {what_to_do(row, has_warm_start=has_warm_start)}")
 
 
 def note_training_data(paths: Paths, output: Path) -> None:

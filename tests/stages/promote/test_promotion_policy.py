@@ -135,7 +135,7 @@ def test_success_below_the_minimum_rejects_however_much_better_and_not_surely_ab
     assert decision == "reject"
     assert checks["better"].passed
     assert checks["minimum_success"].sentence == (
-        "iteration-0010 succeeds on 59.0% of test, by the 95% interval on 49.2% or more: below promote.minimum_success "
+        "iteration-0010 succeeds on 59.0% of test, and its 95% interval begins at 49.2%: below promote.minimum_success "
         "(60.0%)."
     )
     decision, checks = decided(policy(minimum_success=0.5), of(59), of(10))

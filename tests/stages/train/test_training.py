@@ -520,7 +520,7 @@ def test_an_iteration_that_was_rolled_back_leaves_no_snapshot(
     found = list((tmp_path / "output" / "snapshots").iterdir())
     assert {number_of(item.name) for item in found} == snapshots
     assert len({weights_hash(start), *map(weights_hash, found)}) == 3
-    note_learning(options, tmp_path / "output", rows)
+    note_learning(options, tmp_path / "output", rows, has_warm_start=False)
     assert not any(read_untrained(tmp_path / "output", item.name) for item in found)
 
 
@@ -529,7 +529,7 @@ def test_a_run_that_ends_with_a_roll_back_to_the_start_has_the_start_as_its_untr
 ) -> None:
     alarm_at({6}, monkeypatch, since=1)
     options = settings(action="roll_back", max_rollbacks=1)
-    note_learning(options, tmp_path / "output", run(options, start, tmp_path))
+    note_learning(options, tmp_path / "output", run(options, start, tmp_path), has_warm_start=False)
     (only,) = (tmp_path / "output" / "snapshots").iterdir()
     assert only.name == "iteration-0000" and weights_hash(only) == weights_hash(start)
     assert "iteration-0000 is untrained: the last alarm rolled all back" in capsys.readouterr().err
@@ -565,7 +565,7 @@ def test_an_iteration_whose_episodes_were_all_lost_is_recorded_as_no_measurement
     assert (rows[3]["num_episodes"], rows[3]["episodes_dropped"]) == (0, 16)
     assert rows[3]["optimizer_steps"] == rows[2]["optimizer_steps"]
     assert (tmp_path / "output" / "curve.csv").read_text().splitlines()[4] == f"4,{rows[2]['optimizer_steps']},,,,,,,,,"
-    note_learning(options, tmp_path / "output", rows)
+    note_learning(options, tmp_path / "output", rows, has_warm_start=False)
     mean = sum(row["success_rate"] for row in rows if row is not rows[3]) / 5
     learnt = json.loads((tmp_path / "output" / "learnt.json").read_text())
     assert learnt["success_rate"] == pytest.approx(mean, abs=1e-6)
@@ -861,7 +861,7 @@ def test_a_run_without_signal_ends_with_that_and_the_remedy_and_its_snapshots_ar
 ) -> None:
     monkeypatch.setattr(grouping, "reward", lambda problem, trajectory, settings: Score(0.0, {}))
     options = settings(num_iterations=2, zero_variance_groups="drop")
-    note_learning(options, tmp_path / "output", run(options, start, tmp_path))
+    note_learning(options, tmp_path / "output", run(options, start, tmp_path), has_warm_start=False)
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("warning: iteration-0002 is untrained: none of 2 iterations")
     assert "`python -m tasks doctor`" in said
@@ -870,7 +870,7 @@ def test_a_run_without_signal_ends_with_that_and_the_remedy_and_its_snapshots_ar
 
 def test_a_run_with_signal_says_nothing_of_it(start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = settings(num_iterations=2)
-    note_learning(options, tmp_path / "output", run(options, start, tmp_path))
+    note_learning(options, tmp_path / "output", run(options, start, tmp_path), has_warm_start=False)
     assert "untrained" not in capsys.readouterr().err
     assert read_untrained(tmp_path / "output", "iteration-0002") is None
 
