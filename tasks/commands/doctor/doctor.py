@@ -48,8 +48,8 @@ Check = Callable[[DoctorContext], Finding]
 # Causes first: a check that fails explains those after it.
 CHECKS: dict[str, Check] = {
     "environment": environment_starts,
-    "chat template": chat_template,
     "model family": model_family,
+    "chat template": chat_template,
     "tools answer": tools_answer,
     "lost episodes": lost_episodes,
     "loss mask": loss_mask,

@@ -21,10 +21,10 @@ from tasks.planning.memory import loaded_bytes, plan_memory, share_fault, snapsh
 from tasks.planning.nearest import (
     LOADED_REMEDY,
     TIGHT,
-    WITHOUT_WARM_START,
     arithmetic,
     describe_load,
     remedy,
+    warm_start_remedy,
 )
 
 LONG_HOURS = 24
@@ -72,7 +72,7 @@ def memory(context: DoctorContext) -> Finding:
     if needed.peak < warm_start:
         told += f"; a warm start would train all weights: {amount(warm_start)}"
         if needed.peak <= there < warm_start:
-            return failed(told, WITHOUT_WARM_START)
+            return failed(told, warm_start_remedy(setup))
     return _against(needed.peak, there, told, remedy(setup))
 
 
@@ -93,6 +93,7 @@ def duration(context: DoctorContext) -> Finding:
         f"warm start {span(spell, seconds.warm_start, seconds.warm_start_most)}, " if seconds.warm_start else ""
     )
     told = f"a guess: {warm_start}train {spell(seconds.train)}, evaluate {spell(seconds.evaluate)}"
+    told += ", with episodes as long as the references; `plan` takes played ones, else the whole budget"
     if seconds.total_most > LONG_HOURS * 3600:
         return warned(told, "Lower train.num_iterations, use a smaller model, or plan for it; a killed run continues.")
     return passed(told)

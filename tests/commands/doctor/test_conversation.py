@@ -20,6 +20,7 @@ from tasks.rollouts.budgets import Size, sampled_sizes, size_of
 from tasks.rollouts.engine import TurnReply
 from tasks.rollouts.episode import EpisodeRun
 from tasks.tools.authoring import tool
+from tests import tiny
 from tests.chat import templates
 from tests.commands.doctor.project import edit, found, in_world, look, look_at, params, retokenize
 from tests.stages.evaluate.test_transfer import PLAYED
@@ -189,3 +190,12 @@ def test_a_family_that_cannot_be_trained_with_these_settings_is_found_in_its_con
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     save_file({"weight": torch.zeros(2)}, tmp_path / "model.safetensors")
     found(look("model family", artifacts, model__path=str(tmp_path)), "fail", "sliding_window 64", "packing: none")
+
+
+@pytest.mark.slow
+def test_a_model_folder_that_cannot_be_played_is_no_fault_of_its_chat_template(artifacts: Path, tmp_path: Path) -> None:
+    folder = tiny.model_folder(tmp_path / "mine")
+    (folder / "tokenizer.json").unlink()
+    family, template = look_at(["model family", "chat template"], artifacts, model__path=str(folder))
+    found(family, "fail", "tokenizer.json is missing", "Download the folder again")
+    assert template.result == "skip" and "model family" in template.finding

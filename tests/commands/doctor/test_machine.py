@@ -47,7 +47,7 @@ def test_settings_beyond_the_machine_are_told_with_both_numbers(
     found(look("memory", artifacts, **measured), "fail", "while evaluating", "engine.max_concurrent_episodes: ")
     endless = {"train__num_iterations": 10**9, "train__snapshot_interval": 1}
     found(look("disk", artifacts, **endless), "fail", "results take about 3,", "1,000,000,000 snapshots of 1.6 MB")
-    found(look("duration", artifacts, **endless), "warn", "days", "Lower train.num_iterations")
+    found(look("duration", artifacts, **endless), "warn", "as long as the references", "Lower train.num_iterations")
     context = DoctorContext(load(DoctorSections, params()), Paths(artifacts))
     needed = plan_memory(estimates.planned_setup(context)).peak
     monkeypatch.setattr(hardware, "available_memory", lambda: needed / 0.95)
