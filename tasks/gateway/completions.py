@@ -52,7 +52,8 @@ class WrittenCall:
 class Completion:
     """One assistant turn. `text` is its message without its calls, `thought` what came before it, None where the model
     wrote none. `token_ids` and `logp` (nats) are of the sampled tokens, of which `num_thought_tokens` are the thought.
-    `version` says which policy wrote it. `stop_string`: the one of the request that ended the message, which is not in
+    `version` says which policy wrote it. `ignored` are parameters of the request in whose place the policy's own were
+    used. `stop_string`: the one of the request that ended the message, which is not in
     `text`.
     """
 
@@ -70,6 +71,7 @@ class Completion:
     tokens: Sequence[str] = field(default=())  # the text of each of `token_ids`
     num_thought_tokens: int = 0
     stop_string: str | None = None
+    ignored: Sequence[str] = ()
 
     @property
     def num_written_tokens(self) -> int:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tasks.gateway.completions import ProtocolError
-from tasks.gateway.http_io import refusal
+from tasks.gateway.http_io import Refusals
 from tasks.gateway.protocols import chat, messages, responses
 from tasks.gateway.wire import WireProtocol
 
@@ -27,8 +27,8 @@ PROTOCOLS: dict[str, WireProtocol] = {
 class LocalDoor:
     """An ASGI app around another."""
 
-    def __init__(self, inner: ASGIApp):
-        self.inner = inner
+    def __init__(self, inner: ASGIApp, refusals: Refusals):
+        self.inner, self.refusals = inner, refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -36,7 +36,7 @@ class LocalDoor:
             try:
                 refuse_strangers(request)
             except ProtocolError as error:
-                return await refusal(protocol_of(request), error)(scope, receive, send)
+                return await self.refusals.reply(protocol_of(request), error)(scope, receive, send)
         return await self.inner(scope, receive, send)
 
 

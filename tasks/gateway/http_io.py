@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tasks.core import json_text
+from tasks.core.text import one_line
 from tasks.gateway.completions import ProtocolError
 from tasks.gateway.wire import WireProtocol
 
@@ -47,7 +49,19 @@ def as_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def refusal(protocol: WireProtocol, error: ProtocolError) -> Response:
-    """Clients would ask again after 409 and 429; only a server that is full or closing gives another answer then."""
-    again = error.status in (429, 503)
-    return JSONResponse(protocol.error(error), error.status, {"x-should-retry": "true" if again else "false"})
+@dataclass(slots=True)
+class Refusals:
+    """Writes the errors of one gateway, and counts them; `last` is the status and message of the last one."""
+
+    num: int = 0
+    last: str | None = None
+
+    def note(self, error: ProtocolError) -> None:
+        self.num += 1
+        self.last = one_line(f"{error.status}: {error.message}")
+
+    def reply(self, protocol: WireProtocol, error: ProtocolError) -> Response:
+        """Clients would ask again after 409 and 429; only a server that is full or closing answers otherwise then."""
+        self.note(error)
+        again = error.status in (429, 503)
+        return JSONResponse(protocol.error(error), error.status, {"x-should-retry": "true" if again else "false"})

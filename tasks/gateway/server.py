@@ -26,7 +26,7 @@ from starlette.routing import BaseRoute, Route
 
 from tasks.gateway.completions import Backend, ProtocolError, ToolHost
 from tasks.gateway.doors import PROTOCOLS, LocalDoor, protocol_of
-from tasks.gateway.http_io import key_of, read_body, refusal
+from tasks.gateway.http_io import Refusals, key_of, read_body
 from tasks.gateway.turn_endpoint import TurnEndpoint, check_model
 from tasks.gateway.waiting import told
 from tasks.gateway.wire import WireProtocol
@@ -63,6 +63,7 @@ class Gateway:
         self.backend, self.tools, self.max_body_bytes = backend, tools, max_body_bytes
         self.keep_alive_seconds, self.health, self.hooks = keep_alive_seconds, health, hooks or {}
         self.port, self.is_keyless = port, is_keyless
+        self.refusals = Refusals()
         self._closing = asyncio.Event()
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
@@ -103,7 +104,7 @@ class Gateway:
         """Returns when requests are answered."""
         listening = self._listen()
         config = uvicorn.Config(
-            LocalDoor(self._app()) if self.is_keyless else self._app(),
+            LocalDoor(self._app(), self.refusals) if self.is_keyless else self._app(),
             http="h11",
             ws="none",
             lifespan="on",
@@ -180,24 +181,26 @@ class Gateway:
             *(Route(path, self._answer(hook), methods=["POST"]) for path, hook in self.hooks.items()),
         ]
         if self.tools is None:
-            return Starlette(routes=routes, exception_handlers={HTTPException: _no_such_page})
+            return Starlette(routes=routes, exception_handlers={HTTPException: self._no_such_page})
         from tasks.gateway.tool_endpoint import ToolEndpoint
 
-        endpoint = ToolEndpoint(self.tools, self._closing, max_body_bytes=self.max_body_bytes)
+        endpoint = ToolEndpoint(self.tools, self._closing, self.refusals, max_body_bytes=self.max_body_bytes)
         return Starlette(
             routes=[*routes, Route("/mcp", endpoint)],
-            exception_handlers={HTTPException: _no_such_page},
+            exception_handlers={HTTPException: self._no_such_page},
             lifespan=lambda _: endpoint.run(),
         )
 
     def _turns(self, protocol: WireProtocol) -> TurnEndpoint:
-        return TurnEndpoint(protocol, self.backend, self._closing, self.max_body_bytes, self.keep_alive_seconds)
+        return TurnEndpoint(
+            protocol, self.backend, self._closing, self.refusals, self.max_body_bytes, self.keep_alive_seconds
+        )
 
     async def _list_models(self, request: Request) -> Response:
         try:
             names = told(lambda: self.backend.models(key_of(request)))
         except ProtocolError as error:
-            return refusal(protocol_of(request), error)
+            return self.refusals.reply(protocol_of(request), error)
         ends = {"first_id": names[0], "last_id": names[-1]} if names else {}
         return JSONResponse({"object": "list", "data": [*map(_model, names)], "has_more": False, **ends})
 
@@ -206,7 +209,7 @@ class Gateway:
         try:
             check_model(name, told(lambda: self.backend.models(key_of(request))))
         except ProtocolError as error:
-            return refusal(protocol_of(request), error)
+            return self.refusals.reply(protocol_of(request), error)
         return JSONResponse(_model(name))
 
     async def _tell_health(self, _: Request) -> Response:
@@ -218,18 +221,18 @@ class Gateway:
                 body = await read_body(request, self.max_body_bytes)
                 status, reply = await asyncio.to_thread(told, lambda: hook(dict(request.headers), body))
             except ProtocolError as error:
-                return refusal(protocol_of(request), error)
+                return self.refusals.reply(protocol_of(request), error)
             except ClientDisconnect:
                 return Response(status_code=400)
             return JSONResponse(dict(reply), status)
 
         return answer
 
-
-async def _no_such_page(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path} is not served here; {', '.join(PROTOCOLS)} and /v1/models are."
-    return refusal(protocol_of(request), ProtocolError(error.status_code, message, code="not_found"))
+    async def _no_such_page(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = f"{request.method} {request.url.path} is not served here; {', '.join(PROTOCOLS)} and /v1/models are."
+        no_page = ProtocolError(error.status_code, message, code="not_found")
+        return self.refusals.reply(protocol_of(request), no_page)
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from tasks.gateway.completions import ProtocolError, ToolHost
-from tasks.gateway.http_io import key_of, refusal
+from tasks.gateway.http_io import Refusals, key_of
 from tasks.gateway.protocols import chat
 from tasks.gateway.waiting import Waiting, told
 from tasks.tools.base import Tool, ToolReply
@@ -37,8 +37,8 @@ from tasks.tools.base import Tool, ToolReply
 class ToolEndpoint:
     """An ASGI app; `run` is around its life. `closing` is set when the gateway closes."""
 
-    def __init__(self, host: ToolHost, closing: asyncio.Event, *, max_body_bytes: int):
-        self.host, self.closing = host, closing
+    def __init__(self, host: ToolHost, closing: asyncio.Event, refusals: Refusals, *, max_body_bytes: int):
+        self.host, self.closing, self.refusals = host, closing, refusals
         server = Server[dict[str, Any]]("turnwise", on_list_tools=self._list, on_call_tool=self._call)
         self._manager = StreamableHTTPSessionManager(
             server, json_response=True, stateless=True, max_request_body_size=max_body_bytes
@@ -54,7 +54,7 @@ class ToolEndpoint:
             if request.method != "POST":
                 raise ProtocolError(405, "There is no session and no stream to listen on; use POST.")
         except ProtocolError as error:
-            return await refusal(chat, error)(scope, receive, send)
+            return await self.refusals.reply(chat, error)(scope, receive, send)
         return await self._manager.handle_request(scope, receive, send)
 
     async def _list(self, context: Any, _: Any) -> ListToolsResult:

@@ -19,12 +19,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from tasks.gateway.completions import Backend, Completion, ProtocolError
-from tasks.gateway.http_io import as_object, key_of, read_body, refusal
+from tasks.gateway.http_io import Refusals, as_object, key_of, read_body
 from tasks.gateway.waiting import HungUp, Waiting, told
 from tasks.gateway.wire import Asked, WireProtocol
 
 ASCII = punctuation.replace("%", "")
 VERSION_HEADER = "x-turnwise-version"
+IGNORED_HEADER = "x-turnwise-ignored"  # parameters of the request of which the model's own are used
 STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
 
 
@@ -35,6 +36,7 @@ class TurnEndpoint:
     protocol: WireProtocol
     backend: Backend
     closing: asyncio.Event
+    refusals: Refusals
     max_body_bytes: int
     keep_alive_seconds: float
 
@@ -50,7 +52,7 @@ class TurnEndpoint:
             finally:
                 waiting.stop()
         except ProtocolError as error:
-            response = refusal(self.protocol, error)
+            response = self.refusals.reply(self.protocol, error)
         except (HungUp, ClientDisconnect):
             return None
         return await response(scope, receive, send)
@@ -65,22 +67,24 @@ class TurnEndpoint:
         return asked, told(lambda: self.backend.complete(key, asked.request))
 
     def _response(self, asked: Asked, completion: Completion) -> Response:
-        headers = {VERSION_HEADER: _in_a_header(completion.version)}
-        return JSONResponse(told(lambda: self.protocol.write(asked, completion)), headers=headers)
+        return JSONResponse(told(lambda: self.protocol.write(asked, completion)), headers=_headers(completion))
 
     async def _stream(self, asked: Asked, waiting: Waiting[Completion], send: Send) -> None:
         """ProtocolError, if it is raised, is raised before the first byte."""
         completion = await waiting.result(timeout_seconds=self.keep_alive_seconds)
-        version = [(VERSION_HEADER.encode(), _in_a_header(completion.version).encode())] if completion else []
-        await send({"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS, *version]})
+        told_first = _headers(completion) if completion else {}
+        headers = [*STREAM_HEADERS, *((name.encode(), value.encode()) for name, value in told_first.items())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             while completion is None:
                 await _send_piece(send, b": the turn is being written\n\n")
                 completion = await waiting.result(timeout_seconds=self.keep_alive_seconds)
-            await _send_piece(send, f": {VERSION_HEADER}: {_in_a_header(completion.version)}\n\n".encode())
+            for name, value in _headers(completion).items():
+                await _send_piece(send, f": {name}: {value}\n\n".encode())
             for event in self.protocol.events(asked, completion):
                 await _send_piece(send, event.encode())
         except ProtocolError as error:
+            self.refusals.note(error)
             await _send_piece(send, self.protocol.error_event(error).encode())
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -90,6 +94,12 @@ def check_model(name: str, names: Sequence[str]) -> None:
     if name not in names:
         message = f"The model {name!r:.100} is not served; this key may use {', '.join(names)}."
         raise ProtocolError(404, message, parameter="model", code="model_not_found")
+
+
+def _headers(completion: Completion) -> dict[str, str]:
+    """What a reply says beside its turn, in every protocol."""
+    ignored = {IGNORED_HEADER: ", ".join(completion.ignored)} if completion.ignored else {}
+    return {VERSION_HEADER: _in_a_header(completion.version), **ignored}
 
 
 def _in_a_header(version: str) -> str:

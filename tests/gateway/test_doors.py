@@ -69,6 +69,28 @@ def test_no_other_path_is_open_to_a_page_and_anthropics_clients_get_their_shape(
     assert (refused.status_code, refused.json()["error"]["type"]) == (403, "permission_error")
 
 
+def test_every_refusal_is_counted_with_the_last_ones_reason_in_one_line(keyless: Gateway, backend: Keyless):
+    def ask(**changed: Any) -> int:
+        given = {**ASKED, **changed}
+        return httpx2.post(f"{keyless.openai_url}/chat/completions", headers=JSON, json=given).status_code
+
+    before, script = keyless.refusals.num, backend.script
+    counted = [
+        httpx2.get(f"{keyless.url}/health", headers={"host": "evil.example"}).status_code,
+        httpx2.get(f"{keyless.url}/v2/models").status_code,
+        httpx2.get(f"{keyless.openai_url}/chat/completions").status_code,
+        ask(n=2),
+        ask(model="x" * 200 + "\n"),
+    ]
+    assert (counted, keyless.refusals.num - before) == ([403, 404, 405, 400, 404], 5)
+    last = keyless.refusals.last or ""
+    assert last.startswith("404: The model 'xxx") and len(last) < 400 and "\n" not in last
+    backend.script = lambda request: RuntimeError("a fault of ours")
+    assert (ask(), keyless.refusals.num - before) == (500, 6)
+    backend.script = script
+    assert (ask(), keyless.refusals.num - before) == (200, 6)
+
+
 @pytest.mark.parametrize(
     "headers",
     [{}, {"host": "localhost:80"}, {"host": "[::1]:80"}, {"host": "127.8.0.1"}, {"origin": "http://localhost:3000"}],

@@ -56,6 +56,15 @@ def test_a_version_of_any_letters_is_told_in_a_header(gateway, backend, stream):
     assert unquote(told) == "模型 100%\n/é@0a1b"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_was_not_used_of_a_request_is_told_in_a_header(gateway, backend, stream):
+    for ignored, header in ((["temperature", "top_p"], "temperature, top_p"), ([], None)):
+        backend.script = lambda request, names=ignored: dataclasses.replace(turn("Hello."), ignored=names)
+        reply = httpx2.post(f"{gateway.openai_url}/chat/completions", headers=HEADERS, json={**BODY, "stream": stream})
+        assert reply.headers.get("x-turnwise-ignored") == header
+        assert (": x-turnwise-ignored: temperature, top_p\n" in reply.text) == (stream and header is not None)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("status", "num_requests"), [(409, 1), (500, 1), (503, 2)])
 def test_clients_ask_again_only_where_the_answer_may_be_another(clients, backend, status, num_requests):

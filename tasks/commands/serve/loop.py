@@ -14,9 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from tasks.commands.serve.served import Install, Served
-from tasks.commands.serve.turns import Conversations, refuse_unservable
+from tasks.commands.serve.turns import Conversations
+from tasks.core.terminal import tell
 from tasks.core.text import one_line
 from tasks.gateway.completions import Completion, CompletionRequest, ProtocolError
+from tasks.rollouts.agents.answers import describe_ignored, ignored_parameters, refuse_response_schema
 from tasks.rollouts.engine import EpisodeHandle
 from tasks.rollouts.settings import SamplingSettings
 
@@ -35,7 +37,7 @@ class EngineLoop:
     def __init__(self, served: Served, sampling: SamplingSettings, *, name: str, max_under_way: int, max_waiting: int):
         self.served, self.sampling, self.name = served, sampling, name
         self.max_under_way, self.max_waiting = max_under_way, max_waiting
-        self.num_answered = self.num_refused = 0
+        self.num_answered = self.num_ignored = 0  # `num_ignored`: requests with a parameter that is not used
         self.fault: Exception | None = None  # what ended the engine
         self._conversations = self._conversations_of(served)
         self._answers: dict[EpisodeHandle, Future[Completion]] = {}
@@ -52,7 +54,7 @@ class EngineLoop:
         return [self.name]
 
     def complete(self, key: str, request: CompletionRequest) -> Future[Completion]:
-        refuse_unservable(request, self.sampling)
+        refuse_response_schema(request)
         answer: Future[Completion] = Future()
         with self._news:
             if self.fault is not None or self._is_ending:
@@ -64,6 +66,7 @@ class EngineLoop:
                 raise ProtocolError(429, message, code="rate_limit_exceeded")
             self._waiting.append(Asked(request, answer))
             self._news.notify()
+        self._note_ignored(request)
         return answer
 
     def exchange(self, install: Install) -> Future[Served]:
@@ -89,13 +92,23 @@ class EngineLoop:
             self._drop_hung_up()
         return {
             "answered": self.num_answered,
-            "refused": self.num_refused,
+            "ignored": self.num_ignored,
             "under_way": len(self._answers),
             "waiting": len(self._waiting),
         }
 
     def _conversations_of(self, served: Served) -> Conversations:
         return Conversations(served, self.sampling, self.name, self.max_under_way)
+
+    def _note_ignored(self, request: CompletionRequest) -> None:
+        """Of a request that is taken: a line for the first that sets what is not used."""
+        ignored = ignored_parameters(request, self.sampling)
+        if ignored and not self.num_ignored:
+            tell(
+                f"a request sets {describe_ignored(request, ignored, self.sampling)}, with which the model was "
+                f"measured. Replies say so in the header x-turnwise-ignored, and `ignored` of /health counts them"
+            )
+        self.num_ignored += bool(ignored)
 
     def _drop_hung_up(self) -> None:
         """Whoever has gone keeps nobody out."""
@@ -173,7 +186,6 @@ class EngineLoop:
 
     def _refuse(self, answer: Future[Completion], error: Exception) -> None:
         """A mistake of ours in one request, which the gateway logs, ends no other."""
-        self.num_refused += 1
         with suppress(InvalidStateError):
             answer.set_exception(error)
 

@@ -119,6 +119,8 @@ class Serving:
             "changes": self.watcher.num_changes,
             "trouble": " ".join(hide_known_secrets(trouble) for trouble in troubles if trouble) or None,
             **self.loop.counts(),
+            "refused": self.gateway.refusals.num,
+            "last_refusal": hide_known_secrets(self.gateway.refusals.last or "") or None,
             **({"recorded": recorder.num_recorded, "not_recorded": recorder.num_not_recorded} if recorder else {}),
         }
 

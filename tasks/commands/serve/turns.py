@@ -10,24 +10,12 @@ from dataclasses import dataclass, field
 
 from tasks.commands.serve.served import Served
 from tasks.gateway.completions import Completion, CompletionRequest, ProtocolError
-from tasks.rollouts.agents.answers import as_completion, before_stop, cut_at_stop, read_answer
+from tasks.rollouts.agents.answers import as_completion, before_stop, cut_at_stop, ignored_parameters, read_answer
 from tasks.rollouts.agents.transcript import Place, Transcript
 from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
 from tasks.rollouts.settings import SamplingSettings
 
 NUM_SEEDS = 1 << 63
-
-
-def refuse_unservable(request: CompletionRequest, sampling: SamplingSettings) -> None:
-    """ProtocolError for what this endpoint cannot do; nothing is silently left out."""
-    for name in ("temperature", "top_p"):
-        asked, has = getattr(request, name), getattr(sampling, name)
-        if asked is not None and asked != has:
-            message = f"{name} is {has:g} here, as the model was measured; leave it out or send {has:g}."
-            raise ProtocolError(400, message, parameter=name, code="unsupported_value")
-    if request.response_schema is not None:
-        message = "No engine here keeps to a JSON schema; leave response_format out."
-        raise ProtocolError(400, message, parameter="response_format", code="unsupported_parameter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +91,7 @@ class Conversations:
         return as_completion(
             answer, chat, request, written, reply.sampler_logp[: len(written)], id=secrets.token_hex(12),
             model=self.name, version=self.served.version, num_prompt_tokens=len(place.prompt),
-            num_cached_tokens=begun.num_cached,
+            num_cached_tokens=begun.num_cached, ignored=ignored_parameters(request, self.sampling),
         )  # fmt: skip
 
     def release_all(self) -> None:

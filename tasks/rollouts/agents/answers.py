@@ -12,6 +12,7 @@ from tasks.core.records import Limit
 from tasks.gateway.completions import Completion, CompletionRequest, FinishReason, ProtocolError, WrittenCall
 from tasks.rollouts.agents.said import Said
 from tasks.rollouts.engine import Finish
+from tasks.rollouts.settings import SamplingSettings
 
 BUDGETS: dict[Limit, str] = {
     "max_turns": "turns of an episode",
@@ -45,14 +46,13 @@ def read_answer(
     """Of a turn's sampled ids, with its end if it has one. `ended_by` is the engine's word: it has stop strings of its
     own. `name` begins the ids of its calls, and is unique.
 
-    No call is read from the text under `tool_choice: none`, nor where there is no tool: a request shows the tools that
-    it has, unless the model learnt them.
+    No call is read from the text under `tool_choice: none`, nor where the request has no tools, since its client could
+    make none: also of a model that learnt its tools and is shown none.
     """
     is_ended = written[-1] in chat.end_ids
     found = chat.read_turn(written[:-1] if is_ended else written)
     tools = [dict(tool) for tool in request.tools]
-    may_call = request.tool_choice != "none" and (tools or chat.template.tools_are_learnt)
-    calls = chat.calls(found.message, tools) if may_call else []
+    calls = chat.calls(found.message, tools) if tools and request.tool_choice != "none" else []
     is_malformed = any(call is None for call in calls)
     if is_malformed or not calls:
         finish: FinishReason = "stop" if is_ended or ended_by == "stop_string" else "length"
@@ -114,7 +114,7 @@ def _first(stop: Sequence[str], text: str) -> str | None:
 
 def as_completion(
     answer: Answer, chat: ChatFormat, request: CompletionRequest, written: Sequence[int], logp: Sequence[float],
-    *, id: str, model: str, version: str, num_prompt_tokens: int, num_cached_tokens: int,
+    *, id: str, model: str, version: str, num_prompt_tokens: int, num_cached_tokens: int, ignored: Sequence[str],
 ) -> Completion:  # fmt: skip
     return Completion(
         id=id,
@@ -131,6 +131,7 @@ def as_completion(
         num_thought_tokens=chat.read_turn(written).num_thought_tokens,
         tokens=[chat.decode([token]) for token in written] if request.wants_logprobs else (),
         stop_string=answer.stop_string,
+        ignored=ignored,
     )
 
 
@@ -139,7 +140,22 @@ def budget_is_used_up(limit: Limit, most: int) -> ProtocolError:
     return ProtocolError(400, message, code=limit)
 
 
+def ignored_parameters(request: CompletionRequest, sampling: SamplingSettings, *, has_seed: bool = False) -> list[str]:
+    """What a request sets and is not used: `sampling` is the distribution that is trained and measured, so it is the
+    one that is served too. `has_seed`: the episode has a seed of its own.
+    """
+    asked = {name: getattr(request, name) for name in ("temperature", "top_p")}
+    ignored = [name for name, value in asked.items() if value not in (None, getattr(sampling, name))]
+    return [*ignored, "seed"] if has_seed and request.seed is not None else ignored
+
+
+def describe_ignored(request: CompletionRequest, ignored: Sequence[str], sampling: SamplingSettings) -> str:
+    """`temperature to 0.2, where 1 is used`."""
+    used = {"temperature": f"{sampling.temperature:g}", "top_p": f"{sampling.top_p:g}", "seed": "the run's own"}
+    return " and ".join(f"{name} to {getattr(request, name):g}, where {used[name]} is used" for name in ignored)
+
+
 def refuse_response_schema(request: CompletionRequest) -> None:
     if request.response_schema is not None:
-        message = "Answers cannot be held to a JSON schema while the policy is trained; ask for one in the prompt."
+        message = "Answers cannot be held to a JSON schema; leave response_format out, and ask for one in the prompt."
         raise ProtocolError(400, message, parameter="response_format", code="unsupported_parameter")

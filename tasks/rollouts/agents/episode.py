@@ -25,6 +25,7 @@ from tasks.rollouts.agents.answers import (
     before_stop,
     budget_is_used_up,
     cut_at_stop,
+    ignored_parameters,
     read_answer,
     refuse_response_schema,
 )
@@ -300,6 +301,7 @@ class AgentRun(EpisodeRun):
         return as_completion(
             answer, self.chat, request, written, logp, id=f"turn-{uuid4().hex}", model=request.model,
             version=str(reply.policy_version), num_prompt_tokens=len(place.prompt), num_cached_tokens=len(place.held),
+            ignored=ignored_parameters(request, self.usual, has_seed=True),
         )  # fmt: skip
 
 

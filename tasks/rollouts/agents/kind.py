@@ -11,10 +11,11 @@ import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tasks.core.terminal import tell
 from tasks.gateway.completions import Completion, CompletionRequest, ProtocolError
+from tasks.rollouts.agents.answers import describe_ignored, ignored_parameters
 from tasks.rollouts.agents.episode import AgentRun
 from tasks.rollouts.agents.inbox import Asked, Called, Ended, unknown_key
 from tasks.rollouts.conversation import EpisodeKey
@@ -27,13 +28,16 @@ if TYPE_CHECKING:
 
 
 class AgentEpisodes(EngineEpisodes):
-    """Also the gateway's Backend and ToolHost, whose methods its thread calls."""
+    """Also the gateway's Backend and ToolHost, whose methods its thread calls. A stage, which plays with many of these,
+    says once what it does not take of requests.
+    """
+
+    has_told_ignored: ClassVar[bool] = False
 
     def __init__(self, *given: Any):
         super().__init__(*given)
         self.by_key: dict[str, AgentRun] = {}
         self._gateway: Gateway | None = None
-        self._has_told = False
         self.num_unheard = 0
 
     def open(self, key: EpisodeKey, environment: Environment, *, seed: int, stage: str, attempt: int) -> AgentRun:
@@ -83,7 +87,7 @@ class AgentEpisodes(EngineEpisodes):
     def complete(self, key: str, request: CompletionRequest) -> Future[Completion]:
         asked = Asked(request)
         self._put(key, asked)
-        self._tell_what_is_the_trainers(request)
+        self._tell_ignored(request)
         return asked.answer
 
     def tools(self, key: str) -> Sequence[Tool]:
@@ -130,9 +134,9 @@ class AgentEpisodes(EngineEpisodes):
                 lost.set_exception(EnvironmentFault("its endpoint ended before it did", tool="gateway"))
                 run.inbox.put(Ended(lost))
 
-    def _tell_what_is_the_trainers(self, request: CompletionRequest) -> None:
-        if not self._has_told and (request.temperature, request.top_p, request.seed) != (None, None, None):
-            self._has_told = True
-            tell(
-                "agents set temperature, top_p or seed: the run's own are used, or log-probs would be of another policy"
-            )
+    def _tell_ignored(self, request: CompletionRequest) -> None:
+        ignored = ignored_parameters(request, self.sampling, has_seed=True)
+        if ignored and not AgentEpisodes.has_told_ignored:
+            AgentEpisodes.has_told_ignored = True
+            used = describe_ignored(request, ignored, self.sampling)
+            tell(f"agents set {used}: log-probs are of the run's own distribution")

@@ -101,14 +101,30 @@ def test_a_web_page_may_not_ask_a_server_without_a_key(alias: Alias, keys: Keys,
 def test_what_cannot_be_honoured_is_refused_and_the_next_request_is_answered(serving: Serving):
     assert refusal(serving, key="") == (401, "invalid_api_key")
     assert refusal(serving, key="another") == (401, "invalid_api_key")
-    assert refusal(serving, temperature=0.5) == (400, "unsupported_value")
+    assert refusal(serving, n=2)[0] == 400
     assert refusal(serving, model="other") == (404, "model_not_found")
     tools = [{"type": "function", "function": {"name": "book", "parameters": {"type": "object", "properties": {}}}}]
     assert refusal(serving, tools=tools, tool_choice="required", seed=1) == (422, "no_call")
     long = ask(serving.gateway.url, [user("flight " * 300)], model=NAME, key=str(KEYS.request))
     assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
-    reply(serving, [user("hello")], temperature=1.0)
-    assert health(serving)["answered"] == 1 and health(serving)["status"] == "ok"
+    reply(serving, [user("hello")])
+    found = health(serving)
+    assert (found["answered"], found["refused"], found["status"]) == (1, 6, "ok")
+    assert found["last_refusal"].startswith("400: The conversation has ")
+
+
+def test_a_request_gets_the_distribution_that_the_model_was_measured_with_and_is_told(
+    serving: Serving, capsys: pytest.CaptureFixture[str]
+):
+    """1.0 is the model's own."""
+    told = list[tuple[str | None, str]]()
+    for given in ({"temperature": 1.0}, {"temperature": 0.25}, {"temperature": 0.25, "top_p": 0.5}):
+        answered = ask(serving.gateway.url, [user("hello")], model=NAME, key=str(KEYS.request), seed=3, **given)
+        told.append((answered.headers.get("x-turnwise-ignored"), answered.json()["choices"][0]["message"]["content"]))
+    assert [header for header, _ in told] == [None, "temperature", "temperature, top_p"]
+    assert len({text for _, text in told}) == 1
+    assert capsys.readouterr().out.count("a request sets temperature to 0.25, where 1 is used") == 1
+    assert (health(serving)["ignored"], health(serving)["refused"]) == (2, 0)
 
 
 def test_the_alias_is_looked_up_when_a_signed_webhook_or_whoever_has_the_key_asks(

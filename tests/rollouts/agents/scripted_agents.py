@@ -143,12 +143,12 @@ async def uses_another_key(task: AgentTask, endpoint: Endpoint) -> None:
 
 async def edits_its_history(task: AgentTask, endpoint: Endpoint) -> None:
     async def use(client: Client) -> None:
-        messages = [user(task.requests[0])]
-        first = await client.ask(messages)
+        messages, tools = [user(task.requests[0])], await client.tools()
+        first = await client.ask(messages, tools)
         call = first["tool_calls"][0]["id"]
-        second = await client.ask([*messages, first, reply(call, "It is free.")])
+        second = await client.ask([*messages, first, reply(call, "It is free.")], tools)
         assert second["tool_calls"][0]["id"] != call
-        await client.ask([*messages, first, reply(call, "It is taken.")])
+        await client.ask([*messages, first, reply(call, "It is taken.")], tools)
 
     await with_client(endpoint, use)
 
@@ -163,8 +163,8 @@ async def goes_on_with_another_history(task: AgentTask, endpoint: Endpoint) -> N
 
 async def asks_thrice_at_once(task: AgentTask, endpoint: Endpoint) -> None:
     async def use(client: Client) -> None:
-        messages = [user(task.requests[0])]
-        one, *others = await asyncio.gather(*(client.ask(messages) for _ in range(3)))
+        messages, tools = [user(task.requests[0])], await client.tools()
+        one, *others = await asyncio.gather(*(client.ask(messages, tools) for _ in range(3)))
         assert all(other["tool_calls"][0]["function"] == one["tool_calls"][0]["function"] for other in others)
 
     await with_client(endpoint, use)
@@ -185,6 +185,13 @@ async def asks_for_too_much(task: AgentTask, endpoint: Endpoint) -> None:
         cut = await client.ask([*messages, message, user("Again.")], tools, tool_choice="none", stop=['"arguments"'])
         assert cut["content"].endswith('", ')
         await client.ask([*messages, message, user("Again."), cut, user("Once more.")], tools, max_tokens=3)
+
+    await with_client(endpoint, use)
+
+
+async def sets_its_own_distribution(task: AgentTask, endpoint: Endpoint) -> None:
+    async def use(client: Client) -> None:
+        await client.ask([user(task.requests[0])], temperature=0.25, top_p=1.0, seed=7)
 
     await with_client(endpoint, use)
 

@@ -201,6 +201,19 @@ def test_what_cannot_be_honoured_is_an_error_and_a_stop_string_cuts_what_was_sam
     assert "}" not in written.removeprefix(first)  # two calls, each cut in its middle
 
 
+def test_what_agents_set_and_is_not_used_is_told_once_in_a_stage_with_its_value(
+    chat: ChatFormat, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """A top-p of 1 is what the run has. Each batch of episodes has a gateway of its own."""
+    monkeypatch.setattr(AgentEpisodes, "has_told_ignored", False)
+    for _ in range(2):
+        played_by("sets_its_own_distribution", chat, PROBLEMS[:1])
+    lines = [line for line in capsys.readouterr().out.splitlines() if "agents set" in line]
+    assert [line.split(":")[0] for line in lines] == [
+        "agents set temperature to 0.25, where 1 is used and seed to 7, where the run's own is used"
+    ]
+
+
 def test_a_stop_string_ends_a_message_that_a_thinking_model_wrote_in_place_of_its_thought():
     """The first request of the turn has 12 tokens; a second would go on beyond the string."""
     thinking = ChatFormat(tiny.tokenizer(tiny.THINKING), source="test")

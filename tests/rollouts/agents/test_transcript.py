@@ -273,17 +273,15 @@ def test_an_answer_says_which_stop_string_ended_it_and_how_long_it_thought(text:
     assert (cut.text, cut.stop_string, cut.finish) == (left, stop, "stop")
     logp = [0.0] * len(written)
     told = as_completion(cut, thinking, request, written, logp, id="t", model="policy", version="1",
-                         num_prompt_tokens=1, num_cached_tokens=0)  # fmt: skip
+                         num_prompt_tokens=1, num_cached_tokens=0, ignored=())  # fmt: skip
     assert (told.stop_string, told.num_thought_tokens) == (stop, len(thought) - 2)  # the two line ends
 
 
 def test_a_request_that_shows_no_tool_gets_text_and_no_call(chat: ChatFormat):
-    """Also an answer in JSON with the keys of Llama's calls. A model that learnt its tools is shown none."""
+    """Nor under `tool_choice: none`; also of a model that learnt its tools, and an answer like Llama's calls."""
     written = [*chat.encode(CALL), chat.end_of_turn]
-    answer = read_answer(chat, written, CompletionRequest("policy", []), "end_of_turn", name="call_0")
-    if chat.template.tools_are_learnt:
-        assert [call.name for call in answer.calls] == ["cancel_booking"]
-    else:
+    for request in (CompletionRequest("policy", []), CompletionRequest("policy", [], TOOLS, tool_choice="none")):
+        answer = read_answer(chat, written, request, "end_of_turn", name="call_0")
         assert (answer.text, answer.calls, answer.finish, answer.is_malformed) == (CALL, (), "stop", False)
     llama = ChatFormat(templates.tokenizer(templates.LLAMA), source="test")
     said = '{"name": "Alice", "parameters": {"age": 30}}'
