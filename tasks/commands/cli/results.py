@@ -107,7 +107,7 @@ def evaluate_snapshot(
 
 @command(results)
 def harvest(
-    folder: Annotated[Path, Argument(metavar="DIR", help="What `serve --record` wrote.")],
+    source: Annotated[Path, Argument(metavar="SOURCE", help="What `serve --record` wrote, or a JSONL file of chats.")],
     out: Annotated[Path, Argument(metavar="OUT", help="A JSONL file of problems; what it has stays.")],
     checker: Annotated[
         str | None, Option("--checker", metavar="OBJECT", help="tasks.custom.module:function. Default: the judge.")
@@ -117,4 +117,4 @@ def harvest(
     from tasks.commands.harvest import harvest as verb
     from tasks.core.console import SafeConsole
 
-    SafeConsole().print(verb.harvest(folder, out, checker=checker))
+    SafeConsole().print(verb.harvest(source, out, checker=checker))

@@ -1,13 +1,13 @@
-"""Reads what `serve --record` wrote (`serve/recorder.py`): each conversation from its first message to its last reply.
+"""Reads what `serve --record` wrote (`serve/recorder.py`): each conversation from its first message to its last reply;
+and plain logs, in which a row is a whole conversation as OpenAI's chat completions have it.
 
 The text is whoever's talked to the agent: data, which is compared and copied, and never followed.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,11 +18,16 @@ from typing import IO, Any
 from pydantic import Field, ValidationError
 
 from tasks.core import json_text
+from tasks.core.files import json_hash
 from tasks.core.records import Record, ReferenceTurn, ToolCall
 from tasks.core.secrets import HIDDEN
+from tasks.core.text import one_line
+from tasks.gateway.completions import ProtocolError
+from tasks.gateway.protocols import chat
 from tasks.tools.judge.prompt import Judged
 
 FILES, CURRENT = "conversations*.jsonl", "conversations.jsonl"
+FORM = 'Write rows as `serve --record` does, or {"messages": […], "tools": […]} as OpenAI\'s chat completions have them'
 
 
 class _Function(Record):
@@ -140,37 +145,53 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
+    """`first_fault`: of the rows that cannot be read, where the first is and what is wrong with it."""
+
     conversations: list[Conversation]
     num_unreadable: int
+    first_fault: str
 
 
-def read_conversations(folder: Path) -> Recorded:
-    """In order of their first rows. ValueError where nothing was recorded in `folder`."""
+def read_conversations(source: Path) -> Recorded:
+    """Of a file, or of a folder as `serve --record` leaves it, in order of their first rows. ValueError where there is
+    nothing, or no row can be read.
+    """
     rows: dict[str, list[_Row]] = {}
-    num_unreadable = 0
+    logged, num_unreadable, first_fault = list[Conversation](), 0, ""
     with ExitStack() as opened:
-        files = _open_all(folder, opened)
+        files = _open_all(source, opened)
         if not files:
             raise ValueError(
-                f"{folder}: has no {FILES}, so there is nothing to harvest. Record conversations with `python -m tasks "
-                f"serve SOURCE --record {folder}`."
+                f"{source}: is no file and has no {FILES}, so there is nothing to harvest. Record conversations with "
+                f"`python -m tasks serve SOURCE --record {source}`."
             )
-        for row in (row for file in files for row in _rows(file)):
-            if row is None:
+        for name, number, line in ((file.name, *item) for file in files for item in enumerate(file, start=1)):
+            try:
+                row = _read(line)
+            except ValueError as error:  # the last of a server that writes, or was killed; or a log of another form
                 num_unreadable += 1
+                first_fault = first_fault or f"{name}, line {number}: {_in_words(error)}"
             else:
-                rows.setdefault(row.conversation, []).append(row)
-    return Recorded([_joined(name, found) for name, found in rows.items()], num_unreadable)
+                if isinstance(row, Conversation):
+                    logged.append(row)
+                else:
+                    rows.setdefault(row.conversation, []).append(row)
+    if num_unreadable and not (rows or logged):
+        raise ValueError(f"{first_fault}. No other row can be read either, so nothing was harvested. {FORM}.")
+    found = [*(_joined(name, of_it) for name, of_it in rows.items()), *logged]
+    return Recorded(found, num_unreadable, first_fault)
 
 
-def _open_all(folder: Path, opened: ExitStack) -> list[IO[bytes]]:
+def _open_all(source: Path, opened: ExitStack) -> list[IO[bytes]]:
     """Each file once, as of one moment. The current one is opened first: a server that gives it a number meanwhile
     shows it under both names, and never under none.
     """
+    if source.is_file():
+        return [opened.enter_context(source.open("rb"))]
     current = list[IO[bytes]]()
     with suppress(FileNotFoundError):
-        current.append(opened.enter_context((folder / CURRENT).open("rb")))
-    others = [opened.enter_context(file.open("rb")) for file in sorted(folder.glob(FILES)) if file.name != CURRENT]
+        current.append(opened.enter_context((source / CURRENT).open("rb")))
+    others = [opened.enter_context(file.open("rb")) for file in sorted(source.glob(FILES)) if file.name != CURRENT]
     twice = {_identity(file) for file in current}
     return [*(file for file in others if _identity(file) not in twice), *current]
 
@@ -180,20 +201,33 @@ def _identity(file: IO[bytes]) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _rows(lines: IO[bytes]) -> Iterator[_Row | None]:
-    """None for a line that is no row: the last of a server that writes, or was killed."""
-    for line in lines:
-        try:
-            yield _Row.model_validate(_object(line))
-        except (ValidationError, ValueError):
-            yield None
-
-
-def _object(line: bytes) -> Mapping[str, Any]:
+def _read(line: bytes) -> _Row | Conversation:
+    """ValueError for a line that is no row."""
     value = json_text.parse(line, max_depth=json_text.MAX_ROW_DEPTH)
     if not isinstance(value, dict):
-        raise json.JSONDecodeError("no object", "", 0)
-    return value
+        raise ValueError("it is no JSON object")
+    if "conversation" not in value and "messages" in value:
+        return _logged(value)
+    return _Row.model_validate(value)
+
+
+def _logged(row: Mapping[str, Any]) -> Conversation:
+    """Whole in one row. The gateway's own reading of the protocol: content in parts, arguments as text."""
+    try:
+        asked = chat.read({"model": "logged", "messages": row["messages"], "tools": row.get("tools")}).request
+    except ProtocolError as error:
+        raise ValueError(error.message) from None
+    messages, tools = [Message.model_validate(dict(message)) for message in asked.messages], list(asked.tools)
+    ends_closed = messages[-1].role == "assistant"
+    name = json_hash([message.model_dump() for message in messages])[:24]
+    return Conversation(name, "logged", messages, list(map(dict, tools)), ["stop" if ends_closed else ""], True)
+
+
+def _in_words(error: ValueError) -> str:
+    if not isinstance(error, ValidationError):
+        return one_line(str(error).rstrip("."))
+    fault = error.errors()[0]
+    return one_line(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}")
 
 
 def _answered(calls: list[_Call], replies: list[Message]) -> list[tuple[ToolCall, str]]:

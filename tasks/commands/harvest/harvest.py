@@ -1,32 +1,38 @@
-"""`harvest FOLDER OUT`: recorded conversations that succeeded become problems, a line each, for `curate.source`.
+"""`harvest SOURCE OUT`: recorded conversations that succeeded become problems, a line each, for `curate.source`.
 
 A conversation is its own reference. Left out is what failed, what is there already (in OUT, or in train or select as
 they are curated here) and above all what is in test, which would no longer measure anything. OUT grows: what it has
-stays as it is, also where two at once add to it.
+stays as it is, also where two at once add to it. It is not written where a run reads it at the moment.
 """
 
 from __future__ import annotations
 
 import unicodedata
 from collections import Counter
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tasks.commands.harvest.conversations import Conversation, read_conversations
 from tasks.commands.harvest.labels import Label, label_by_checker, label_by_judge
 from tasks.core.files import json_hash, read_records, write_jsonl
 from tasks.core.json_text import json_line
+from tasks.core.provenance import CODE
 from tasks.core.records import Problem
 from tasks.core.secrets import HIDDEN
 from tasks.core.settings import Paths, Settings, load, load_paths, read_params
 from tasks.core.targets import only_writer
 from tasks.core.terminal import warn
+from tasks.core.urls import local_path
 from tasks.environments.settings import EnvironmentSettings
+from tasks.pipeline.run_lock import RUN, only_run
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 TAKEN = "taken"
+HARM = "its stages read what is to be written, so it would stop after the next of them"
 UNSEEN = "Cf"  # soft hyphens, joiners, marks of direction
 # NFKC leaves these as they are, or takes them apart in other ways.
 TYPED = str.maketrans(
@@ -39,11 +45,15 @@ class HarvestSections(Settings):
     environment: EnvironmentSettings
 
 
-def harvest(folder: Path, out: Path, *, checker: str | None = None) -> Table:
-    """Returns what was taken, and why the rest was not, by count."""
+def harvest(source: Path, out: Path, *, checker: str | None = None) -> Table:
+    """Returns what was taken, and why the rest was not, by count. ValueError where OUT may not be written now."""
     params = read_params()
-    settings, recorded = load(HarvestSections, params), read_conversations(folder)
-    known = Known(load_paths(params), harvested(out))
+    settings, paths = load(HarvestSections, params), load_paths(params)
+    with _no_run_that_reads(out, params, paths):  # before a judge is asked for minutes
+        recorded = read_conversations(source)
+    if recorded.num_unreadable:
+        warn(f"warning: rows that cannot be read: {recorded.num_unreadable:,}. The first: {recorded.first_fault}.")
+    known = Known(paths, harvested(out))
     fates: Counter[str] = Counter({TAKEN: 0, "its row cannot be read": recorded.num_unreadable})
     candidates = []
     for conversation in recorded.conversations:
@@ -52,7 +62,7 @@ def harvest(folder: Path, out: Path, *, checker: str | None = None) -> Table:
         else:
             candidates.append(conversation)
     labels = _labels(candidates, settings, checker)
-    with only_writer(out):
+    with _no_run_that_reads(out, params, paths), only_writer(out):
         before, taken = harvested(out), []  # read again: a judge takes minutes, in which another may have added to it
         known.add_harvested(before)
         for conversation, label in zip(candidates, labels, strict=True):
@@ -62,8 +72,17 @@ def harvest(folder: Path, out: Path, *, checker: str | None = None) -> Table:
             if fault is None:
                 taken.append(problem)
                 known.add(problem, "another conversation asks the same")
-        write_jsonl(out, (problem.model_dump() for problem in [*before, *taken]))
+        if taken:
+            write_jsonl(out, (problem.model_dump() for problem in [*before, *taken]))
     return _table(fates, out, num_problems=len(before) + len(taken))
+
+
+def _no_run_that_reads(out: Path, params: Mapping[str, Any], paths: Paths) -> AbstractContextManager[object]:
+    """AnotherRun where a run is at work whose stages read OUT, or the folder of code that it is in."""
+    is_read = any(
+        out.resolve().is_relative_to(Path(read).resolve()) for read in (CODE, local_path(params["curate"]["source"]))
+    )
+    return only_run(paths.artifacts, RUN._replace(harm=HARM)) if is_read else nullcontext()
 
 
 def harvested(out: Path) -> list[Problem]:

@@ -14,7 +14,6 @@ import yaml
 from tasks.commands.harvest import labels
 from tasks.commands.harvest.conversations import read_conversations
 from tasks.commands.harvest.harvest import harvest, plain
-from tasks.core.console import SafeConsole
 from tasks.core.files import read_records, write_jsonl
 from tasks.core.records import Problem
 from tasks.core.settings import load, load_paths
@@ -24,11 +23,9 @@ from tasks.stages.curate.settings import CurateSections
 from tasks.stages.curate.splitting import split_and_cap
 from tasks.stages.curate.stage import read_rows
 from tasks.tools.judge.prompt import Judged
-from tests import tiny
+from tests.commands.harvest.conftest import CALL, counts, row, says
 from tests.profiles import profile_params
 
-CALL = {"id": "call_1", "type": "function", "function": {"name": "stock", "arguments": {"item": "tea"}}}
-HIDDEN_CALL = CALL | {"function": {"name": "stock", "arguments": {"item": ["[redacted]"]}}}
 CHECKER = '''"""A checker."""
 
 def check(conversation):
@@ -37,66 +34,6 @@ def check(conversation):
         return {"success": True, "category": "shop", "level": 2, "world": {"tea": 3}}
     return {"maybe": None, "bad": False}.get(asked.split()[0], True)
 '''
-
-
-def row(
-    number: int, messages: list[dict[str, Any]], text: str, *, name: str, calls: Any = (), finish: str = "stop"
-) -> dict[str, Any]:
-    reply = {"role": "assistant", "content": text, **({"tool_calls": list(calls)} if calls else {})}
-    return {
-        "at": "2026-01-01T00:00:00", "conversation": name * 24, "number": number, "version": "shop/3", "tools": [],
-        "messages": messages, "reply": reply, "finish": finish, "num_prompt_tokens": 9, "num_written_tokens": 4,
-    }  # fmt: skip
-
-
-def says(text: str) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": text}]
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Conversations of each fate, and curated splits with two of them."""
-    monkeypatch.chdir(tmp_path)
-    Path("params.yaml").write_text(yaml.safe_dump(profile_params("demo")), encoding="utf-8")
-    template = tiny.problems(1)[0]
-    for split, request in (("train", "Known to train"), ("select", "x"), ("test", "book  FLIGHT 7")):
-        given = template.model_copy(update={"requests": [request, "and then"] if split == "test" else [request]})
-        write_jsonl(tmp_path / "artifacts" / "curate" / f"{split}.jsonl", [given.model_dump()])
-    write_jsonl(
-        tmp_path / "served" / "conversations.jsonl",
-        [
-            row(0, says("is there tea?"), "", name="a", calls=[CALL], finish="tool_calls"),
-            row(0, says("hello"), "Hello.", name="b"),
-            row(1, [{"role": "tool", "tool_call_id": "call_1", "content": "3"}], "Three.", name="a"),
-            row(2, says("and sugar?"), "None.", name="a"),
-            row(0, says("  HELLO "), "Hi.", name="c"),
-            row(0, says("Book flight 7"), "Done.", name="d"),
-            row(0, says("good morning"), "Hello.", name="6"),
-            row(1, says("book flight  7"), "Done.", name="6"),
-            row(0, [*says("good morning"), *says("And THEN")], "Done.", name="7"),
-            row(0, says("known to train"), "Done.", name="e"),
-            row(0, says("bad luck"), "Sorry.", name="f"),
-            row(0, says("maybe so"), "Perhaps.", name="0"),
-            row(0, says("write to [redacted]"), "Done.", name="1"),
-            row(0, says("my number?"), "It is [redacted].", name="4"),
-            row(0, says("order tea"), "", name="5", calls=[HIDDEN_CALL], finish="tool_calls"),
-            row(1, [{"role": "tool", "tool_call_id": "call_1", "content": "3"}], "Done.", name="5"),
-            row(0, says("long"), "It goes o", name="2", finish="length"),
-            row(1, says("what was before?"), "Nothing.", name="3"),
-            row(0, says("how do I get there?"), "Take the tram to the cent", name="8", finish="length"),
-            row(1, says("thanks"), "You are welcome.", name="8"),
-            row(0, says("coffee?"), "", name="9", calls=[CALL], finish="tool_calls"),
-        ],
-    )
-    with (tmp_path / "served" / "conversations.jsonl").open("a") as file:
-        file.write('{"at": "20')
-    return tmp_path / "served"
-
-
-def counts(table: Any, capsys: pytest.CaptureFixture[str]) -> dict[str, int]:
-    SafeConsole(width=120).print(table)
-    lines = [line.rsplit(None, 1) for line in capsys.readouterr().out.splitlines()[2:] if line.strip()]
-    return {name.strip(): int(count) for name, count in lines}
 
 
 def test_what_succeeded_becomes_a_problem_and_every_other_says_why_not(
