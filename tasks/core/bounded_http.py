@@ -18,7 +18,7 @@ MAX_ANSWER_BYTES = 8 << 20  # of a model's answer, or of one MCP message
 Hook = Callable[[Any], Awaitable[None]]
 
 
-def _ignore(why: str) -> None:
+def _ignore(*_: object) -> None:
     """Whoever asks reads the error."""
 
 
@@ -40,15 +40,23 @@ class BoundedClient(httpx2.AsyncClient):
         on_request: Sequence[Hook] = (),
         on_response: Sequence[Hook] = (),
         on_refusal: Callable[[str], None] = _ignore,
+        on_no_connection: Callable[[Exception], None] = _ignore,
         **given: Any,
     ):
         hooks = {"request": list(on_request), "response": [*on_response, self._bound]}
         as_many_as_asked = httpx2.Limits(max_connections=None)  # waiting for a connection would use up a request's time
         super().__init__(**{"limits": as_many_as_asked, **given}, event_hooks=hooks, follow_redirects=False)
         self.max_bytes, self.total_seconds, self.reads_events = max_bytes, total_seconds, reads_events
-        self.on_refusal = on_refusal
+        self.on_refusal, self.on_no_connection = on_refusal, on_no_connection
 
     async def send(self, request: httpx2.Request, **how: Any) -> httpx2.Response:
+        try:
+            return await self._send(request, **how)
+        except httpx2.ConnectError as error:
+            self.on_no_connection(error)
+            raise
+
+    async def _send(self, request: httpx2.Request, **how: Any) -> httpx2.Response:
         request.headers["Accept-Encoding"] = "identity"
         if self.total_seconds is None:
             return await super().send(request, **how)

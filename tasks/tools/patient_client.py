@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from openai import APIStatusError, OpenAIError
 
 LONGEST_PAUSE_SECONDS = 600.0
+FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 0.5, 8.0  # of the `openai` client, doubled for each repeat
 TRANSIENT = (408, 409, 429)
 OF_THE_ACCOUNT = (401, 402)
 NO_QUOTA = "insufficient_quota"  # has the status of a pause, 429, and none helps
@@ -71,9 +72,12 @@ class PatientClient:
             api_key=key or "none",
             timeout=settings.timeout_seconds,
             max_retries=settings.max_retries,
-            http_client=BoundedClient(total_seconds=settings.timeout_seconds),
+            http_client=BoundedClient(
+                total_seconds=settings.timeout_seconds, on_no_connection=self._tell_of_no_connection
+            ),
         )
         self._pauses, self._has_told_of_a_pause = set[asyncio.Task[None]](), False
+        self._has_told_of_no_connection = False
 
     async def complete(self, request: Mapping[str, Any]) -> bytes:
         """The answer of the endpoint's chat completions, unread; OpenAIError after the last repeat."""
@@ -108,6 +112,15 @@ class PatientClient:
         for pause in self._pauses:
             pause.cancel()
         await self.client.close()
+
+    def _tell_of_no_connection(self, error: Exception) -> None:
+        """Before the repeats, which take half a minute with the settings of most."""
+        most = sum(
+            min(FIRST_PAUSE_SECONDS * 2**number, MOST_PAUSE_SECONDS) for number in range(self.client.max_retries)
+        )
+        if most and not self._has_told_of_no_connection:
+            self._has_told_of_no_connection = True
+            warn(f"{self.url} does not answer ({error}); a request is tried again for up to {most:g} s")
 
     async def _pause(self, seconds: float) -> None:
         if not self._has_told_of_a_pause:

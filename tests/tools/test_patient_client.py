@@ -139,6 +139,17 @@ def test_an_endless_pause_is_no_number(endpoint: Endpoint, tmp_path: Path) -> No
     assert "Retry-After" not in str(fault.value)
 
 
+def test_an_endpoint_that_is_away_is_told_once_before_the_repeats(
+    endpoint: Endpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two connections fail, 0.5 s apart; at a port where nobody listens."""
+    settings = judge_settings(endpoint, tmp_path, max_retries=1).model_copy(update={"url": "http://127.0.0.1:9/v1"})
+    with pytest.raises(EnvironmentFault, match="the endpoint failed"):
+        ask(Judge(settings))
+    said = capsys.readouterr().err
+    assert said.count("http://127.0.0.1:9/v1 does not answer") == 1 and "for up to 0.5 s" in said
+
+
 def test_closing_ends_a_pause(endpoint: Endpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     endpoint.failures = [(429, "600")]
 
