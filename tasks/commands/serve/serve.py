@@ -24,6 +24,7 @@ from tasks.core.text import counted, one_line
 from tasks.pipeline.order import check_params, prepare_process
 from tasks.pipeline.settings import ServeSettings
 from tasks.stages.evaluate.settings import EvaluateSections
+from tasks.stages.promote.record import PAGE_FILE
 
 ROOM = "serve"
 LOOK_SECONDS = 0.2  # between two looks whether the engine is alive
@@ -45,7 +46,7 @@ def serve(source: str, *, record: Path | None = None, port: int | None = None, a
         _secret(options.webhook_secret_variable, "serve.webhook_secret_variable"),
     )
     with _folder(paths.artifacts / ROOM) as folder:
-        model = open_source(source, folder, address)
+        model = open_source(source, folder, address, decision=paths.stage("promote") / PAGE_FILE)
         serving = Serving(model, settings.plays["test"], options, keys=keys, record=record)
         with ended_by_signals() as ending, serving:
             tell("\n".join(_opening(serving, options, record)))

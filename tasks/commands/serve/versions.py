@@ -113,10 +113,17 @@ class Registered:
 Source = OneFolder | Registered
 
 
-def open_source(source: str, folder: Path, address: str | None) -> Source:
-    """ValueError in one line where there is no such model."""
+def open_source(source: str, folder: Path, address: str | None, *, decision: Path | None = None) -> Source:
+    """ValueError in one line where there is no such model, which names the page of promote's last `decision`."""
     if source.startswith(SCHEME):
-        return Registered(source, folder, address)
+        try:
+            return Registered(source, folder, address)
+        except ValueError as error:
+            if decision is None or not decision.exists():
+                raise
+            raise ValueError(
+                f"{error} Promote's last decision is {decision}; `serve FOLDER` serves a model folder."
+            ) from None
     place = Path(source)
     if not is_model(place):
         raise ValueError(

@@ -22,6 +22,17 @@ def test_a_folder_has_its_own_name_from_wherever_it_is_named(tmp_path: Path, mon
         assert open_source(place, tmp_path, None).name == name
 
 
+def test_where_nobody_is_champion_the_last_decision_is_named(project: Path):
+    """As after a promotion that was refused."""
+    page = project / "decision.html"
+    for is_told in (False, True):
+        with pytest.raises(ValueError, match="makes one") as caught:
+            open_source(f"models:/{MODEL}@champion", project / "served", None, decision=page)
+        told = str(caught.value)
+        assert (str(page) in told, "`serve FOLDER`" in told, "\n" in told) == (is_told, is_told, False)
+        page.write_text("<p>Refused.</p>")
+
+
 def test_an_alias_is_followed_as_the_journal_has_it(project: Path):
     promote("a")
     promote("b")
