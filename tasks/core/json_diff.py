@@ -7,6 +7,7 @@ near the difference.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ MAX_SHOWN = 60  # characters of a value
 MAX_NAME = 80  # of the name of a tool, an argument or a field
 MAX_LISTED = 8  # names in one line
 LEAD = 20  # characters shown before the first difference of two long texts
+HASH = re.compile(r"[0-9a-f]{32,}")
 
 
 def changes(old: Any, new: Any, place: str = "") -> Iterator[str]:
@@ -56,7 +58,9 @@ def is_same(old: Any, new: Any) -> bool:
 
 
 def arrow(old: Any, new: Any) -> str:
-    """`old → new`, each as JSON on one line."""
+    """`old → new`, each as JSON on one line; of two hashes nobody reads more than that they differ."""
+    if all(isinstance(value, str) and HASH.fullmatch(value) for value in (old, new)):
+        return f"{old[:8]}… → {new[:8]}…"
     before, after = json_line(old), json_line(new)
     if max(len(before), len(after)) <= MAX_SHOWN:
         return f"{printable(before)} → {printable(after)}"

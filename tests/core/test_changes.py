@@ -26,6 +26,11 @@ def test_long_texts_are_cut_around_their_first_difference():
     assert arrow("x" * 100, "x" * 101).count("…") >= 2
 
 
+def test_of_two_hashes_eight_letters_each_are_shown():
+    assert arrow("0123456789ab" * 5, "f" * 64) == "01234567… → ffffffff…"
+    assert arrow("0" * 31, "1" * 31).count("0") == 31  # another number
+
+
 def test_a_long_list_of_names_is_cut_and_an_order_shown_from_where_it_changes():
     before, after = {f"n{number}": 0 for number in range(40)}, {f"n{number}": 0 for number in range(20)}
     assert list(changes({"a": before}, {"a": after})) == [
