@@ -112,7 +112,7 @@ def _run_all(params: dict[str, Any], paths: Paths, found: RunReasons, stages: St
             if stage == CHECKED_BY_DOCTOR:
                 _run_doctor(params, paths, stages)
             with show_progress(stage, model, paths) as variables:
-                done.append(_run(stage, paths, stages, logger, variables, force=stage in found.forced_stages))
+                done.append(_run(stage, paths, stages, logger, variables, force=found.is_forced(stage)))
             if stage != PROMOTE:
                 refuse_edits(stage, paths)
         run_id = logger.run_id()

@@ -156,10 +156,11 @@ def refuse_edits(stage: str, paths: Paths) -> None:
     edit = find_edit(stage, paths)
     if edit is None:
         return
+    repeated = f"only {stage}, which began with it," if edit.is_in_last else "nothing"
     again = (
         f"It read the edit after DVC had begun it: `dvc commit -f {edit.stage}` keeps its results. Then run again."
         if edit.in_lock
-        else "Run again, and what reads the edit is run with it; or undo it first, and nothing is repeated."
+        else f"Run again, and what reads the edit is run with it; or undo it first, and {repeated} is repeated."
     )
     raise StageFailed(f"{edit.told}. So nothing after {stage} ran: promotion takes no results of two recipes. {again}")
 

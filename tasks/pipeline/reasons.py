@@ -90,10 +90,14 @@ class RunReasons:
         assert self.last is not None
         return f"nothing changed since {self.last.name} ({self.last.outcome})"
 
-    @property
-    def forced_stages(self) -> tuple[str, ...]:
-        """What `dvc repro` is to run with --force: DVC sees nothing of an environment's drift."""
-        return (CURATE,) if "drift" in self.kinds else ()
+    def is_forced(self, stage: str) -> bool:
+        """Whether `dvc repro` is to run it with --force: DVC sees nothing of an environment's drift. A run that stopped
+        later has curated for it already, if DVC finds nothing to do there.
+        """
+        drift = [reason.text for reason in self.reasons if reason.kind == "drift"]
+        if stage != CURATE or not drift:
+            return False
+        return any(not text.startswith(UNFINISHED) for text in drift) or CURATE in read_status()
 
 
 def find_reasons(params: dict[str, Any], paths: Paths, *, asked: str | None = None, force: bool = False) -> RunReasons:

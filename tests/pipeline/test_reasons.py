@@ -16,6 +16,7 @@ import yaml
 
 from flows.processes import child_environment
 from tasks.core.files import read_json, write_json
+from tasks.core.provenance import RECORDED
 from tasks.core.settings import Paths, read_params
 from tasks.drift.fall import last_fall
 from tasks.pipeline import reasons as module
@@ -218,13 +219,18 @@ def test_drift_curates_anew_by_force_and_outlives_a_run_that_died(finished: Work
     finished.drift = ["reply of get_flight: cost: type number → string"]
     found = finished.reasons()
     assert found.kinds == ["drift"]
-    assert found.forced_stages == ("curate",)
+    assert [stage for stage in RECORDED if found.is_forced(stage)] == ["curate"]
     finished.begin()
     finished.flow(ends=False)
     finished.drift = []  # the new pin is there; what depends on it is not
     (text,) = finished.texts()
     assert "a run that did not finish had" in text
     assert "get_flight" in text
+    found = finished.reasons()
+    assert not found.is_forced("curate")  # it has curated for that: DVC finds nothing to do
+    finished.status = {"curate": [{"changed outs": {"artifacts/curate": "deleted"}}]}
+    assert found.is_forced("curate")
+    finished.status = {}
     finished.begin()
     finished.flow()
     assert finished.texts() == []
@@ -236,7 +242,7 @@ def test_a_persons_reason_lets_dvc_decide_what_runs(finished: Workspace):
     found = finished.reasons(asked="a new  judge\nmodel")
     assert [reason.kind for reason in found.reasons] == ["person"]
     assert "a new judge model" in found.sentence
-    assert found.forced_stages == ()
+    assert not any(found.is_forced(stage) for stage in RECORDED)
     assert begin_run(found, read_params(), finished.paths) is None
     assert read_params()["seed"] == 11
 

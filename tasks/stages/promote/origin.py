@@ -26,11 +26,14 @@ NOT_SET = object()
 
 
 class Edit(NamedTuple):
-    """What differs between today and what a stage ran with; `in_lock`: in dvc.lock alone, and not in its record."""
+    """What differs between today and what a stage ran with; `in_lock`: in dvc.lock alone, and not in its record.
+    `is_in_last`: the last stage that was asked about began with today's.
+    """
 
     stage: str
     told: str
     in_lock: bool
+    is_in_last: bool = False
 
 
 def read_origin(paths: Paths) -> Origin:
@@ -51,7 +54,10 @@ def find_edit(last: str, paths: Paths) -> Edit | None:
     """The first of the stages up to `last` that ran with something else than there is today."""
     params, text = read_params(), PARAMS_FILE.read_text(encoding="utf-8")
     records = _records(RECORDED[: RECORDED.index(last) + 1], paths)
-    return _first_edit(records, params, text, _read_lock(), paths)
+    edit = _first_edit(records, params, text, _read_lock(), paths)
+    if edit is None or edit.stage == last:
+        return edit
+    return edit._replace(is_in_last=not any(_changes(records[last], records, params, paths)))
 
 
 def _first_edit(

@@ -196,6 +196,15 @@ def test_an_edit_is_found_once_a_stage_that_reads_it_has_run(project: None):
     assert find_edit("train", PATHS) == Edit("train", told, in_lock=False)
 
 
+def test_a_stage_that_began_with_an_edit_is_told_from_one_during_which_it_was_made(project: None):
+    """Undoing it repeats the first, and nothing after the second."""
+    edit("tasks/world.py", "1", "2")
+    for stage, is_in_last in (("train", False), ("evaluate", False)):
+        assert find_edit(stage, PATHS) == Edit("curate", "curate: tasks/world.py was changed", False, is_in_last)
+    run_by_hand("evaluate")
+    assert find_edit("evaluate", PATHS) == Edit("curate", "curate: tasks/world.py was changed", False, True)
+
+
 def remove(file: Path) -> None:
     file.unlink()
 
