@@ -103,6 +103,16 @@ def find_drift(settings: EnvironmentSettings, paths: Paths) -> list[str]:
     return [] if found is not None else drift_between(known[min(1, len(known) - 1)], today)
 
 
+def description_changes(environment: Environment, paths: Paths) -> list[str]:
+    """The same of an environment that is open, by its description alone: no probe is played."""
+    file = paths.stage("curate") / PIN_FILE
+    if not file.exists() or os.environ.get(ACCEPT_VARIABLE) == "1":
+        return []
+    today = json.loads(json.dumps(environment.describe()))
+    found = [list(changes(pin["description"], today)) for pin in _known(paths, read_json(file))]
+    return found[0] if all(found) else []
+
+
 def _known(paths: Paths, pin: Pin) -> list[Pin]:
     """The pin, then each accepted environment, the newest first."""
     accepted = [record["environment"] for record in read_accepted(paths) if record["pinned"] == _hash(pin)]

@@ -11,6 +11,7 @@ from tasks.commands.doctor.context import DoctorContext, PlayedReference
 from tasks.commands.doctor.findings import Finding, Skipped, failed, list_some, passed, warned
 from tasks.core.records import Problem, Trajectory
 from tasks.core.text import counted, one_line
+from tasks.drift.pin import description_changes
 from tasks.tools.base import EnvironmentFault, Tool, block_until
 from tasks.tools.layer import OURS
 from tasks.tools.schemas import ArgumentSchema
@@ -24,8 +25,13 @@ HIGH_DROPPED_SHARE = 0.2  # from here on the remaining episodes are hardly a fai
 
 
 def environment_starts(context: DoctorContext) -> Finding:
-    """It is made and names its tools: what fails here is none of the model's."""
+    """It is made and names its tools, and the problems were curated for it: what fails here is none of the model's."""
     names = [tool.name for tool in context.environment.tools]
+    if found := description_changes(context.environment, context.paths):
+        return failed(
+            f"what was curated is of another environment: {list_some(found)}",
+            "Run `python -m tasks curate`; until then the problems of before would be judged.",
+        )
     return passed(f"{context.environment.name}, {len(names):,} tools")
 
 

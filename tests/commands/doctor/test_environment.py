@@ -11,6 +11,7 @@ from pydantic import Field
 
 from tasks.commands.doctor.doctor import CHECKS
 from tasks.core.records import Problem
+from tasks.drift.pin import ACCEPT_VARIABLE
 from tasks.environments.travel_desk.environment import TravelDeskEpisode
 from tasks.tools.authoring import tool
 from tasks.tools.base import EnvironmentFault
@@ -35,6 +36,15 @@ class Larger(TravelDeskEpisode):
     @tool("Rate a flight.")
     def rate(self, stars: Annotated[int, Field(ge=1, le=5)], note: str) -> str:
         return "thanks"
+
+
+def test_problems_of_another_environment_are_not_judged(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a change of params.yaml whose curation failed; what plays problems is skipped."""
+    name = in_world(monkeypatch, Larger)
+    checks = look_at(["environment", "chat template", "tools answer"], artifacts, environment__name=name)
+    found(checks[0], "fail", "tools: rate is new", "python -m tasks curate")
+    assert [item.result for item in checks[1:]] == ["skip", "skip"]
+    assert look("environment", artifacts).result == "pass"
 
 
 class Dead(TravelDeskEpisode):
@@ -95,6 +105,7 @@ def test_in_a_world_without_a_working_tool_what_plays_is_skipped(
         raise EnvironmentFault("no such server", tool="cancel_booking")
 
     monkeypatch.setattr(Crashing, "call", down)
+    monkeypatch.setenv(ACCEPT_VARIABLE, "1")  # the problems are of travel_desk
     name = in_world(monkeypatch, Crashing)
     examined = look_at([*CHECKS], artifacts, environment__name=name, environment__tools__backoff_seconds=0.0)
     results = {item.check: item.result for item in examined}
