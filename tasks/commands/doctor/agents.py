@@ -13,10 +13,18 @@ NONSENSE = "zzz"
 
 
 def agent_plays(context: DoctorContext) -> Finding:
-    """The shortest reference by the agent itself, and an answer of nonsense."""
+    """The shortest reference of each number of requests by the agent itself, and an answer of nonsense."""
     if not context.environment.is_driven_by_agent():
         return passed("none: our own loop asks the policy")
-    reference = min(context.references, key=lambda reference: len(reference.texts))
+    shortest: dict[int, PlayedReference] = {}
+    for reference in sorted(context.references, key=lambda reference: len(reference.texts)):
+        shortest.setdefault(len(reference.problem.requests), reference)
+    findings = [_of_reference(context, shortest[number]) for number in sorted(shortest)]
+    found = next((finding for finding in findings if finding.result != "pass"), None)
+    return found or _of_nonsense(context, shortest[min(shortest)], "; ".join(finding.text for finding in findings))
+
+
+def _of_reference(context: DoctorContext, reference: PlayedReference) -> Finding:
     played = context.play_by_agent(reference)
     told = f"{reference.problem.id}: it ended in {played.outcome}"
     if played.fault is not None:
@@ -36,7 +44,9 @@ def agent_plays(context: DoctorContext) -> Finding:
             "Fine where the agent has to call its tools first, which no reference can; else correct the verdict, or "
             "no episode will ever succeed.",
         )
-    return _of_nonsense(context, reference, found)
+    edits = sorted({sequence.begun for sequence in played.sequences if sequence.begun})
+    no_such = f", begun anew by {', '.join(edits)}: no demonstration has such a turn" if edits else ""
+    return passed(f"{found}{no_such}")
 
 
 def _of_nonsense(context: DoctorContext, reference: PlayedReference, found: str) -> Finding:

@@ -117,6 +117,7 @@ class DoctorContext:
 
     def __init__(self, settings: DoctorSections, paths: Paths, *, is_fresh: bool = False):
         self.settings, self.paths, self.is_fresh = settings, paths, is_fresh
+        self.agent_seconds: float | None = None  # of the shortest episode that the agent has played itself
 
     @cached_property
     def problems(self) -> dict[str, list[Problem]]:
@@ -208,8 +209,12 @@ class DoctorContext:
         """The policy writes the reference's texts, and the last of them again to whoever asks further."""
         engine = RepeatingEngine([self._script(reference.texts)], end_of_turn=self.chat.end_of_turn)
         sampling = NO_LIMITS.model_copy(update={"max_turns": MOST_TURNS})
+        started = time.monotonic()
         with kind_of(self.environment, engine, self.chat, sampling) as kind:
-            return self._collector(kind, 1).collect([EpisodeKey(reference.problem, 0, 0)])[0]
+            played = self._collector(kind, 1).collect([EpisodeKey(reference.problem, 0, 0)])[0]
+        seconds = time.monotonic() - started  # all the agent's: this policy takes no time
+        self.agent_seconds = seconds if self.agent_seconds is None else min(seconds, self.agent_seconds)
+        return played
 
     def _script(self, texts: Sequence[str]) -> list[list[int]]:
         return [[*given, *written] for given, written in map(self.chat.written_ids, texts)]

@@ -77,6 +77,14 @@ def seconds_needed(context: DoctorContext) -> Seconds:
     return plan_seconds(timed, _lengths(context), evaluated_episodes=episodes, has_warm_start=has_warm_start)
 
 
+def agent_seconds_needed(context: DoctorContext, seconds_per_episode: float) -> float:
+    """Of the agent's own time, in all episodes of training and evaluation, as many at once as the engine plays."""
+    settings = context.settings
+    episodes = first_drawn_episodes(settings.train)
+    episodes += evaluated_episodes(settings.train, settings.evaluate, settings.environment, _sizes(context))
+    return episodes * seconds_per_episode / settings.engine.max_concurrent_episodes
+
+
 def disk_needed(context: DoctorContext) -> float:
     """Bytes of snapshots, of the current checkpoints, and of the trajectories of assess, evaluate and promote."""
     setup, settings = planned_setup(context), context.settings

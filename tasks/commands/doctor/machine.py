@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tasks.commands.doctor.context import DoctorContext
 from tasks.commands.doctor.estimates import (
+    agent_seconds_needed,
     disk_needed,
     num_snapshots,
     planned_setup,
@@ -94,7 +95,13 @@ def duration(context: DoctorContext) -> Finding:
     )
     told = f"a guess: {warm_start}train {spell(seconds.train)}, evaluate {spell(seconds.evaluate)}"
     told += ", with episodes as long as the references; `plan` takes played ones, else the whole budget"
-    if seconds.total_most > LONG_HOURS * 3600:
+    total = seconds.total_most
+    if (own := context.agent_seconds) is not None:
+        total += (agents := agent_seconds_needed(context, own))
+        told += f", and of the agent itself {spell(agents)} or more, at {own:.2g} s per episode"
+    elif context.settings.environment.name == "agent":
+        told += ", without the agent's own time"
+    if total > LONG_HOURS * 3600:
         return warned(told, "Lower train.num_iterations, use a smaller model, or plan for it; a killed run continues.")
     return passed(told)
 

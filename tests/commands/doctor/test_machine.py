@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.commands.doctor import estimates
+from tasks.commands.doctor import estimates, machine
 from tasks.commands.doctor.context import DoctorContext, DoctorSections
 from tasks.core import progress
+from tasks.core.progress import spell
 from tasks.core.settings import Paths, load
 from tasks.models.native.compiled import load_library
 from tasks.models.settings import on_cpu
@@ -19,6 +20,7 @@ from tasks.planning import hardware
 from tasks.planning.memory import model_bytes, plan_memory
 from tests.commands.doctor.project import found, look, params
 from tests.planning.setups import setup
+from tests.rollouts.agents.conftest import agent_settings
 from tests.services.servers import ObjectStore
 
 DVC_CONFIG = """
@@ -52,6 +54,22 @@ def test_settings_beyond_the_machine_are_told_with_both_numbers(
     needed = plan_memory(estimates.planned_setup(context)).peak
     monkeypatch.setattr(hardware, "available_memory", lambda: needed / 0.95)
     assert look("memory", artifacts).result == "warn"  # 95% of what is there
+
+
+def test_the_time_of_an_agent_itself_is_part_of_the_duration(artifacts: Path) -> None:
+    """At 12 s per episode and 8 at once, N episodes take 1.5·N s. Without a measurement it is left out, and told."""
+    sections = params(environment__name="agent", environment__settings=agent_settings())
+    settings = load(DoctorSections, {**sections, "evaluate": {**sections["evaluate"], "sharded": None}})
+    context = DoctorContext(settings, Paths(artifacts))
+    assert machine.duration(context).text.endswith(", without the agent's own time")
+    context.agent_seconds = 12.0
+    sizes = {split: len(problems) for split, problems in context.problems.items()}
+    episodes = estimates.first_drawn_episodes(settings.train)
+    episodes += estimates.evaluated_episodes(settings.train, settings.evaluate, settings.environment, sizes)
+    needed = episodes * 12.0 / settings.engine.max_concurrent_episodes
+    assert f"of the agent itself {spell(needed)} or more, at 12 s per episode" in machine.duration(context).text
+    context.agent_seconds = 1e6
+    assert machine.duration(context).result == "warn"
 
 
 def test_a_cpu_without_a_compiler_is_told_what_it_costs(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
