@@ -198,11 +198,13 @@ def refuse_broken_tensors(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -
 @contextmanager
 def loading(folder: Path, what: str) -> Iterator[None]:
     """Errors of transformers, PEFT or safetensors as one line for people; PassingFault where a disk did not answer."""
+    from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
+
+    own = (SafetensorError, StrictDataclassError)
     try:
         yield
-    except MemoryError:
-        raise
-    except Exception as error:  # a file may be wrong in any way, and their errors have no common base
+    except (OSError, ValueError, TypeError, AttributeError, RuntimeError, *own) as error:
         if "trust_remote_code" in str(error):
             raise asks_to_run_code(folder, what) from None
         reason = one_line(f"{type(error).__name__}: {error}")
