@@ -62,9 +62,9 @@ def _time_zone() -> str:
     return name
 
 
-def next_run(schedule: CronSchedule) -> datetime:
-    """ValueError where none ever comes."""
-    return asyncio.run(ServerCron(cron=schedule.cron, timezone=schedule.timezone).get_dates(n=1))[0]
+def next_run(schedule: CronSchedule, since: datetime | None = None) -> datetime:
+    """The first from `since` (None: now) on. ValueError where none ever comes."""
+    return asyncio.run(ServerCron(cron=schedule.cron, timezone=schedule.timezone).get_dates(n=1, start=since))[0]
 
 
 if __name__ == "__main__":

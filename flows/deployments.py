@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 from uuid import UUID
@@ -102,6 +103,7 @@ def _register(client: SyncPrefectClient, deployment: Deployment, *, pool: str, f
         found = client.read_deployment_by_name(deployment.full_name)
     except ObjectNotFound:
         made = _create(client, deployment, wanted)
+        schedule_runs(client, made)
         return f"created{_tell_schedule(client.read_deployment(made))}"
     _refuse_of_another_folder(found, deployment, folder)
     wanted["job_variables"] = _complete(found.job_variables or {})
@@ -111,8 +113,17 @@ def _register(client: SyncPrefectClient, deployment: Deployment, *, pool: str, f
     if deployment.schedule and [item.schedule for item in found.schedules] != [deployment.schedule]:
         _replace_schedules(client, found, deployment.schedule)
         changed.append("schedule")
+        schedule_runs(client, found.id)
     did = f"updated ({', '.join(changed)})" if changed else "unchanged"
     return f"{did}{_tell_schedule(client.read_deployment(found.id))}"
+
+
+def schedule_runs(client: SyncPrefectClient, deployment: UUID, since: datetime | None = None) -> None:
+    """Create the runs of its active schedules from `since` (None: now) on. Prefect's scheduler does so only within a
+    minute, from that moment on, and a run that was due before would never come.
+    """
+    body = {"start_time": (since or datetime.now(UTC)).isoformat()}
+    client.request("POST", "/deployments/{id}/schedule", path_params={"id": deployment}, json=body)
 
 
 def _describe(deployment: Deployment, *, pool: str, folder: str) -> dict[str, Any]:

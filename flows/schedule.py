@@ -12,16 +12,19 @@ import shutil
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.runner import Runner
 
 from flows.connection import check_server
 from flows.cron import NEXT, next_run
-from flows.deployments import plan_deployments
+from flows.deployments import plan_deployments, schedule_runs
 from flows.prefect_runs import prepare_schedule
 from flows.server import PASSWORD_FILE, is_own_server, wait_for_health
+from tasks.core.surroundings import seconds_since_start
 from tasks.core.terminal import tell
 from tasks.pipeline.cli_errors import one_line_errors
 
@@ -29,6 +32,7 @@ HEAR_SECONDS = 5.0  # the supervisor checks more often
 
 
 def main(cron: str, check_cron: str | None = None) -> None:
+    begun = datetime.now(UTC) - timedelta(seconds=seconds_since_start())  # what is due while Prefect starts is run too
     with one_line_errors(debug=False):
         planned = plan_deployments(cron, check_cron)
         if is_own_server():
@@ -40,9 +44,11 @@ def main(cron: str, check_cron: str | None = None) -> None:
         runner = Runner(name="turnwise", pause_on_shutdown=False, limit=None)
         for deployment in planned:
             schedules = [deployment.schedule] if deployment.schedule else None
-            runner.add_flow(deployment.flow, name=deployment.name, schedules=schedules)
+            registered = runner.add_flow(deployment.flow, name=deployment.name, schedules=schedules)
+            with get_client(sync_client=True) as client:
+                schedule_runs(client, registered, since=begun)
         assert planned[0].schedule is not None
-        tell(_greeting(planned[0].schedule))
+        tell(_greeting(planned[0].schedule, begun))
         asyncio.run(runner.start())
 
 
@@ -63,11 +69,11 @@ def _keep_runner_storage(home: Path) -> None:
     tempfile.tempdir = str(home)
 
 
-def _greeting(schedule: CronSchedule) -> str:
+def _greeting(schedule: CronSchedule, begun: datetime) -> str:
     page = os.environ["PREFECT_API_URL"].removesuffix("/api")
     if is_own_server():
         page = f"{page} (password: {os.path.relpath(os.environ['PREFECT_HOME'])}/{PASSWORD_FILE})"
-    return f"Prefect's page: {page}. Next run: {next_run(schedule):{NEXT}}. Ctrl-C ends."
+    return f"Prefect's page: {page}. Next run: {next_run(schedule, begun):{NEXT}}. Ctrl-C ends."
 
 
 if __name__ == "__main__":
