@@ -14,7 +14,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from tasks.core.provenance import RECORDED, provenance, provenance_file, write_provenance
+from tasks.core.passing_faults import PassingFault
+from tasks.core.provenance import RECORDED, hash_now, provenance, provenance_file, write_provenance
 from tasks.core.resume import resume_folder
 from tasks.core.settings import PARAMS_FILE, Paths, Settings, check_section_names, load, load_paths, read_params
 from tasks.core.stages import STAGES
@@ -186,7 +187,20 @@ def _run_here(name: str, params: dict[str, Any], paths: Paths, asked: Mapping[st
         with _mirrored(name, params, settings, paths):
             stage.run(settings, paths, **asked)
             if record is not None:
+                _refuse_changed_source(record, params["curate"]["source"])
                 write_provenance(record, paths)
+
+
+def _refuse_changed_source(record: Mapping[str, Any], source: str) -> None:
+    """PassingFault where problems came while curate read them. So its record has the hash of what it read, whatever
+    comes later (decision 0110). A source that is code is in no record's data.
+    """
+    read = record["data"].get(source)
+    if read is not None and hash_now(local_path(source)) != read:
+        raise PassingFault(
+            f"{source} was changed while {record['stage']} read it, so nobody knows what is in the splits. Run "
+            f"again once it is whole; write it elsewhere and `mv` it here, and it always is."
+        )
 
 
 def _mirrored(name: str, params: dict[str, Any], settings: Settings, paths: Paths) -> AbstractContextManager[None]:

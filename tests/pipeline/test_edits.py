@@ -17,7 +17,7 @@ from tasks.core.settings import Paths, read_params
 from tasks.pipeline.reasons import find_changes, read_status
 from tasks.tracking.finished_runs import inputs_now
 from tests.pipeline.project import Project
-from tests.pipeline.toy_project import CODE, make_toy_project, release_knobs, turn_knob
+from tests.pipeline.toy_project import CODE, DATA, make_toy_project, release_knobs, turn_knob
 
 pytestmark = pytest.mark.flow
 AS_A_FLOW = ("tasks.core.forked", REPRO, "--single-item")
@@ -47,10 +47,7 @@ def edit_while(
     pid_file.unlink(missing_ok=True)
     turn_knob(toy, f"early_{stage}" if early else f"hold_{stage}")
     process = toy.start(*command)
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not pid_file.exists():
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
-        time.sleep(0.05)
+    wait_for(pid_file, process)
     if stage in SETTINGS:
         section, key = SETTINGS[stage].split(".")
         toy.set_params({SETTINGS[stage]: toy.params()[section][key] + 4})
@@ -59,6 +56,13 @@ def edit_while(
     release_knobs(toy)
     output, errors = process.communicate(timeout=WAIT_SECONDS)
     return subprocess.CompletedProcess(command, process.returncode, output, errors), before
+
+
+def wait_for(pid_file: Path, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not pid_file.exists():
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.05)
 
 
 def undo(before: dict[Path, bytes]) -> None:
@@ -100,6 +104,19 @@ def test_a_flow_stops_after_the_stage_that_was_edited_and_goes_on_once_the_edit_
     cached = read_json(toy.artifacts / "run.json")["cached"]
     assert {stage for stage in cached if cached[stage]} == {"curate", "assess", "warm_start", "train"}
     assert toy.versions() == [1]
+
+
+def test_problems_that_come_while_a_flow_trains_are_the_reason_of_the_next_and_stop_nothing(toy: Project):
+    toy.set_params({"curate.source": DATA})
+    turn_knob(toy, "hold_train")
+    process = toy.start("flows", "run")
+    wait_for(toy.artifacts / ".train.pid", process)
+    with Path(DATA).open("a", encoding="utf-8") as stream:
+        stream.write("p200\n")
+    release_knobs(toy)
+    assert process.communicate(timeout=WAIT_SECONDS) and process.returncode == 0
+    assert toy.versions() == [1]
+    assert changes_of("curate") == [f"data changed: {DATA}"]
 
 
 def test_an_edit_after_dvc_began_a_stage_and_before_it_read_params_stops_the_flow_and_its_results_are_kept(

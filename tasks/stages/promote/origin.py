@@ -2,7 +2,8 @@
 
 A setting may have been edited since, a stage run by hand, a file pulled: the lineage would be wrong. So each stage's
 record (`provenance.py`) and its entry in dvc.lock are compared with today's. Settings that no earlier stage reads may
-differ. It takes under a second: of large folders only the recorded hash is compared.
+differ, and so may the source of problems after curate has read it: that is the next run's reason (decision 0110). It
+takes under a second: of large folders only the recorded hash is compared.
 """
 
 from __future__ import annotations
@@ -66,11 +67,24 @@ def _first_edit(
     locked = (read_as_dvc(lock) or {}).get("stages", {}) if lock is not None else {}
     params_of_dvc = read_as_dvc(text)
     for stage, record in records.items():
-        if found := list(_changes(record, records, params, paths)):
+        fed = _source_fed_since(record, locked.get(stage) or {})
+        if found := list(_changes(record, records, params, paths, fed=fed)):
             return Edit(stage, f"{stage}: {first_few(found, MAX_TOLD, by='; ')}", in_lock=False)
-        if found := [f"dvc.lock: {item}" for item in _lock_changes(stage, locked, params_of_dvc, paths)]:
+        if found := [f"dvc.lock: {item}" for item in _lock_changes(stage, locked, params_of_dvc, paths, fed=fed)]:
             return Edit(stage, f"{stage}: {first_few(found, MAX_TOLD, by='; ')}", in_lock=True)
     return None
+
+
+def _source_fed_since(record: Mapping[str, Any], entry: Mapping[str, Any]) -> str | None:
+    """The source of problems, which curate alone reads and may have changed since: `tasks/pipeline/order.py` sees to it
+    that the record has the hash of what was read. None where dvc.lock has today's hash, and so another than the record.
+    """
+    source = record["settings"].get("curate", {}).get("source")
+    if record["stage"] != "curate" or source not in record["data"]:
+        return None
+    file, locked = local_path(source), {item["path"]: item.get("md5") for item in entry.get("deps") or []}
+    is_todays = file.is_file() and locked.get(Path(source).as_posix()) == dvc_md5(file)
+    return None if is_todays else str(source)
 
 
 def _remedy(edit: Edit) -> str:
@@ -113,16 +127,21 @@ def _record(stage: str, paths: Paths) -> dict[str, Any]:
 
 
 def _changes(
-    record: Mapping[str, Any], records: Mapping[str, Mapping[str, Any]], params: Mapping[str, Any], paths: Paths
+    record: Mapping[str, Any],
+    records: Mapping[str, Mapping[str, Any]],
+    params: Mapping[str, Any],
+    paths: Paths,
+    *,
+    fed: str | None,
 ) -> Iterator[str]:
-    """What differs between a stage's record and today, a phrase each."""
+    """What differs between a stage's record and today, `fed` aside, a phrase each."""
     stage = record["stage"]
     yield from _setting_changes(record["settings"], params, verb="ran with")
     before, now = record["code"], code_hashes(stage)
     for name in sorted(name for name in {*before, *now} if before.get(name) != now.get(name)):
         yield f"{name} was {'added' if name not in before else 'changed' if name in now else 'removed'}"
     for name, before in record["data"].items():
-        if _data_now(name, records, paths) != before:
+        if name != fed and _data_now(name, records, paths) != before:
             yield f"{name} was changed"
     if stage in WHOLE and hash_now(paths.stage(stage)) != record["outs"]:
         yield f"{paths.stage(stage)} is not what it left"
@@ -167,7 +186,9 @@ def _data_now(name: str, records: Mapping[str, Mapping[str, Any]], paths: Paths)
     return str(records[rest]["outs"]) if rest in records else hash_now(paths.artifacts / rest)
 
 
-def _lock_changes(stage: str, locked: Mapping[str, Any], params: Mapping[str, Any], paths: Paths) -> Iterator[str]:
+def _lock_changes(
+    stage: str, locked: Mapping[str, Any], params: Mapping[str, Any], paths: Paths, *, fed: str | None
+) -> Iterator[str]:
     """The same for a stage's entry in dvc.lock. None where there is none: its own record is enough."""
     entry = locked.get(stage)
     if entry is None:
@@ -177,7 +198,8 @@ def _lock_changes(stage: str, locked: Mapping[str, Any], params: Mapping[str, An
     for item in entry.get("deps") or []:
         path = Path(item["path"])
         now = made[item["path"]] if item["path"] in made else dvc_md5(path) if path.is_file() else item.get("md5")
-        if item.get("hash") == "md5" and now != item.get("md5"):
+        is_fed = fed is not None and path == Path(fed)
+        if item.get("hash") == "md5" and now != item.get("md5") and not is_fed:
             yield f"{path} was changed"
     file = provenance_file(stage, paths)
     if made.get(file.as_posix()) != dvc_md5(file):

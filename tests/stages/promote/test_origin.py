@@ -128,7 +128,6 @@ def test_results_of_todays_settings_have_an_origin_with_params_as_they_were_writ
         ("params.yaml", "seed: 7", "seed: 8", "curate: it ran with seed = 7, and params.yaml has 8"),
         ("tasks/train.py", "1", "2", "train: tasks/train.py was changed"),
         ("tasks/custom/checker.py", "1", "2", "curate: tasks/custom/checker.py was changed"),
-        ("problems.jsonl", "{}", "[]", "curate: problems.jsonl was changed"),
         ("artifacts/curate/test.jsonl", "made", "edited", "curate: artifacts/curate is not what it left"),
         ("artifacts/evaluate/evaluation.json", "made", "edited", "evaluate: artifacts/evaluate is not what it left"),
     ],
@@ -145,6 +144,20 @@ def test_a_file_that_is_new_in_a_watched_folder_or_gone_from_it_is_named_and_com
     assert "curate: tasks/custom/mine.py was added" in refused()
     Path("tasks/custom/checker.py").rename("tasks/custom/mine.py")
     assert "curate: tasks/custom/checker.py was removed; tasks/custom/mine.py was added" in refused()
+
+
+def test_problems_that_came_after_curate_had_read_its_source_are_the_next_runs(project: None):
+    record = read_json(provenance_file("curate", PATHS))
+    for locked in (False, True):
+        if locked:
+            lock()
+        write("problems.jsonl", "{}\n{}\n" if locked else "{}\n[]\n")
+        assert find_edit("train", PATHS) is None
+        assert read_origin(PATHS).records["curate"] == record
+        write("problems.jsonl", "{}\n")
+    write("problems.jsonl", "{}\n{}\n")
+    lock()  # as after `dvc commit -f curate`: DVC now says that curate read what came later
+    assert "curate: problems.jsonl was changed" in refused()
 
 
 def test_what_only_promotion_reads_may_change(project: None):
