@@ -151,15 +151,17 @@ def deploy(
 
 @app.command()
 def approve(
-    run: Annotated[str | None, typer.Argument(help="Its id or name; without it the waiting runs are listed.")] = None,
+    run: Annotated[
+        str | None, typer.Argument(help="Its id, the first 8 letters of that, or its name; else the runs are listed.")
+    ] = None,
     decline: Annotated[bool, typer.Option("--decline", help="Decline instead.")] = False,
     by: Annotated[str | None, typer.Option("--by", metavar="NAME", help="Your name; default: this user's.")] = None,
     reason: Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Why; recorded for good.")] = None,
     debug: Debug = False,
 ) -> None:
-    """Answer a run that waits for a person's approval, on the server of PREFECT_API_URL."""
+    """Answer a run that waits for a person's approval, of this folder's `serve` or on the server of PREFECT_API_URL."""
     with one_line_errors(debug=debug):
-        from flows.server import prepare_environment
+        from flows.server import find_serve, prepare_environment
         from tasks.core.settings import load_paths, read_params
         from tasks.core.terminal import tell
         from tasks.stages.promote.overrides import read_override
@@ -168,10 +170,13 @@ def approve(
         override = read_override(
             force=False, approve=run is not None and not decline, withdraw=decline, reason=reason, by=by
         )
+        artifacts = load_paths(read_params()).artifacts
+        find_serve(artifacts)
         _require_server(
-            "no run waits there", "a decision can also be approved without one: python -m tasks promote --approve"
+            "no run waits there, and no `serve` is at work in this folder",
+            "a decision can also be approved without one: python -m tasks promote --approve",
         )
-        prepare_environment(load_paths(read_params()).artifacts, shows_log=debug)
+        prepare_environment(artifacts, shows_log=debug)
         from flows.approve_command import list_waiting, send_answer
         from flows.connection import check_server
 

@@ -6,7 +6,7 @@ is imported, ends with the flow even after `kill -9`, and has the scheduler and 
 Every user of the machine and every web page in a browser can reach a loopback port, and whoever may use Prefect can run
 any code as its owner. So each start draws a password, passed on by environment variables only; other origins are
 refused, a CSRF token is needed, and no page may frame it; its files are in artifacts/.prefect, which only the owner may
-enter, with the password for `serve`'s page in PASSWORD_FILE. This module does not import Prefect.
+enter, with the address and password of `serve`'s page. This module does not import Prefect.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ OWN_SERVER_VARIABLE = (
 TOLD_TO_END: dict[object, str] = {128 + number: number.name for number in (signal.SIGTERM, signal.SIGHUP)}  # by status
 # What an automation sees a silent death by (infra/automations/crash.yaml); 30 s is the least that Prefect takes.
 HEARTBEAT_VARIABLE, HEARTBEAT_SECONDS = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "30"
-PASSWORD_FILE = "password"  # in PREFECT_HOME
+PASSWORD_FILE, ADDRESS_FILE = "password", "address"  # in PREFECT_HOME, while `serve` is at work
+LINK_OF_SQLALCHEMY = "https://sqlalche.me/"
 # Set for a user's own server, these would open ours to others, or move its database out of artifacts/.
 OF_ANOTHER_SERVER = ("PREFECT_API_", "PREFECT_SERVER_", "PREFECT_UI_", "PREFECT_RESULTS_", "PREFECT_LOCAL_STORAGE_")
 PROGRAM = """
@@ -120,7 +121,7 @@ class Server:
 
     url: str
     process: ChildProcess | None = None
-    password_file: Path | None = None
+    files: tuple[Path, ...] = ()  # which go with it
     is_stopping: bool = False
 
     def wait_until_up(self) -> None:
@@ -138,12 +139,15 @@ class Server:
     def is_gone(self) -> bool:
         return self.process is not None and not self.process.is_alive() and not self.is_stopping
 
-    def obituary(self) -> str:
+    def obituary(self, harm: str = "the flow stops and promotes nothing", *, remedy: str = "Run") -> str:
+        """`remedy`: what is to be done again."""
         assert self.process is not None
-        reason = "".join(f" ({line})" for line in self.process.last_lines())
+        # What a signal ended has said nothing of it; SQLAlchemy adds a line with a link to each error.
+        lines = [line for line in self.process.last_lines(2) if LINK_OF_SQLALCHEMY not in line]
+        reason = "".join(f" ({line})" for line in lines[-1:] if (self.process.process.poll() or 0) > 0)
         return (
-            f"Prefect's server (process {self.process.pid}) {self.process.how_it_ended()}{reason}, so the flow stops "
-            f"and promotes nothing. Its log is {self.process.log}. Run again: finished stages are not repeated."
+            f"Prefect's server (process {self.process.pid}) {self.process.how_it_ended()}{reason}, so {harm}. Its log "
+            f"is {self.process.log}. {remedy} again: finished stages are not repeated."
         )
 
     @contextmanager
@@ -179,9 +183,22 @@ class Server:
         self.is_stopping = True
         if self.process is not None:
             self.process.stop()
-        if self.password_file is not None:
-            self.password_file.unlink(missing_ok=True)
+        for file in self.files:
+            file.unlink(missing_ok=True)
         atexit.unregister(self.stop)
+
+
+def find_serve(artifacts: Path) -> None:
+    """For a command beside the `serve` of this folder: name its server and password, where the user names no other."""
+    home = artifacts / ".prefect"
+    try:
+        url, password = ((home / name).read_text(encoding="utf-8").strip() for name in (ADDRESS_FILE, PASSWORD_FILE))
+    except OSError:  # none is at work
+        return
+    if not os.environ.get("PREFECT_API_URL"):
+        os.environ["PREFECT_API_URL"] = url
+    if os.environ["PREFECT_API_URL"] == url:
+        os.environ.setdefault("PREFECT_API_AUTH_STRING", password)
 
 
 def wait_for_health(url: str) -> None:
@@ -215,8 +232,9 @@ def start_server(*, with_scheduler: bool, port: int = 0) -> Server:
     assert server.process is not None
     atexit.register(server.stop)
     if with_scheduler:
-        server.password_file = home / PASSWORD_FILE
-        _write_for_owner(server.password_file, password)
+        server.files = (home / PASSWORD_FILE, home / ADDRESS_FILE)
+        for file, text in zip(server.files, (password, server.url), strict=True):
+            _write_for_owner(file, text)
     os.environ["PREFECT_API_URL"] = server.url
     os.environ[OWN_SERVER_VARIABLE] = str(server.process.pid)
     return server

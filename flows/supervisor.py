@@ -42,7 +42,8 @@ def keep_schedule(cron: str, check_cron: str | None, *, port: int) -> None:
 def _wait(server: Server, schedule: ChildProcess) -> None:
     while schedule.is_alive():
         if server.is_gone():
-            raise ValueError(server.obituary())
+            harm = "the schedule has ended and no scheduled run comes"
+            raise ValueError(server.obituary(harm, remedy="Start `python -m flows serve`"))
         time.sleep(LOOK_SECONDS)
     status = schedule.wait()
     if status > 0:  # it has printed why

@@ -154,7 +154,7 @@ def test_a_value_the_user_set_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch):
         (("approve", "--reason", "looked at it"), "no run was named"),
         (("approve", "monday", "--decline"), "an answer needs a reason"),
         (("approve", "monday", "--reason", "  "), "an answer needs a reason"),
-        (("approve", "monday", "--reason", "looked at it"), "PREFECT_API_URL names no server"),
+        (("approve", "monday", "--reason", "looked at it"), "Run from the project's root"),
     ],
 )
 def test_a_command_of_the_flows_that_is_not_whole_is_refused_at_once_by_its_own_options(

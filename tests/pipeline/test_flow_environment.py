@@ -23,7 +23,8 @@ from flows import prefect_runs
 from flows.prefect_runs import check_run_is_wanted, close_dead_runs, prepare_schedule
 from flows.processes import child_environment
 from flows.retrain import _run
-from flows.server import OWN_SERVER_VARIABLE, Server, prepare_environment, start_server
+from flows.server import OWN_SERVER_VARIABLE, Server, find_serve, prepare_environment, start_server
+from flows.supervisor import _wait
 from tasks.core.child_processes import ChildProcess
 from tasks.core.fork_request import differs
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
@@ -124,6 +125,38 @@ def test_a_server_that_died_is_named_with_its_last_words(tmp_path: Path):
     assert f"(process {process.pid}) ended with status 3 (no room)" in dead.obituary()
     assert str(log) in dead.obituary()
     dead.stop()
+
+
+def test_of_a_server_that_was_killed_serve_says_that_no_run_comes_and_nothing_of_what_it_had_logged(tmp_path: Path):
+    program = "import os; print('(Background: https://sqlalche.me/e/20/e3q8)', flush=True); os.kill(os.getpid(), 9)"
+    server = Server("http://127.0.0.1:1/api", ChildProcess([sys.executable, "-c", program], log=tmp_path / "serve.log"))
+    assert server.process is not None
+    server.process.wait()
+    with pytest.raises(ValueError) as caught:
+        _wait(server, ChildProcess([sys.executable, "-c", "import time; time.sleep(60)"]))
+    told = str(caught.value)
+    assert "was ended by signal 9, so the schedule has ended" in told and "Start `python -m flows serve` again" in told
+    assert "sqlalche" not in told and "promotes nothing" not in told
+
+
+def test_a_command_beside_serve_finds_its_server_and_password_and_another_server_gets_neither(
+    environment: dict[str, str], tmp_path: Path
+):
+    find_serve(tmp_path)  # none is at work
+    assert "PREFECT_API_URL" not in environment
+    prepare_environment(tmp_path, shows_log=False)
+    server = start_server(with_scheduler=True)
+    files = sorted(file for file in (tmp_path / ".prefect").iterdir() if file.name in ("address", "password"))
+    assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600, 0o600]
+    ours = {name: environment.pop(name) for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING")}
+    find_serve(tmp_path)
+    assert ours.items() <= environment.items()
+    del environment["PREFECT_API_AUTH_STRING"]
+    environment["PREFECT_API_URL"] = "http://127.0.0.1:1/api"
+    find_serve(tmp_path)
+    assert environment["PREFECT_API_URL"] == "http://127.0.0.1:1/api" and "PREFECT_API_AUTH_STRING" not in environment
+    server.stop()
+    assert not any(file.exists() for file in files)
 
 
 class Answering(http.server.BaseHTTPRequestHandler):
