@@ -190,6 +190,7 @@ def _ask(question: Question, told: str, params: dict[str, Any]) -> NoReturn:
     """Suspend this run, which ends its process; another one takes it up."""
     with get_client(sync_client=True) as client:
         client.update_flow_run_labels(own_run_id(), {**question.to_labels(), PROCESS_LABEL: ""})
+    get_run_logger().info(f'{told}. Answer it: python -m flows approve {own_run_id()} --reason "…"')
     key = artifact_key(params["promote"]["model_name"], "decision")
     text = QUESTION.format(told=escape(told), key=key, until=question.answer_by)
     suspend_flow_run(wait_for_input=Answer.with_initial_data(description=text), key=question.asked_as)

@@ -15,6 +15,7 @@ from tasks.core.text import one_line
 from tasks.stages.promote.approvals import name_of
 from tasks.stages.promote.overrides import ManualOverride
 
+SHORT_ID = 8  # characters, as other lines have an id
 FORM_TRIES, NO_FORM = 10, "schema not found"  # Prefect stores the form a moment after the state
 
 
@@ -27,7 +28,7 @@ def list_waiting() -> Iterator[str]:
 
 
 def send_answer(wanted: str, override: ManualOverride) -> str:
-    """Send the answer to the run of this id or name; a worker of its deployment does the rest."""
+    """Send the answer to the run of this id, SHORT_ID characters of it or more, or name; a worker of its deployment does the rest."""
     word, verb = ("approve", "approve") if override.kind == "approve" else ("decline", "withdraw")
     by = name_of(override.by, verb)
     answer = {"answer": word, "by": by, "reason": override.reason}
@@ -62,9 +63,11 @@ def _has_no_form(result: OrchestrationResult[Any]) -> bool:
 def _find(client: SyncPrefectClient, wanted: str) -> FlowRun:
     runs = waiting_runs(client)
     found = [run for run in runs if wanted in (str(run.id), run.name)]
+    if not found and len(wanted) >= SHORT_ID:
+        found = [run for run in runs if str(run.id).startswith(wanted)]
     if len(found) == 1:
         return found[0]
-    what = f"{len(found)} waiting runs have the name" if found else "no waiting run has the id or name"
+    what = f"{len(found)} waiting runs have the id or name" if found else "no waiting run has the id or name"
     named = "; ".join(_describe(run) for run in runs) or "none waits"
     raise ValueError(f"{what} {wanted!r}, so nothing was answered. Give an id: {named}.")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from prefect.client.orchestration import get_client
-from prefect.runtime import deployment
+from prefect.runtime import deployment, flow_run
 
 from flows.prefect_runs import own_run_id
 from tasks.core.settings import read_params
@@ -14,7 +14,9 @@ NAMELESS = "turnwise"  # a run of no deployment, whose params.yaml cannot be rea
 
 
 def name_run() -> str:
-    """The model and the date: `travel-desk-agent 2026-11-22 03:00`."""
+    """The model and the date of its first start: `travel-desk-agent 2026-11-22 03:00`."""
+    if flow_run.run_count:  # it was retried, or waited for a person
+        return str(flow_run.name)
     return f"{model_name()} {datetime.now().astimezone():%Y-%m-%d %H:%M}"
 
 

@@ -76,7 +76,7 @@ def _take(held: ExitStack, artifacts: Path, workspace: str) -> Guardian:
         try:
             guardian = taken.enter_context(only_flow(artifacts))
         except AnotherRun as error:
-            raise Busy(str(error)) from None
+            raise Busy(error.found) from None
         if not is_own_server():
             _take_slot(taken, workspace)
         held.push(taken.pop_all())
