@@ -28,7 +28,9 @@ def list_waiting() -> Iterator[str]:
 
 
 def send_answer(wanted: str, override: ManualOverride) -> str:
-    """Send the answer to the run of this id, SHORT_ID characters of it or more, or name; a worker of its deployment does the rest."""
+    """Send the answer to the run of this id (or SHORT_ID characters of it) or name; a worker of its deployment does the
+    rest.
+    """
     word, verb = ("approve", "approve") if override.kind == "approve" else ("decline", "withdraw")
     by = name_of(override.by, verb)
     answer = {"answer": word, "by": by, "reason": override.reason}

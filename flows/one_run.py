@@ -4,6 +4,7 @@ ended.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
@@ -22,10 +23,19 @@ from tasks.core.surroundings import exempt_loopback
 from tasks.pipeline.order import check_params
 from tasks.pipeline.settings import PipelineSections
 
+LOGS = ("prefect.flow_runs", "prefect.task_runs", "prefect.engine")
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Not so an error for people with a traceback: the line of the state in which the run or task ends has it whole."""
+    return not (record.exc_info and isinstance(record.exc_info[1], ValueError))
+
 
 @contextmanager
 def begin_flow() -> Iterator[None]:
     """Around the body of every flow. An error is also an alarm."""
+    for name in LOGS:
+        logging.getLogger(name).addFilter(_is_news)
     exempt_loopback()  # a Prefect worker did not run our command line
     try:
         note_process()

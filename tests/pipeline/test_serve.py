@@ -291,22 +291,36 @@ def test_a_run_that_waits_for_a_person_outlives_kill_9_of_serve_and_is_approved_
     project.set_params({"promote.approval": True})
     first = Serving(project, free_port())
     run = first.api.start_run()
+    wait_for(lambda: any(f"python -m flows approve {run}" in line for line in first.api.log(run)))
     wait_for(lambda: state_name(first.api, run) == "Suspended")
     first.process.kill()
     wait_for(lambda: project.processes() == [])
     second = Serving(project, first.port)
     assert state_name(second.api, run) == "Suspended"
-    project.server = {"PREFECT_API_URL": f"{second.page}/api", "PREFECT_API_AUTH_STRING": second.password}
-    project._succeed("flows", "approve", run, "--by", "Jane Doe", "--reason", "looked at ten episodes")
+    name = name_of(second.api, run)
+    # Nothing is exported: it finds the `serve` of its folder.
+    project._succeed("flows", "approve", run[:-8], "--by", "Jane Doe", "--reason", "looked at ten episodes")
     wait_for(lambda: second.api.state(run) in ("COMPLETED", "FAILED", "CRASHED"))
-    assert state_name(second.api, run) == "Promoted"
+    assert (state_name(second.api, run), name_of(second.api, run)) == ("Promoted", name)
+    with (project.folder / "params.yaml").open("a", encoding="utf-8") as params:
+        params.write("trian: {}\n")
+    broken = second.api.start_run()
+    wait_for(lambda: second.api.state(broken) == "FAILED")
+    time.sleep(5)  # its process ends
     second.process.send_signal(signal.SIGTERM)
     second.process.wait(timeout=WAIT_SECONDS)
     assert project.versions() == [1]
+    assert second.process.stderr is not None
+    log = second.process.stderr.read()
+    assert log.count("trian") == 1 and "Traceback" not in log, log
 
 
 def state_name(api: PrefectApi, run: str) -> str:
     return str(api.call("GET", f"/flow_runs/{run}")["state_name"])
+
+
+def name_of(api: PrefectApi, run: str) -> str:
+    return str(api.call("GET", f"/flow_runs/{run}")["name"])
 
 
 def mlflow_statuses(project: Project, kind: str = "%") -> set[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import logging
+import re
 import sys
 import time
 from contextlib import nullcontext
@@ -12,7 +14,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from flows import drift_check, steps
+from flows import drift_check, labels, steps
+from flows.one_run import LOGS, _is_news
 from flows.processes import Guardian, OutOfTime, run_streamed
 from flows.sight import artifact_key, escape
 from flows.steps import StageFailed, StageInterrupted, _failure, _Output
@@ -171,3 +174,30 @@ def test_a_progress_bar_writes_how_far_it_is_where_a_flow_asked(tmp_path: Path, 
 def test_what_others_wrote_is_no_markup_and_no_key():
     assert escape("[x](javascript:alert)\n<b>") == r"\[x\](javascript:alert) \<b\>"
     assert artifact_key("My Agent_2", "warm_start") == "my-agent-2-warm-start"
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_an_error_for_people_is_in_the_line_of_the_state_and_in_no_traceback_of_prefects_and_a_bug_is(name: str):
+    logger, heard = logging.getLogger(f"{name}.of_this_test"), list[logging.LogRecord]()
+
+    def hear(record: logging.LogRecord) -> bool:
+        heard.append(record)
+        return False
+
+    logger.addFilter(_is_news)
+    logger.addFilter(hear)
+    for error in (StageFailed("train failed"), ValueError("params.yaml: train.x is unknown"), KeyError("a bug")):
+        try:
+            raise error
+        except Exception as raised:
+            logger.exception("Encountered exception during execution: %r", raised)
+    assert [record.getMessage() for record in heard] == ["Encountered exception during execution: KeyError('a bug')"]
+
+
+def test_a_run_that_is_taken_up_again_keeps_the_name_of_its_first_start(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__NAME", "shop-agent 2026-11-29 02:30")
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__RUN_COUNT", "1")
+    assert labels.name_run() == "shop-agent 2026-11-29 02:30"
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__RUN_COUNT", "0")
+    assert re.fullmatch(r".+ 20\d\d-\d\d-\d\d \d\d:\d\d", labels.name_run())
+    assert labels.name_run() != "shop-agent 2026-11-29 02:30"
