@@ -44,7 +44,7 @@ PROCESS_LABEL = "turnwise.process"  # of a run that is at work
 PATIENCE_SECONDS: tuple[float, ...] = (1.0,)
 FAILING_PATIENCE_SECONDS: tuple[float, ...] = (1.0, 3.0, 6.0, 20.0, 30.0)
 OWN_PATIENCE_SECONDS: tuple[float, ...] = (0.5, 1.0, 2.0)
-GONE = "Its process was gone when the next began."
+GONE = "Its process was gone when the next began. The next run goes on from the last checkpoint."
 
 
 def own_run_id() -> UUID:
