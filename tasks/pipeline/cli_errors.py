@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -92,10 +94,10 @@ def status_of(error: Exception) -> int:
 def message_of(error: Exception) -> str:
     """What it says to people."""
     if any(_is_disk_full(link) for link in causes(error)):
-        place = getattr(error, "filename", None)
         return (
-            f"the disk is full{f' ({place})' if place else ''}, so the results of this step could not be written; "
-            f"nothing is left half-written. Free some space, then run again: finished stages are not repeated."
+            f"the disk is full ({_describe_disk(error)}), so the results of this step could not be written; nothing is "
+            f"left half-written. Free some space (`python -m tasks prune` lists what nothing needs), then run again: "
+            f"finished stages are not repeated."
         )
     if isinstance(error, ValueError):
         return str(error)
@@ -109,6 +111,16 @@ def _has_no_reader() -> bool:
     watched = select.poll()
     watched.register(STANDARD_OUTPUT, 0)
     return any(event & select.POLLERR for _, event in watched.poll(0))
+
+
+def _describe_disk(error: Exception) -> str:
+    """The folder of the file that an error names, or this one, and what its disk has free."""
+    from tasks.planning.hardware import amount
+
+    named = next((link.filename for link in causes(error) if isinstance(link, OSError) and link.filename), None)
+    file = Path(os.fsdecode(named) if isinstance(named, (str, bytes)) else "").absolute()
+    folder = next(place for place in (file, *file.parents) if place.is_dir())
+    return f"{folder}: {amount(shutil.disk_usage(folder).free)} are free"
 
 
 def _is_disk_full(error: BaseException) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import errno
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -41,16 +43,22 @@ def test_debug_lets_the_error_through():
         raise RuntimeError("shapes")
 
 
-def test_a_full_disk_is_said_as_such_even_where_a_library_wrapped_it(capsys: pytest.CaptureFixture[str]):
+def test_a_full_disk_is_said_as_such_even_where_a_library_wrapped_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "artifacts").mkdir()
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=3_000_000))
     full = OSError(errno.ENOSPC, "No space left on device", "artifacts/train/model.safetensors")
     wrapped = RuntimeError("could not save")
     wrapped.__cause__ = full
     in_the_database = sqlite3.OperationalError("database or disk is full")
 
-    for error in (full, wrapped, in_the_database):
+    for error, folder in ((full, "/artifacts"), (wrapped, "/artifacts"), (in_the_database, "")):
         status, message = status_and_message(error, capsys)
         assert status == 1
-        assert message.startswith("error: the disk is full")
+        assert message.startswith(f"error: the disk is full ({tmp_path}{folder}: 3.0 MB are free)")
+        assert "`python -m tasks prune`" in message
         assert message.count("\n") == 1
 
 
