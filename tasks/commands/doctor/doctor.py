@@ -106,7 +106,7 @@ def run_doctor(*, debug: bool = False) -> bool:
     if not paths.stage("curate").exists():
         raise ValueError(
             f"{paths.stage('curate')}: does not exist, and the doctor examines curated problems. "
-            f"Run `python -m tasks curate` first."
+            f"Run `dvc repro curate` first."
         )
     prepare_process(params)
     copy_inputs(params)

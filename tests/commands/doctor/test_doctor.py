@@ -132,7 +132,7 @@ def test_without_curated_data_it_says_so_in_one_line(project: Path) -> None:
     assert done.exit_code == 1
     assert done.stderr == (
         "error: artifacts/curate: does not exist, and the doctor examines curated problems. "
-        "Run `python -m tasks curate` first.\n"
+        "Run `dvc repro curate` first.\n"
     )
 
 
