@@ -7,14 +7,14 @@ import logging
 import re
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from flows import drift_check, labels, steps
+from flows import drift_check, labels, steps, turn
 from flows.one_run import LOGS, _is_news
 from flows.processes import Guardian, OutOfTime, run_streamed
 from flows.sight import artifact_key, escape
@@ -25,6 +25,7 @@ from tasks.core.passing_faults import PASSING_STATUS, PassingFault, is_passing
 from tasks.core.progress import PROGRESS_VARIABLE, progress_bar
 from tasks.core.settings import load
 from tasks.pipeline.cli_errors import one_line_errors, status_of
+from tasks.pipeline.run_lock import AnotherRun
 from tasks.pipeline.settings import PipelineSections
 from tests.profiles import profile_params
 
@@ -192,6 +193,18 @@ def test_an_error_for_people_is_in_the_line_of_the_state_and_in_no_traceback_of_
         except Exception as raised:
             logger.exception("Encountered exception during execution: %r", raised)
     assert [record.getMessage() for record in heard] == ["Encountered exception during execution: KeyError('a bug')"]
+
+
+def test_a_run_that_finds_another_at_work_says_so_and_gives_no_advice_that_nobody_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def taken(artifacts: Path) -> None:
+        raise AnotherRun(f"{artifacts}: another run (process 7) is at work")
+
+    monkeypatch.setattr(turn, "only_flow", taken)
+    with ExitStack() as held, pytest.raises(turn.Busy) as caught:
+        turn._take(held, tmp_path, "shop")
+    assert str(caught.value) == f"{tmp_path}: another run (process 7) is at work"
 
 
 def test_a_run_that_is_taken_up_again_keeps_the_name_of_its_first_start(monkeypatch: pytest.MonkeyPatch):
