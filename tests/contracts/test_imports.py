@@ -47,8 +47,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "dvc": ("tasks/pipeline/dvc_repro.py",),
 }
 ON_A_BARE_GPU_MACHINE = {
-    "torch", "transformers", "safetensors", "numpy", "tokenizers", "pydantic", "pydantic_core", "typing_extensions",
-    "yaml", "rich",
+    "torch", "transformers", "huggingface_hub", "safetensors", "numpy", "tokenizers", "pydantic", "pydantic_core",
+    "typing_extensions", "yaml", "rich",
 }  # fmt: skip
 # What a flow imports that finds nothing changed (`flows/__main__.py`).
 UNCHANGED_RUN = ("flows/__main__.py", "flows/dead_locks.py", "tasks/pipeline/reasons.py", "tasks/report/summary.py")

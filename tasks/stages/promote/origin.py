@@ -58,7 +58,7 @@ def find_edit(last: str, paths: Paths) -> Edit | None:
     edit = _first_edit(records, params, text, _read_lock(), paths)
     if edit is None or edit.stage == last:
         return edit
-    return edit._replace(is_in_last=not any(_changes(records[last], records, params, paths)))
+    return edit._replace(is_in_last=not any(_changes(records[last], records, params, paths, fed=None)))
 
 
 def _first_edit(
