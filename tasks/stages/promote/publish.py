@@ -48,13 +48,14 @@ def publish(
     nothing moved, where that is another by now.
     """
     from tasks.tracking.aliases import lock_registry, make_champion, refuse_another_champion
-    from tasks.tracking.finished_runs import read_reasons, reason_text
+    from tasks.tracking.finished_runs import BY_HAND, read_reasons, reason_text
     from tasks.tracking.history import refuse_held
     from tasks.tracking.lineage import lineage_tags
     from tasks.tracking.metrics import RUN_ID_VARIABLE
     from tasks.tracking.waiting import record_waiting, withdraw_decided_again, withdraw_stale
 
-    upload: dict[str, Any] = {"folder_hash": challenger.files, "run_id": os.environ.get(RUN_ID_VARIABLE) or None}
+    run_id = os.environ.get(RUN_ID_VARIABLE) or None  # a flow's; by hand there is none
+    upload: dict[str, Any] = {"folder_hash": challenger.files, "run_id": run_id}
     refuse_held(registry)
     refuse_another_champion(registry, instead_of)  # before the slow upload
     registry.make_model()
@@ -66,7 +67,7 @@ def publish(
         weights=challenger.weights,
         description=environment.describe(),
         drift=accepted_changes(paths),
-        reason=reason_text(read_reasons(paths)),
+        reason=reason_text(read_reasons(paths)) if run_id else BY_HAND,  # else those there are of a run that died
     )
     with TemporaryDirectory() as folder:
         lineage = write_lineage(paths, challenger, decision, origin, Path(folder))

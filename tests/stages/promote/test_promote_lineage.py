@@ -12,6 +12,9 @@ from tasks.core.files import read_json, write_json
 from tasks.core.provenance import RECORDED, provenance_file
 from tasks.stages.promote.approvals import approve
 from tasks.stages.promote.overrides import ManualOverride
+from tasks.tracking.connection import experiment_id
+from tasks.tracking.finished_runs import write_reasons
+from tasks.tracking.metrics import RUN_ID_VARIABLE
 from tasks.tracking.registry import Registry
 from tasks.tracking.versions import Version
 from tests.stages.promote.test_promote import FORCE, Pipeline, pipeline
@@ -98,3 +101,19 @@ def test_a_version_is_not_made_of_results_that_nobody_knows_the_settings_of(pipe
     provenance_file("train", pipeline.paths).unlink()
     with pytest.raises(ValueError, match=r"provenance/train\.json: does not exist.*`dvc repro`"):
         pipeline.promote()
+
+
+@pytest.mark.parametrize("is_of_a_flow", [True, False])
+def test_the_reason_of_a_run_that_died_is_not_that_of_a_promotion_by_hand(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, is_of_a_flow: bool
+):
+    pipeline.evaluate(0.9)
+    write_reasons(pipeline.paths, [{"kind": "recipe", "text": "the recipe changed: seed 0 → 1"}])
+    if is_of_a_flow:
+        registry = Registry(SETTINGS, "travel-desk-agent")
+        run = registry.client.create_run(experiment_id(registry.client, SETTINGS))
+        monkeypatch.setenv(RUN_ID_VARIABLE, run.info.run_id)
+    pipeline.promote()
+    champion = Registry(SETTINGS, "travel-desk-agent").champion()
+    expected = "the recipe changed: seed 0 → 1" if is_of_a_flow else "none: promoted by hand, without a flow"
+    assert champion is not None and champion.tags["reason"] == expected
