@@ -36,9 +36,10 @@ from flows.prefect_runs import PROCESS_LABEL, own_run_id
 from flows.sight import artifact_key, escape
 from flows.turn import workspace_name
 from flows.verdict import end
+from tasks.commands.answer import carry_out
 from tasks.core.settings import load
 from tasks.pipeline.settings import PipelineSections
-from tasks.stages.promote.approvals import ApprovalSections, approve, withdraw
+from tasks.stages.promote.approvals import ApprovalSections
 from tasks.stages.promote.overrides import ManualOverride, read_override
 from tasks.tracking.aliases import open_registry
 from tasks.tracking.journal import MAX_REASON
@@ -205,9 +206,7 @@ def _read_answer(question: Question) -> Answer | None:
 
 
 def _carry_out(answer: Answer, question: Question) -> None:
-    override = answer.to_override()
-    do = approve if override.kind == "approve" else withdraw
-    for line in do(override, decided_at=question.decided_at):
+    for line in carry_out(answer.to_override(), decided_at=question.decided_at):
         get_run_logger().info(line)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from tasks.core.console import SafeConsole
 from tasks.core.settings import Settings, load, load_paths, read_params
@@ -27,6 +28,13 @@ def report(compared: tuple[str, str] | None, out: Path | None) -> None:
     if out is not None:
         raise ValueError("--out is for --compare: the report of this run is always artifacts/report.")
     params = read_params()
+    from tasks.report.summary import print_summary
+
+    print_summary(build_report(params), load_paths(params), SafeConsole())
+
+
+def build_report(params: dict[str, Any]) -> dict[str, Any]:
+    """Write the report and the summary of this run, and upload them where that is set; returns the summary."""
     paths, settings = load_paths(params), load(ReportSections, params)
     frozen = params["environment"]["cache"]["frozen"]
     mirrored = uploading(
@@ -34,6 +42,5 @@ def report(compared: tuple[str, str] | None, out: Path | None) -> None:
     )
     with only_run(paths.artifacts), mirrored:
         from tasks.report.build import build_all
-        from tasks.report.summary import print_summary
 
-        print_summary(build_all(paths, settings.reward), paths, SafeConsole())
+        return build_all(paths, settings.reward)

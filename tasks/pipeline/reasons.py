@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,7 +43,7 @@ from tasks.tracking.journal import MAX_REASON
 from tasks.tracking.measurements import read_checks
 from tasks.tracking.registry import Registry
 from tasks.tracking.settings import TrackingSections, TrackingSettings
-from tasks.tracking.waiting import ended_unapproved
+from tasks.tracking.waiting import ended_unapproved, last_waiting_entry
 
 Kind = Literal["data", "recipe", "code", "drift", "champion_fell", "decision", "person", "first"]
 TRAINS_ANEW = ("champion_fell",)
@@ -112,9 +112,12 @@ def find_reasons(params: dict[str, Any], paths: Paths, *, asked: str | None = No
         reasons.append(Reason("first", f"the first run of {model}: {tracking.uri} has no finished one"))
     else:
         reasons += _changes_since(last, params, paths)
-        unapproved = ended_unapproved(Registry(tracking, model)) if last.waits else None
+        registry = Registry(tracking, model) if last.waits else None
+        unapproved = ended_unapproved(registry) if registry else None
         if unapproved:
             reasons.append(Reason("decision", unapproved))
+        elif registry and (ending := last_waiting_entry(registry)) and ending.kind == "approval":
+            last = replace(last, outcome=f"version {ending.body['version']} approved since by {ending.by}")
     reasons += _drift(params, paths)
     checks = read_checks(tracking, model)
     fall = find_fall(checks, _champion(tracking, model) if checks else None, last)

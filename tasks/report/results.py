@@ -116,6 +116,11 @@ class StoredResults:
         }
 
     @property
+    def not_promoted(self) -> str:
+        waits = self.decision is not None and self.decision.get("approval") == "waiting"
+        return "waits for approval" if waits else "was not promoted"
+
+    @property
     def interval_name(self) -> str:
         return (
             f"{level_text(self.evaluation['confidence'])} interval" if "confidence" in self.evaluation else "interval"

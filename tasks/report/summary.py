@@ -247,7 +247,7 @@ def _verdict(summary: dict[str, Any], results: StoredResults) -> Text:
     if champion["promoted"]:
         told, tone = f"{champion['model']} version {champion['version']} became the champion", "bold green"
     else:
-        told, tone = f"{results.best_snapshot} was not promoted", "bold yellow"
+        told, tone = f"{results.best_snapshot} {results.not_promoted}", "bold yellow"
     return Text.assemble((told, tone), f" ({_answer(results.decision)})")
 
 

@@ -25,6 +25,7 @@ from tasks.tracking import finish_seen
 from tasks.tracking.connection import connect
 from tasks.tracking.finish_seen import note_finish, recall_finish
 from tasks.tracking.finished_runs import FINISHED_FILE, REASONS_FILE, read_kept
+from tasks.tracking.journal import new_entry
 from tasks.tracking.measurements import CHAMPION_CHECK, ROW_TAG, log_measurement, read_checks
 from tasks.tracking.runs import FlowRuns
 from tests.conftest import ROOT
@@ -138,7 +139,10 @@ def test_a_waiting_decision_that_ended_unapproved_is_a_reason_to_decide_anew(
     write_json(workspace.paths.stage("promote") / "outcome.json", outcome)
     workspace.flow()
     monkeypatch.setattr(module, "ended_unapproved", lambda registry: None)
-    assert workspace.texts() == []
+    assert workspace.texts() == [] and "(hold, waits for approval)" in workspace.reasons().sentence
+    approval = new_entry("approval", {"version": 4, "reason": "looked at it"}, by="Jane Doe")
+    monkeypatch.setattr(module, "last_waiting_entry", lambda registry: approval)
+    assert "(version 4 approved since by Jane Doe)" in workspace.reasons().sentence
     monkeypatch.setattr(module, "ended_unapproved", lambda registry: "the decision about version 4 expired")
     assert workspace.texts() == ["decision: the decision about version 4 expired"]
 

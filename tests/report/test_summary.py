@@ -189,3 +189,12 @@ def test_a_held_snapshot_is_said_to_be_and_why_is_left_to_the_decision_that_is_n
 def test_an_artifacts_folder_named_like_markup_is_printed_as_it_is(tmp_path: Path):
     paths = write_artifacts(tmp_path / "[bold]runs")
     assert "[bold]runs/promote/decision.json" in printed(paths)
+
+
+@pytest.mark.slow
+def test_a_decision_that_waits_is_not_told_as_one_against_the_snapshot(tmp_path: Path):
+    paths = write_artifacts(tmp_path, promoted=False)
+    file = paths.stage("promote") / "decision.json"
+    assert "was not promoted (hold)" in printed(paths)
+    write_json(file, {**read_json(file), "approval": "waiting"})
+    assert " waits for approval (hold)" in printed(paths)

@@ -71,9 +71,9 @@ def promote(
     override = read_override(force=force, approve=approve, withdraw=withdraw, reason=reason, by=by)
     if override is None or override.kind == "force":
         return _run("promote", accept_drift, override=override)
-    from tasks.stages.promote import approvals
+    from tasks.commands.answer import carry_out
 
-    return approvals.approve(override) if approve else approvals.withdraw(override)
+    return carry_out(override)
 
 
 def _run(stage: str, accept_drift: bool = False, **asked: Any) -> list[str]:

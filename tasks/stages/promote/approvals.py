@@ -8,17 +8,17 @@ it is known who approves.
 from __future__ import annotations
 
 import getpass
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from tasks.core.files import read_json
-from tasks.core.settings import Paths, Settings, load, load_paths, read_params
-from tasks.stages.promote.decision import approve_row
+from tasks.core.settings import Settings, load, load_paths, read_params
+from tasks.stages.promote.decision import approve_row, withdraw_row
 from tasks.stages.promote.overrides import ManualOverride
 from tasks.stages.promote.publish import promotion_event
-from tasks.stages.promote.record import DECISION_FILE, describe_version, headline, write_decision
+from tasks.stages.promote.record import DECISION_FILE, describe_version, headline, write_decision, write_outcome
 from tasks.stages.promote.settings import PromoteSettings
 from tasks.tracking.aliases import current_champion, lock_registry, make_champion, open_registry, record
 from tasks.tracking.history import refuse_held
@@ -29,6 +29,7 @@ from tasks.tracking.settings import TrackingSettings, model_uri
 from tasks.tracking.versions import Version
 from tasks.tracking.waiting import Waiting, find_waiting, last_waiting_entry, stale_note, withdrawal
 
+Row = Mapping[str, Any]
 DECIDE_ANEW = "Run `python -m tasks promote` for a new decision."
 
 
@@ -42,7 +43,7 @@ def approve(override: ManualOverride, *, decided_at: str | None = None) -> list[
     `decided_at` where another decision waits by now.
     """
     params = read_params()
-    settings, paths = load(ApprovalSections, params), load_paths(params) if "paths" in params else None
+    settings = load(ApprovalSections, params)
     by = name_of(override.by, "approve")
     registry = open_registry(settings.tracking, settings.promote.model_name)
     version = _version_that_waits(registry, _require_waiting(registry, decided_at))
@@ -65,18 +66,21 @@ def approve(override: ManualOverride, *, decided_at: str | None = None) -> list[
         make_champion(registry, lock, version, promotion_event(row), after=[approval])
     after = registry.version(version.version) or version
     whole = {**row, "champion_after": describe_version(after), "is_champion": True}
-    return [f"promote: {headline(whole)}. {word.sentence}", *(_update_here(paths, whole) if paths else ())]
+    return [f"promote: {headline(whole)}. {word.sentence}", *_update_here(params, waiting, lambda _: whole)]
 
 
 def withdraw(override: ManualOverride, *, decided_at: str | None = None) -> list[str]:
-    settings = load(ApprovalSections, read_params())
+    params = read_params()
+    settings = load(ApprovalSections, params)
     by = name_of(override.by, "withdraw")
     registry = open_registry(settings.tracking, settings.promote.model_name)
     _require_waiting(registry, decided_at)
     with lock_registry(registry) as lock:
         waiting = _require_waiting(registry, decided_at)
         record(registry, lock, [withdrawal(waiting, override.reason, by=by)])
-    return [f"{registry.model} version {waiting.version} no longer waits: {by} withdrew it: {override.reason}"]
+    told = f"{registry.model} version {waiting.version} no longer waits: {by} withdrew it: {override.reason}"
+    word = ManualOverride("withdraw", override.reason, by)
+    return [told, *_update_here(params, waiting, lambda row: withdraw_row(row, word))]
 
 
 def name_of(given: str | None, verb: str) -> str:
@@ -170,13 +174,19 @@ def _refuse_stale(registry: Registry, lock: RegistryLock, waiting: Waiting, cham
     )
 
 
-def _update_here(paths: Paths, whole: Mapping[str, Any]) -> list[str]:
+def _update_here(params: dict[str, Any], waiting: Waiting, answer: Callable[[Row], Row]) -> list[str]:
+    """Write how the decision ended into the records of this folder, where they are of that decision."""
+    if "paths" not in params:
+        return []
+    paths = load_paths(params)
     file = paths.stage("promote") / DECISION_FILE
     try:
-        is_here = file.exists() and read_json(file).get("decided_at") == whole["decided_at"]
+        before = read_json(file) if file.exists() else {}
     except ValueError:  # damaged: the next promote reports it
-        is_here = False
-    if not is_here:
+        before = {}
+    if before.get("decided_at") != waiting.decided_at:
         return []
+    whole = answer(before)
     write_decision(paths, whole)
+    write_outcome(paths, whole, waiting.version)
     return [f"  Every number and reason: {file.with_suffix('.html')}"]

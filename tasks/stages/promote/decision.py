@@ -12,7 +12,7 @@ from tasks.stages.promote.checks.check import Check
 from tasks.stages.promote.overrides import ManualOverride
 from tasks.stages.promote.policy import WAYS, DecisionKind, decision_of
 
-Approval = Literal["not_needed", "waiting", "given"]
+Approval = Literal["not_needed", "waiting", "given", "withdrawn"]
 WAITS = "It waits for approval"
 
 
@@ -73,6 +73,11 @@ def approve_row(row: Mapping[str, Any], override: ManualOverride) -> dict[str, A
     return {
         **row, "decision": "promote", "approval": "given", "override": override_row(override), "reasons": reasons,
     }  # fmt: skip
+
+
+def withdraw_row(row: Mapping[str, Any], override: ManualOverride) -> dict[str, Any]:
+    reasons = [override.sentence if reason.startswith(WAITS) else reason for reason in row["reasons"]]
+    return {**row, "approval": "withdrawn", "reasons": reasons}
 
 
 def override_row(override: ManualOverride | None) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
 """Writes artifacts/promote and prints the result.
 
 `decision.json` and `decision.html` are of the last real decision: a run whose challenger already is champion or waits
-leaves them. `outcome.json` is always of this run; MLflow runs are tagged with it.
+leaves them. `outcome.json` is always of this run; MLflow runs are tagged with it. A person's answer changes all three.
 """
 
 from __future__ import annotations
@@ -81,19 +81,24 @@ def record_outcome(paths: Paths, row: Mapping[str, Any], version: Version | None
     kept = _describe_kept_decision(row, after, folder)
     if kept is None:
         write_decision(paths, whole)
-    outcome = {
-        "decision": row["decision"],
-        "policy_decision": row["policy_decision"],
-        "approval": row["approval"],
-        "snapshot": row["challenger"]["snapshot"],
-        "weights": row["challenger"]["weights"][:12],
-        "registered_model": row["model"],
-        "registered_version": version.version if version else None,
-        "champion": after.version if after else None,
-        "decided_at": row["decided_at"],
-    }
-    write_json(folder / OUTCOME_FILE, outcome)
+    write_outcome(paths, whole, version.version if version else None)
     print_decision(whole, folder / PAGE_FILE, SafeConsole(), kept=kept)
+
+
+def write_outcome(paths: Paths, whole: Mapping[str, Any], version: int | None) -> None:
+    """`whole` is decision.json, `version` the challenger's if registered."""
+    outcome = {
+        "decision": whole["decision"],
+        "policy_decision": whole["policy_decision"],
+        "approval": whole["approval"],
+        "snapshot": whole["challenger"]["snapshot"],
+        "weights": whole["challenger"]["weights"][:12],
+        "registered_model": whole["model"],
+        "registered_version": version,
+        "champion": (whole["champion_after"] or {}).get("version"),
+        "decided_at": whole["decided_at"],
+    }
+    write_json(paths.stage("promote") / OUTCOME_FILE, outcome)
 
 
 def write_decision(paths: Paths, whole: Mapping[str, Any]) -> None:
@@ -128,7 +133,7 @@ def headline(row: Mapping[str, Any]) -> str:
     snapshot, before, after = row["challenger"]["snapshot"], row["champion_before"], row["champion_after"]
     if row["decision"] == "promote":
         forced = " (forced)" if row["override"] and row["override"]["kind"] == "force" else ""
-        return f"{snapshot} is champion: {row['model']}, version {after['version']}{forced}"
+        return f"{snapshot} became champion: {row['model']}, version {after['version']}{forced}"
     if not row["checks"]:
         return str(row["reasons"][0]).rstrip(".")
     stays = f"version {before['version']} stays champion" if before else "there is still no champion"

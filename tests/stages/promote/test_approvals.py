@@ -133,7 +133,10 @@ def test_the_next_morning_it_is_approved_from_another_folder_after_an_edit_and_w
     told = approve(APPROVE)
     assert sorted(path.name for path in elsewhere.iterdir()) == ["params.yaml"]
     monkeypatch.chdir(home)
-    assert "iteration-0010 is champion: travel-desk-agent, version 2" in told[0] and "looked at ten episodes" in told[0]
+    assert (
+        "iteration-0010 became champion: travel-desk-agent, version 2" in told[0]
+        and "looked at ten episodes" in told[0]
+    )
     assert waiting.champion() == (2, 0.9)
     assert aliases() == {"champion": 2, "previous": 1}
     assert tags_of_training(2) == before
@@ -158,7 +161,21 @@ def test_where_the_decision_was_made_its_record_says_how_it_ended(waiting: Pipel
     assert decision["comparison"] == before["comparison"]
     assert decision["override"]["reason"] == "looked at ten episodes"
     assert not [reason for reason in decision["reasons"] if "waits for approval" in reason or "stays" in reason]
-    assert "looked at ten episodes" in record.with_suffix(".html").read_text(encoding="utf-8")
+    assert f"Approved by {getpass.getuser()}" in record.with_suffix(".html").read_text(encoding="utf-8")
+    outcome = read_json(record.with_name("outcome.json"))
+    assert (outcome["decision"], outcome["approval"]) == ("promote", "given")
+    assert (outcome["registered_version"], outcome["champion"]) == (2, 2)
+
+
+def test_a_decision_that_was_withdrawn_waits_no_more_in_any_record(waiting: Pipeline):
+    record = waiting.paths.stage("promote") / "decision.json"
+    assert "decision.html" in withdraw(WITHDRAW)[-1]
+    decision, outcome = read_json(record), read_json(record.with_name("outcome.json"))
+    page = record.with_suffix(".html").read_text(encoding="utf-8")
+    assert (decision["decision"], decision["approval"]) == (outcome["decision"], outcome["approval"])
+    assert (outcome["decision"], outcome["approval"], outcome["champion"]) == ("hold", "withdrawn", 1)
+    assert "iteration-0010 is not promoted; version 1 stays champion" in page and "It waits" not in page
+    assert "it books twice" in page and "The champion, version 1, stays." in page
 
 
 def test_an_answer_to_another_decision_than_the_one_that_waits_moves_nothing(waiting: Pipeline):

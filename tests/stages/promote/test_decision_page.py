@@ -36,10 +36,10 @@ def text_of(page: str) -> str:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("promote", "iteration-0010 is champion: travel-desk-agent, version 4"),
+        ("promote", "iteration-0010 became champion: travel-desk-agent, version 4"),
         ("hold", "iteration-0010 is not promoted; version 3 stays champion"),
         ("reject", "iteration-0010 is not promoted; version 3 stays champion"),
-        ("forced", "iteration-0010 is champion: travel-desk-agent, version 4 (forced)"),
+        ("forced", "iteration-0010 became champion: travel-desk-agent, version 4 (forced)"),
         ("waiting", "iteration-0010 waits for approval; version 3 stays champion"),
         ("already champion", "iteration-0010 is already champion: version 3 holds the same weights"),
     ],

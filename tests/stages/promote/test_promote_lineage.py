@@ -56,7 +56,7 @@ def test_an_approval_after_an_edit_keeps_the_lineage_that_waited(pipeline: Pipel
     assert waiting is not None
     edit_temperature(pipeline)
     Path("params.yaml").write_text(yaml.safe_dump(pipeline.params), encoding="utf-8")
-    assert "is champion" in approve(ManualOverride("approve", "looked at ten episodes"))[0]
+    assert "became champion" in approve(ManualOverride("approve", "looked at ten episodes"))[0]
     champion, params = lineage_file("params.yaml", tmp_path)
     assert params["sampling"]["temperature"] == 1.0
     lineage = ("lineage_files", "params_hash", "git_commit", "dvc_lock_hash")
