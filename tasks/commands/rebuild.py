@@ -18,9 +18,17 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.commands.lineage import describe
-from tasks.commands.reproduction import BEFORE, LAST_STAGE, has_commit, inputs_outside_git, repository_and_prefix
+from tasks.commands.reproduction import (
+    BEFORE,
+    LAST_STAGE,
+    has_commit,
+    inputs_outside_git,
+    is_as_recorded,
+    recorded_hash,
+    repository_and_prefix,
+)
 from tasks.core.files import atomic_folder, json_hash, link_or_copy, read_json, write_json
-from tasks.core.provenance import hash_now, provenance_file
+from tasks.core.provenance import provenance_file
 from tasks.core.settings import PARAMS_FILE, Paths, load_paths, read_params
 from tasks.core.terminal import tell
 from tasks.core.text import one_line
@@ -116,12 +124,11 @@ def _git(*arguments: str) -> None:
 def _copy_inputs(commit: str, records: Mapping[str, Mapping[str, Any]], project: Path) -> None:
     """Copy what the stages read and git does not contain, where this project's copy is still the same."""
     for name in inputs_outside_git(commit, records):
-        expected = next(records[stage]["data"][name] for stage in BEFORE if name in records[stage]["data"])
-        if hash_now(Path(name)) != expected:
+        if not is_as_recorded(name, records):
             raise ValueError(
                 f"{name}: is not in git, and this project has no copy with the hash that training read "
-                f"({expected[:12]}), so the "
-                f"version cannot be made again. Restore that file, then run this again."
+                f"({recorded_hash(name, records)[:12]}), so the version cannot be made again. Restore that file, then "
+                f"run this again."
             )
         target = project / name
         target.parent.mkdir(parents=True, exist_ok=True)

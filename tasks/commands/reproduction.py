@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.core.provenance import ARTIFACTS, cpu_model, package_versions
+from tasks.core.provenance import ARTIFACTS, CODE, cpu_model, hash_now, package_versions
 from tasks.core.text import first_few
 from tasks.core.urls import is_url
 from tasks.core.workspace import LINKED, folder_of_code
@@ -48,11 +48,10 @@ def reproduction(row: Mapping[str, Any], lineage_folder: str, tracking: Tracking
         commands.append(_shell("git", "checkout", "--quiet", commit))
     if row["params"] is not None:
         commands.append(_shell("cp", f"{copy}/{lineage_folder}/params.yaml", "params.yaml"))
-    for name in inputs_outside_git(commit, records) if is_recorded else ():
-        place = shlex.quote(str(Path(name).parent))
-        commands.append(f"mkdir -p {place} && {_shell('cp', '-R', str(Path(name).absolute()), name)}")
+    inputs = inputs_outside_git(commit, records) if is_recorded else []
+    commands += [_put_there(name, records) for name in inputs]
     commands.append(f"{_accept_prefix(row)}dvc repro {LAST_STAGE}")
-    return {"commands": commands, "notes": _notes(row, uri, records)}
+    return {"commands": commands, "notes": _notes(row, uri, records, inputs)}
 
 
 def inputs_outside_git(commit: str, records: Records) -> list[str]:
@@ -64,6 +63,34 @@ def inputs_outside_git(commit: str, records: Records) -> list[str]:
         if not (name.startswith(f"{ARTIFACTS}/") or Path(name).is_absolute() or is_url(name))
         and not _is_in_commit(commit, name)
     ]
+
+
+def recorded_hash(name: str, records: Records) -> str:
+    """Of an input, as the first stage that read it found it."""
+    return next(str(records[stage]["data"][name]) for stage in BEFORE if name in records.get(stage, {}).get("data", {}))
+
+
+def is_as_recorded(name: str, records: Records) -> bool:
+    return hash_now(Path(name)) == recorded_hash(name, records)
+
+
+def _put_there(name: str, records: Records) -> str:
+    if not is_as_recorded(name, records):
+        return f"# put {name} there, with the hash {recorded_hash(name, records)}: this project has another or none"
+    place = shlex.quote(str(Path(name).parent))
+    return f"mkdir -p {place} && {_shell('cp', '-R', str(Path(name).absolute()), name)}"
+
+
+def uncommitted_code(commit: str, records: Records) -> list[str]:
+    """Files of code that a stage ran with and the commit lacks, or has otherwise as far as this folder's files show."""
+    ran = {name: digest for stage in BEFORE for name, digest in records.get(stage, {}).get("code", {}).items()}
+    at = ("-z", "--name-only", commit, "--", CODE)
+    in_commit = ask_git("ls-tree", "-r", *at, folder=folder_of_code())
+    changed = ask_git("diff", "--relative", *at, folder=folder_of_code())
+    if in_commit is None or changed is None:
+        return []
+    edited = [name for name in changed.split("\0") if name in ran and hash_now(Path(name)) == ran[name]]
+    return sorted({*edited, *(ran.keys() - in_commit.split("\0"))})
 
 
 def _is_in_commit(commit: str, name: str) -> bool:
@@ -91,7 +118,7 @@ def repository_and_prefix() -> tuple[str, str]:
     return repository, _prefix()
 
 
-def _notes(row: Mapping[str, Any], uri: str, records: Records) -> list[str]:
+def _notes(row: Mapping[str, Any], uri: str, records: Records, inputs: Sequence[str]) -> list[str]:
     commit, dirty, drift = row["code"]["git_commit"], row["code"]["git_dirty"], row["environment"]["environment_drift"]
     device = (records.get(LAST_STAGE) or {}).get("device") or "cpu"  # of older versions nothing is recorded
     promise = (
@@ -99,6 +126,12 @@ def _notes(row: Mapping[str, Any], uri: str, records: Records) -> list[str]:
         if device.startswith("cpu")
         else f"Trained on {device}: there the same seeds and draws give weights that differ by rounding."
     )
+    lost = [name for name in inputs if not is_as_recorded(name, records)]
+    if lost:
+        promise = (
+            f"Other weights, until {', '.join(lost)} is what training read: git does not have it, and it changed here "
+            f"or is gone. Restore it from a backup."
+        )
     notes = [
         f"{promise} `python -m tasks lineage {shlex.quote(uri)} --verify DIR` runs these commands and compares.",
         *_describe_differences(records.get(LAST_STAGE)),
@@ -115,6 +148,8 @@ def _notes(row: Mapping[str, Any], uri: str, records: Records) -> list[str]:
             f"The working tree {known} after commit {commit[:12]} and nobody has a copy of the change: the commands "
             f"build from the commit alone. (params.yaml and dvc.lock are stored with the version and do not count.)"
         )
+    if commit not in (None, "none") and (uncommitted := uncommitted_code(commit, records)):
+        notes.append(f"It ran code that commit {commit[:12]} does not have so: {first_few(uncommitted, MAX_NAMED)}.")
     if _accept_prefix(row):
         notes.append(f"The environment changed during the run, and that was accepted: {drift}.")
     if any(os.environ.get(name) for name in PASSWORD_VARIABLES):

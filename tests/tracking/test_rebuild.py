@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,12 +14,13 @@ import yaml
 from tasks.commands.fetch import fetch
 from tasks.commands.lineage import describe, lineage
 from tasks.commands.rebuild import MARK, compare, verify
-from tasks.commands.reproduction import has_commit, inputs_outside_git, repository_and_prefix
+from tasks.commands.reproduction import has_commit, inputs_outside_git, repository_and_prefix, reproduction
 from tasks.core.console import SafeConsole
+from tasks.core.provenance import cpu_model, hash_now, package_versions
 from tasks.models.settings import on_cpu
 from tasks.tracking.registry import Registry
 from tests.tracking.candidates import MODEL, promote
-from tests.tracking.project import DATABASE
+from tests.tracking.project import DATABASE, SETTINGS
 from tests.tracking.test_registry_verbs import stored
 
 pytestmark = pytest.mark.slow
@@ -135,3 +137,44 @@ def test_what_a_stage_read_and_git_does_not_hold_is_named(tmp_path: Path, monkey
     git(tmp_path, "commit", "-q", "-m", "first")
     data = dict.fromkeys(["prices.csv", "mine.jsonl", "artifacts/assess", "/models/qwen"], "hash")
     assert inputs_outside_git("HEAD", {"curate": {"data": data}}) == ["mine.jsonl"]
+
+
+def test_an_input_that_is_no_longer_what_was_trained_on_is_not_copied_and_code_without_a_commit_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """mine.jsonl is not in git. Of the code, new.py is in no commit, and edited.py is other than in it."""
+    monkeypatch.chdir(tmp_path)
+    custom = Path("tasks/custom")
+    custom.mkdir(parents=True)
+    for name in ("same.py", "edited.py"):
+        (custom / name).write_text("1", encoding="utf-8")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "tasks")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    for file in (custom / "edited.py", custom / "new.py", Path("mine.jsonl")):
+        file.write_text("2", encoding="utf-8")
+    code = {str(file): hash_now(file) for file in custom.iterdir()}
+    data = {"mine.jsonl": hash_now(Path("mine.jsonl"))}
+    here: dict[str, Any] = {"packages": package_versions(), "cpu": cpu_model(), "device": "cpu"}
+    row: dict[str, Any] = {
+        "model": "agent",
+        "version": 3,
+        "params": None,
+        "environment": {"environment_drift": "none"},
+        "code": {"git_commit": "HEAD", "git_dirty": "true"},
+        "provenance": {"train": {**here, "code": code}},
+    }
+    row["provenance"]["curate"] = {"data": data, "code": {}}
+
+    def told() -> tuple[str, str]:
+        found = reproduction(row, "lineage", SETTINGS)
+        return "\n".join(found["commands"]), " ".join(found["notes"])
+
+    commands, notes = told()
+    assert f"cp -R {tmp_path / 'mine.jsonl'} mine.jsonl" in commands
+    assert notes.startswith("Bitwise the same weights")
+    assert "does not have so: tasks/custom/edited.py, tasks/custom/new.py." in notes
+    Path("mine.jsonl").write_text("3", encoding="utf-8")
+    commands, notes = told()
+    assert "cp -R" not in commands and f"# put mine.jsonl there, with the hash {data['mine.jsonl']}" in commands
+    assert "Bitwise" not in notes and notes.startswith("Other weights, until mine.jsonl is what training read")
