@@ -1,7 +1,7 @@
 """The command `rollback`: an earlier champion becomes champion again; its files are verified, and only aliases move.
 
 It goes back along the journal as a browser does, never to a version that was itself rolled back: from c to b to a, and
-not to c again.
+not to c again. `--to c` takes that back, and the next rollback leads to a.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from tasks.tracking.versions import CHAMPION, PREVIOUS, Version
 from tasks.tracking.waiting import ending_of_stale
 
 EVENT_SECONDS = 60.0  # to emit it, of which Prefect's import takes most
-NAME_ONE = "Choose an earlier champion with --to VERSION."
 
 
 class RollbackSections(Settings):
@@ -57,13 +56,13 @@ def rollback(*, reason: str, to: int | None = None, back: int = 1, defect: bool 
                 f"became champion. Nothing was changed; run `python -m tasks rollback` again."
             )
         history = read_history(registry)
-        undone = history.gone_back_over(target.version)
+        undone = history.gone_back_over(target.version, defect=defect)
         body = {"champion": target.version, "instead_of": history.champion, "undone": undone, "defect": defect}
         entries = [new_entry("rollback", {**body, "reason": reason, **identity(target)})]
         entries += ending_of_stale(registry, target)
         entries += [new_entry("hold", {"reason": reason})] if hold else []
         record(registry, lock, entries)
-    told = _describe_rollback(target, history.champion, registry.at(PREVIOUS), hold=hold)
+    told = _describe_rollback(target, history.champion, registry.at(PREVIOUS), undone=undone, hold=hold)
     if to is None and (pruned := history.pruned_before(target.version)):
         told += f" Version {', '.join(map(str, pruned))} was passed over: `python -m tasks prune` removed its weights."
     _tell_prefect(registry.model, target.version, told)
@@ -102,7 +101,7 @@ def _find_target(registry: Registry, to: int | None, back: int) -> Version:
     number = _step_back(registry, history, back) if to is None else to
     version = registry.version(number)
     if version is None:
-        raise ValueError(f"{registry.model}: there is no version {number}. {what_there_is(registry)} {NAME_ONE}")
+        raise ValueError(f"{registry.model}: there is no version {number}. {_past_champions(registry, history)}")
     _refuse_ineligible(registry, history, version)
     return version
 
@@ -120,10 +119,20 @@ def _step_back(registry: Registry, history: ChampionHistory, back: int) -> int:
         asked = "there is no champion before this one" if not way else f"only {len(way)} champions are before this one"
         left = " Those that were rolled back themselves or deleted do not count." if history.undone else ""
         raise ValueError(
-            f"{registry.model}: {asked}, so there is nothing to roll back to.{left} {what_there_is(registry)}"
-            f"{f' {NAME_ONE}' if len(history.fate) > 1 else ''}"
+            f"{registry.model}: {asked}, so there is nothing to roll back to.{left} "
+            f"{_past_champions(registry, history)}"
         )
     return way[back - 1]
+
+
+def _past_champions(registry: Registry, history: ChampionHistory) -> str:
+    """Those that --to may name, with the command; without one, the versions there are."""
+    closed = {*history.defects, *history.pruned, history.champion}
+    past = sorted(number for number in history.fate if number not in closed and registry.exists(number))
+    if not past:
+        return what_there_is(registry)
+    named = f"version {', '.join(map(str, past))}"
+    return f'Past champions: {named}. Name one: python -m tasks rollback --to {past[-1]} --reason "…".'
 
 
 def _refuse_ineligible(registry: Registry, history: ChampionHistory, target: Version) -> None:
@@ -164,9 +173,12 @@ def refuse_unservable(registry: Registry, history: ChampionHistory, target: Vers
         )
 
 
-def _describe_rollback(target: Version, before: int | None, previous: Version | None, *, hold: bool) -> str:
+def _describe_rollback(
+    target: Version, before: int | None, previous: Version | None, *, undone: list[int], hold: bool
+) -> str:
     told = f"{target.name} is champion"
-    told += f"; version {before} is rolled back" if before else "; there was none"
+    is_back = "is rolled back" if undone else "is not marked as rolled back"
+    told += f"; version {before} {is_back}" if before else "; there was none"
     told += f", and {PREVIOUS} is version {previous.version}" if previous else ", and no earlier champion is left"
     held = 'Promotions are held until python -m tasks registry release --reason "…".'
     return f"{told}. {held}" if hold else f"{told}."

@@ -1,7 +1,8 @@
 """The journal's summary: who is champion, who was before, what was rolled back, and whether promotions are held.
 
 `before` is a path, like a browser's history: a promotion adds the replaced champion, and a rollback goes back along it.
-What it skips is `undone`: no further rollback leads there, and no policy promotes it again. Bodies read here:
+What it skips is `undone`: no further rollback leads there, and no policy promotes it again. A rollback that is taken
+back, to a version that was undone, undoes nothing itself. Bodies read here:
 
     promotion       champion, instead_of, weights, reason, anchor, decided_at (which decision; not in old entries)
     rollback        champion, instead_of, weights, reason, undone (versions), defect (true: for a defect)
@@ -63,8 +64,12 @@ class ChampionHistory:
     def was_champion(self, version: int) -> bool:
         return version in self.fate
 
-    def gone_back_over(self, target: int) -> list[int]:
-        """What a rollback to a version undoes: the champion and those between on the path."""
+    def gone_back_over(self, target: int, *, defect: bool = False) -> list[int]:
+        """What a rollback to a version undoes: the champion and those between on the path. Nothing where it takes a
+        rollback back, unless for a `defect`: the champion was good enough to lead back to.
+        """
+        if target in self.undone and self.came is not None and self.came.kind == "rollback" and not defect:
+            return []
         on_the_way = self.before[_place(self.before, target) + 1 :] if target in self.before else []
         champion = [] if self.champion is None else [self.champion]
         return sorted({*on_the_way, *champion} - {target})
@@ -95,7 +100,7 @@ def _change_champion(history: ChampionHistory, entry: Entry) -> None:
         undone = entry.body.get("undone") or history.gone_back_over(version)
         history.before = history.before[: _place(history.before, version)]
     else:
-        undone = (entry.body.get("undone") or [entry.body.get("instead_of")]) if entry.kind == "rollback" else []
+        undone = entry.body.get("undone", [entry.body.get("instead_of")]) if entry.kind == "rollback" else []
         history.before = [*history.before, *([instead_of] if instead_of not in (None, version) else [])]
     history.undone |= {number for number in undone if number is not None}
     history.set_aside |= {history.weights[number]: entry for number in undone if number in history.weights}
@@ -143,7 +148,7 @@ def anchors(entries: Iterable[Entry]) -> list[int]:
         if body.get("anew"):
             path = []
         if entry.kind == "rollback":
-            undone = body.get("undone") or [body.get("instead_of")]
+            undone = body.get("undone", [body.get("instead_of")])
             path = [version for version in path if version not in undone]
         if champion is None or entry.kind not in ("promotion", "rollback", "adoption"):
             continue

@@ -33,7 +33,9 @@ def back_to(version: int, *undone: int, **more: Any) -> tuple[str, dict[str, Any
         ([*promotions(1, 2, 3), back_to(2, 3), back_to(1, 2)], 1, []),
         ([*promotions(1, 2, 3), back_to(1, 2, 3)], 1, []),
         ([*promotions(1, 2, 3), back_to(2, 3), *promotions(4)], 4, [2, 1]),
-        ([*promotions(1, 2), back_to(1, 2), back_to(2, 1)], 2, []),  # forward again, by name
+        ([*promotions(1, 2), back_to(1, 2), back_to(2, 1)], 2, []),  # forward again, for a defect
+        ([*promotions(1, 2), back_to(1, 2), back_to(2)], 2, [1]),  # forward again: 1 was not bad
+        ([*promotions(1, 2, 3), back_to(1, 2, 3), back_to(3)], 3, [1]),
         ([*promotions(1, 2, 3), back_to(2, 3), *promotions(3)], 3, [2, 1]),
         ([*promotions(1, 2, 3, 1), back_to(3, 1)], 3, [2]),
         ([*promotions(1, 2), ("adoption", {"champion": 1})], 1, []),
@@ -56,6 +58,16 @@ def test_the_way_back_leads_past_versions_that_were_deleted():
 def test_what_a_rollback_goes_back_over_is_the_champion_and_those_between():
     history = summed_up(*promotions(1, 2, 3, 4))
     assert (history.gone_back_over(2), history.gone_back_over(3), history.gone_back_over(9)) == ([3, 4], [4], [4])
+
+
+def test_a_rollback_that_is_taken_back_undoes_nothing_and_a_step_aside_does():
+    """From 3 back to 1, and by name to 3 again; with 4 promoted meanwhile it is left as what was worse."""
+    rolled_back = [*promotions(1, 2, 3), back_to(1, 2, 3)]
+    assert summed_up(*rolled_back).gone_back_over(3) == []
+    assert summed_up(*rolled_back).gone_back_over(3, defect=True) == [1]
+    assert summed_up(*rolled_back, *promotions(4)).gone_back_over(3) == [4]
+    again = summed_up(*rolled_back, back_to(3))
+    assert again.gone_back_over(1) == [3] and again.set_aside.keys() == {"w2"}
 
 
 def test_a_defect_is_one_until_somebody_promotes_it_all_the_same():

@@ -43,10 +43,12 @@ def test_rollback_goes_back_along_the_champions_and_never_to_one_it_rolled_back(
     assert state(registry) == (2, 1)
     assert rollback(reason="this too").endswith("no earlier champion is left.")
     assert state(registry) == (1, None)
-    with pytest.raises(ValueError, match=r"no champion before this one.*were rolled back.*--to VERSION"):
+    told = r'no champion before this one.*were rolled back.*champions: version 2, 3\..*rollback --to 3 --reason "…"'
+    with pytest.raises(ValueError, match=told):
         rollback(reason="and again")
     rollback(to=3, reason="it was the network")
-    assert state(registry) == (3, None)
+    assert state(registry) == (3, 1)
+    assert f"{MODEL} version 1 is champion; version 3 is rolled back" in rollback(reason="it was not")
 
 
 def test_rollback_goes_back_as_far_as_asked_and_what_it_went_over_is_not_promoted_again(registry: Registry):
