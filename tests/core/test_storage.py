@@ -346,9 +346,9 @@ def test_a_json_hash_ignores_the_order_of_keys_and_nothing_else() -> None:
 
 
 def test_a_missing_input_names_the_stage_that_makes_it(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"Run `python -m tasks curate` first"):
+    with pytest.raises(ValueError, match=r"Run `dvc repro` first.*`python -m tasks curate` alone"):
         require(tmp_path / "curate" / "train.jsonl")
-    with pytest.raises(ValueError, match=r"Run `python -m tasks train` first"):
+    with pytest.raises(ValueError, match=r"Run `dvc repro` first.*`python -m tasks train` alone"):
         require(tmp_path / "x", made_by="train")
     with pytest.raises(ValueError, match=r"does not exist.*Check the path"):
         require(tmp_path / "x")
