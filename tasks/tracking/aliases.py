@@ -22,6 +22,7 @@ from tasks.tracking.history import ChampionHistory, read_history, replaced_by
 from tasks.tracking.journal import MAX_REASON, POINTER, Entry, append_all, mend, new_entry
 from tasks.tracking.registry import Registry
 from tasks.tracking.registry_lock import RegistryLock, hold_lock
+from tasks.tracking.relocate import copied_note
 from tasks.tracking.settings import TrackingSettings
 from tasks.tracking.versions import CHALLENGER, CHAMPION, PREVIOUS, VERIFYING_TAGS, Version
 
@@ -29,7 +30,8 @@ TRANSITION = "promotion.transition"
 LAST_EVENT = "last_event"  # a tag of a version
 ADOPT = 'python -m tasks registry adopt --reason "…"'
 RESTORE = "python -m tasks registry restore"
-EITHER = f"Put it back as recorded: {RESTORE}; or make the record what is there now: {ADOPT}."
+PUT_BACK = f"Put it back as recorded: {RESTORE}."
+EITHER = f"{PUT_BACK.removesuffix('.')}; or make the record what is there now: {ADOPT}."
 
 
 def open_registry(settings: TrackingSettings, model: str) -> Registry:
@@ -38,6 +40,8 @@ def open_registry(settings: TrackingSettings, model: str) -> Registry:
     if TRANSITION in registry.model_tags():
         with lock_registry(registry):
             pass
+    if copied := copied_note(settings):
+        warn(f"warning: {copied}")
     return registry
 
 
@@ -274,7 +278,9 @@ def _of_alias(registry: Registry, alias: str, expected: int | None, found: int |
     fault = f"{registry.model}: the alias {alias} {is_now} in MLflow, by hand; as recorded it {recorded}"
     if expected is not None and not registry.exists(expected):
         return [Discrepancy(alias, f"{fault}, which was deleted", f"Make that the record: {ADOPT}.", is_deleted=True)]
-    return [Discrepancy(alias, fault, EITHER)]
+    version = registry.version(found) if alias == CHAMPION and found is not None else None
+    is_by_hand = version is not None and not version.weights  # it cannot be verified, so `adopt` refuses it
+    return [Discrepancy(alias, fault, PUT_BACK if is_by_hand else EITHER)]
 
 
 def _of_weights(registry: Registry, history: ChampionHistory) -> list[Discrepancy]:
@@ -283,7 +289,7 @@ def _of_weights(registry: Registry, history: ChampionHistory) -> list[Discrepanc
     if champion is None or champion.weights == history.weights.get(champion.version, champion.weights):
         return []
     fault = f"{champion.name}, the champion: its tag weights_hash was edited or deleted in MLflow, by hand"
-    return [Discrepancy(CHAMPION, fault, f"Put it back as recorded: {RESTORE}.", is_tag=True)]
+    return [Discrepancy(CHAMPION, fault, PUT_BACK, is_tag=True)]
 
 
 def _recorded(history: ChampionHistory) -> str:

@@ -10,6 +10,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from tasks.core.settings import PARAMS_FILE
 from tasks.core.text import counted
 from tasks.tracking.settings import SQLITE, TrackingSettings
 
@@ -48,6 +49,25 @@ def relocate(settings: TrackingSettings) -> str:
         )
     count = replace_location(database, str(old), str(new))
     return f"{database}: {counted(count, 'path')} moved from {old} to {new}"
+
+
+def copied_note(settings: TrackingSettings) -> str | None:
+    """A sentence where this project has a copy of another project's database, which names the other's files."""
+    if not settings.uri.startswith(SQLITE) or "://" in settings.artifact_location:
+        return None
+    database, here = database_of(settings), Path.cwd()
+    if not (database.exists() and database.is_relative_to(here)):
+        return None
+    stored = stored_location(database, settings.experiment)
+    old = None if stored is None or "://" in stored else Path(stored)
+    if old is None or old.is_relative_to(here) or not old.is_dir():  # where they are gone, the first use says so
+        return None
+    if not any((folder / PARAMS_FILE).exists() for folder in old.parents):
+        return None
+    return (
+        f"{database} is a copy: its files are read in {old}, which another project changes. If this project has copies "
+        f"of them, run `python -m tasks registry relocate`."
+    )
 
 
 def stored_location(database: Path, experiment: str) -> str | None:

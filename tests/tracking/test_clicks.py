@@ -255,6 +255,18 @@ def check_readers_after_adoption(champion: int | None) -> None:
     assert isinstance(row, str) if champion is None else row["version"] == champion
 
 
+def test_a_version_made_by_hand_is_not_offered_for_adoption_which_would_refuse_it(clicking: Callable[[Click], None]):
+    def click(client: Any) -> None:
+        made = client.create_model_version(MODEL, client.get_model_version(MODEL, "1").source)
+        client.set_registered_model_alias(MODEL, "champion", made.version)
+
+    clicking(click)
+    told = outcome(lambda: promote("d"))
+    assert "registry restore" in told and "registry adopt" not in told
+    with pytest.raises(ValueError, match="no tag weights_hash"):
+        adopt(reason="x")
+
+
 def test_a_renamed_model_can_be_given_its_name_back_whatever_was_run_meanwhile(clicking: Callable[[Click], None]):
     clicking(TOLD["the model renamed"])
     for verb in (restore, lambda: release(reason="x"), lambda: rollback(reason="x"), lambda: promote("d")):

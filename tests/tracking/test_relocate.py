@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from tasks.core.settings import Paths
 from tasks.tracking.connection import connect, experiment_id
-from tasks.tracking.relocate import LOCATIONS, relocate
+from tasks.tracking.relocate import LOCATIONS, copied_note, relocate
 from tests.tracking.project import SETTINGS
 
 NO_FILES = {("workspaces", "trace_archival_location")}  # of MLflow's own workspaces, which turnwise does not use
@@ -35,6 +36,33 @@ def test_a_registry_of_a_moved_folder_finds_its_files_after_one_command(
     assert Path(client.download_artifacts(run, "said.txt")).read_text(encoding="utf-8") == "kept"
     assert experiment_id(client, SETTINGS)
     assert "nothing changed" in relocate(SETTINGS)
+
+
+@pytest.mark.slow
+def test_a_copy_beside_its_original_is_told_whose_files_it_reads(
+    project: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The folder project/ is copied to copy/; where the original is gone or no project, there is nothing to mix up."""
+    here, copy = tmp_path / "project", tmp_path / "copy"
+    here.mkdir()
+    (tmp_path / "artifacts").rename(here / "artifacts")
+    (here / "params.yaml").touch()
+    monkeypatch.chdir(here)
+    client = connect(SETTINGS)
+    (here / SETTINGS.artifact_location).mkdir()
+    experiment_id(client, SETTINGS)
+    assert copied_note(SETTINGS) is None
+    shutil.copytree(here, copy)
+    monkeypatch.chdir(copy)
+    told = copied_note(SETTINGS) or ""
+    assert str(here / SETTINGS.artifact_location) in told and "`python -m tasks registry relocate`" in told
+    address = f"sqlite:///{here / SETTINGS.uri.removeprefix('sqlite:///')}"
+    assert copied_note(SETTINGS.model_copy(update={"uri": address})) is None  # meant, as with --registry
+    (here / "params.yaml").unlink()
+    assert copied_note(SETTINGS) is None
+    (here / "params.yaml").touch()
+    relocate(SETTINGS)
+    assert copied_note(SETTINGS) is None
 
 
 def test_every_column_with_a_location_is_known(empty_database: Path):
