@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from tasks.tracking.registry import Registry
     from tasks.tracking.versions import Version
 
+RETRAIN = "; `python -m flows run` retrains"
+TOOLS_CHANGED = f"; the tools changed, so rolling back does not help{RETRAIN}"
 ROOM, RESULT = "drift_check", "result.json"
 
 
@@ -183,12 +185,14 @@ def describe(row: dict[str, Any]) -> str:
         return f"{environment}; the champion was promoted with no category of select: {listed(row['not_compared'])}"
     if champion is None:
         return f"{environment}; there is no champion to measure"
+    remedy = TOOLS_CHANGED if drift else RETRAIN if row["fell"] else ""
     verdict = f"fell by at least {-100 * row['most_change']:.1f} points" if row["fell"] else "shows no fall"
     new = row["not_compared"]
     return (
         f"{environment}; version {champion} {verdict}: {_range(row)} on {counted(row['num_problems'], 'problem')} of "
         f"select, promoted with {_range(row['promoted'])}"
         + (f"; new since then and not compared: {listed(new)}" if new else "")
+        + remedy
     )
 
 

@@ -75,6 +75,9 @@ def test_a_fall_is_told_with_its_least_size_and_the_next_check_has_its_own_share
     assert -0.2 < row["most_change"] < 0
     assert row["alpha"] == pytest.approx(0.1 / 365)
     assert f"fell by at least {-100 * row['most_change']:.1f} points" in module.describe(row)
+    assert module.describe(row).endswith("; `python -m flows run` retrains")
+    assert "rolling back does not help" in module.describe({**row, "environment": ["a new tool"]})
+    assert "rolling back" not in module.describe(row)
 
 
 def test_without_a_champion_the_environment_alone_is_checked(champion: dict[str, Any]):

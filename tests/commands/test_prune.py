@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from tasks.commands.prune import prune as prune_module
 from tasks.commands.prune.dvc_cache import DvcCache, find_old_results, needed_hashes
 from tasks.commands.prune.prune import Removal, _remove, freed, prune
 from tasks.core.passing_faults import PassingFault
+from tasks.pipeline.run_lock import AnotherRun
 from tests.pipeline.project import ROOT
 from tests.tracking.project import make_database
 
@@ -159,8 +161,16 @@ def test_a_cache_outside_the_folder_is_left_alone(
     make_database(project)
     Path("artifacts/mlflow").mkdir(parents=True)
     Path("empty.db").rename("artifacts/mlflow/mlflow.db")
-    assert prune(keep=1, yes=False) is False
-    assert "results of older runs, 6 files" in capsys.readouterr().out
+    with monkeypatch.context() as patch:  # a run is at work
+
+        def refuse(artifacts: Path) -> None:
+            raise AnotherRun("another flow is at work")
+
+        patch.setattr(prune_module, "only_run", refuse)
+        assert prune(keep=1, yes=False) is False
+        assert "results of older runs, 6 files" in capsys.readouterr().out
+        with pytest.raises(AnotherRun):
+            prune(keep=1, yes=True)
 
     Path(".dvc/cache").rename("../shared")
     run(sys.executable, "-m", "dvc", "cache", "dir", "-q", "../shared")

@@ -7,6 +7,7 @@ from typing import Any
 import typer
 
 from tasks.commands.cli.options import Reason
+from tasks.core.terminal import tell
 from tasks.pipeline.cli_command import command
 
 registry = typer.Typer(no_args_is_help=True)
@@ -14,8 +15,14 @@ registry = typer.Typer(no_args_is_help=True)
 
 @command(registry)
 def show() -> Any:
-    """The recorded champion, differences, holds and last entries."""
-    return _registry().show()
+    """The recorded champion, differences, holds and last entries.
+
+    Status 1: something differs from the record.
+    """
+    lines = list(_registry().show())
+    for line in lines:
+        tell(line)
+    return not any(line.startswith("differs: ") for line in lines)
 
 
 @command(registry)

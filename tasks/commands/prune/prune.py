@@ -11,6 +11,7 @@ import os
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -62,10 +63,12 @@ class Removal:
 
 
 def prune(*, keep: int | None, yes: bool) -> bool:
-    """Show what would go, and remove it with `yes`. False where something would go and nothing did."""
+    """Show what would go, also while a run is at work, and remove it with `yes`, alone. False where something would go
+    and nothing did.
+    """
     settings, paths = load(PruneSections, read_params()), load_paths(read_params())
     keep = settings.pipeline.retention.keep_runs if keep is None else keep
-    with only_run(paths.artifacts):
+    with only_run(paths.artifacts) if yes else nullcontext():
         registry = open_registry(settings.tracking, settings.promote.model_name)
         found = list(_find(settings, paths, registry, keep))
         _print(found, keep)
