@@ -205,11 +205,8 @@ def require(path: Path, *, made_by: str | None = None) -> Path:
     """`path` if it exists; else ValueError names the stage that makes it."""
     if not path.exists():
         maker = made_by or _stage_of(path)
-        remedy = (
-            f"Run `dvc repro` first, which takes what it can from its cache, or `python -m tasks {maker}` alone."
-            if maker
-            else "Check the path."
-        )
+        first = f"Run `dvc repro` first, which uses its cache, or `python -m tasks {maker}` alone."
+        remedy = first if maker else "Check the path."
         raise ValueError(f"{path}: does not exist, and this step reads it. {remedy}")
     return path
 
