@@ -40,7 +40,7 @@ from tasks.commands.answer import carry_out
 from tasks.core.settings import load
 from tasks.pipeline.settings import PipelineSections
 from tasks.stages.promote.approvals import ApprovalSections
-from tasks.stages.promote.overrides import ManualOverride, read_override
+from tasks.stages.promote.overrides import ANSWER_HOURS, ManualOverride, read_override
 from tasks.tracking.aliases import open_registry
 from tasks.tracking.journal import MAX_REASON
 from tasks.tracking.registry import Registry
@@ -108,14 +108,20 @@ def ask_a_person(verdict: State[None], params: dict[str, Any]) -> State[None]:
     """Suspend the run, which ends this process; the verdict where it cannot be taken up again. Call it without the
     folder's lock.
     """
-    context = FlowRunContext.get()
-    assert context is not None and context.flow_run is not None
-    waiting = find_waiting(_registry(params))
-    if context.flow_run.deployment_id is not None and waiting is not None:
-        hours = load(PipelineSections, params).pipeline.approval_timeout_hours
-        until = min(waiting.expires, datetime.now(UTC) + timedelta(hours=hours))
+    waiting, limit = find_waiting(_registry(params)), answer_limit(params)
+    if limit and waiting is not None:
+        until = min(waiting.expires, datetime.now(UTC) + timedelta(hours=float(limit[ANSWER_HOURS])))
         _ask(Question(waiting.version, waiting.decided_at, until, _new_key()), str(verdict.message), params)
     return verdict
+
+
+def answer_limit(params: dict[str, Any]) -> dict[str, str]:
+    """The variable that gives promote's decision the end that this run's question has; empty where none is asked."""
+    context = FlowRunContext.get()
+    assert context is not None and context.flow_run is not None
+    if context.flow_run.deployment_id is None:
+        return {}
+    return {ANSWER_HOURS: str(load(PipelineSections, params).pipeline.approval_timeout_hours)}
 
 
 def take_answer(question: Question, params: dict[str, Any]) -> State[None]:

@@ -11,7 +11,7 @@ from typing import Any
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 
-from flows.approval import ask_a_person, own_question, take_answer
+from flows.approval import answer_limit, ask_a_person, own_question, take_answer
 from flows.dead_locks import release_dead_locks
 from flows.events import emit_verdict
 from flows.labels import add_tags, name_run
@@ -138,7 +138,7 @@ def _run(stage: str, paths: Paths, stages: Stages, logger: RunLogger, variables:
     _tell(stages, f"── {stage}")
     env = {**logger.begin_stage(stage), **variables}
     if stage == PROMOTE:
-        run = stages.run_task(run_command, stage, env=env)
+        run = stages.run_task(run_command, stage, env={**env, **answer_limit(read_params())})
     else:
         run = stages.run_task(run_stage, stage, env=env, force=force)
         edit = find_edit(stage, paths) if run.is_cached else None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tasks.tracking.registry_lock import RegistryLock
     from tasks.tracking.versions import Version
 
-HOW = 'python -m tasks promote --approve --reason "…" (or --withdraw)'
+HOW = 'python -m tasks promote --approve --reason "…" (or --withdraw); where a flow waits, also python -m flows approve'
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from tasks.stages.promote.checks.check import Check
 from tasks.stages.promote.overrides import ManualOverride
 from tasks.stages.promote.policy import WAYS, DecisionKind, decision_of
+from tasks.tracking.waiting import HOW
 
 Approval = Literal["not_needed", "waiting", "given", "withdrawn"]
 WAITS = "It waits for approval"
@@ -63,7 +64,7 @@ def apply_override(decision: Decision, override: ManualOverride | None, approve_
         return replace(decision, kind="promote", override=override, reasons=reasons)
     if decision.by_policy != "promote" or approve_until is None:
         return decision
-    waits = f'{WAITS} until {approve_until:%Y-%m-%d %H:%M} UTC: python -m tasks promote --approve --reason "…"'
+    waits = f"{WAITS} until {approve_until:%Y-%m-%d %H:%M} UTC: {HOW}"
     expires = approve_until.isoformat(timespec="seconds")
     return replace(decision, kind="hold", approval="waiting", reasons=[*decision.reasons, waits], expires=expires)
 

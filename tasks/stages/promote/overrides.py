@@ -11,6 +11,7 @@ from typing import Literal
 
 from tasks.tracking.journal import MAX_REASON
 
+ANSWER_HOURS = "TURNWISE_ANSWER_HOURS"  # a flow's, for promote: for so long it waits for a person's answer
 Kind = Literal["force", "approve", "withdraw"]
 VERBS = {"force": "Forced", "approve": "Approved", "withdraw": "Withdrawn"}
 

@@ -6,6 +6,7 @@ It is no DVC stage, since it moves the registry's aliases. README.md here explai
 
 from __future__ import annotations
 
+import os
 import shutil
 from contextlib import closing
 from dataclasses import replace
@@ -33,7 +34,7 @@ from tasks.stages.promote.comparison import (
 from tasks.stages.promote.decision import Decision, apply_override
 from tasks.stages.promote.episodes import Conditions
 from tasks.stages.promote.origin import read_origin
-from tasks.stages.promote.overrides import ManualOverride
+from tasks.stages.promote.overrides import ANSWER_HOURS, ManualOverride
 from tasks.stages.promote.publish import find_unrecorded_decision, publish
 from tasks.stages.promote.record import decision_row, record_outcome
 from tasks.stages.promote.settings import PromoteSections, PromoteSettings
@@ -149,8 +150,13 @@ def decide(
 
     rows = allowance_rows(settings, allowance, past)
     decision = describe_comparison(decision, comparison, rows, conditions)
-    approve_until = datetime.now(UTC) + timedelta(days=settings.approval_expires_days) if settings.approval else None
+    approve_until = datetime.now(UTC) + time_to_approve(settings) if settings.approval else None
     return apply_override(decision, override, approve_until), challenger
+
+
+def time_to_approve(settings: PromoteSettings) -> timedelta:
+    """Until a decision that waits expires: also by when the flow that waits for it ends it."""
+    return timedelta(hours=min(24 * settings.approval_expires_days, float(os.environ.get(ANSWER_HOURS, "inf"))))
 
 
 def add_remarks(

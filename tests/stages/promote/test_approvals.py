@@ -19,7 +19,9 @@ import yaml
 from tasks.commands.lineage import lineage
 from tasks.core.files import read_json, write_jsonl
 from tasks.stages.promote.approvals import approve, name_of, withdraw
-from tasks.stages.promote.overrides import ManualOverride
+from tasks.stages.promote.overrides import ANSWER_HOURS, ManualOverride
+from tasks.stages.promote.settings import PromoteSettings
+from tasks.stages.promote.stage import time_to_approve
 from tasks.tracking import waiting as waiting_module
 from tasks.tracking.journal import Entry, read_journal
 from tasks.tracking.registry import Registry
@@ -112,6 +114,20 @@ def test_a_decision_that_waits_is_in_the_registry_with_all_that_an_approval_need
     told = " ".join(capsys.readouterr().out.split())
     assert "python -m tasks promote --approve --reason" in told and decision["expires"][:10] in told
     assert night.champion() is None
+
+
+def test_a_decision_expires_when_the_flow_that_waits_for_it_ends_it(night: Pipeline, monkeypatch: pytest.MonkeyPatch):
+    """3 hours of the flow, and 7 days of the policy."""
+    monkeypatch.setenv(ANSWER_HOURS, "3.0")
+    night.evaluate(0.9)
+    decision = night.promote()
+    left = datetime.fromisoformat(decision["expires"]) - datetime.fromisoformat(decision["decided_at"])
+    assert abs(left - timedelta(hours=3)) < timedelta(minutes=10)
+    (waits,) = [reason for reason in decision["reasons"] if "waits for approval until" in reason]
+    assert decision["expires"][:16].replace("T", " ") in waits and "python -m flows approve" in waits
+    assert time_to_approve(PromoteSettings.model_validate(night.params["promote"])) == timedelta(hours=3)
+    monkeypatch.setenv(ANSWER_HOURS, "240")
+    assert time_to_approve(PromoteSettings.model_validate(night.params["promote"])) == timedelta(days=7)
 
 
 def test_the_next_morning_it_is_approved_from_another_folder_after_an_edit_and_without_artifacts(
