@@ -138,7 +138,7 @@ def test_one_snapshot_and_no_training_metrics_are_enough(tmp_path: Path):
 
 
 def test_a_chart_before_evaluation_says_which_stage_to_run_and_leaves_no_file(tmp_path: Path):
-    with pytest.raises(ValueError, match="Run `python -m tasks evaluate` first"):
+    with pytest.raises(ValueError, match=r"Run `dvc repro` first.*`python -m tasks evaluate` alone"):
         progress_chart(Paths(tmp_path), tmp_path / "progress.png")
     assert list(tmp_path.iterdir()) == []
 

@@ -115,7 +115,9 @@ def test_a_decision_about_other_weights_is_not_this_runs_decision(finished_run: 
 
 
 def test_a_summary_before_evaluation_says_which_stage_to_run(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"evaluation\.json: does not exist.* Run `python -m tasks evaluate` first"):
+    with pytest.raises(
+        ValueError, match=r"evaluation\.json: does not exist.* Run `dvc repro` first.*`python -m tasks evaluate` alone"
+    ):
         build_summary(Paths(tmp_path))
 
 
