@@ -95,6 +95,12 @@ def reset(ctx: Context, taken: list[str] | None = None) -> str:
     return "reset"
 
 
+@server.tool(annotations=READ_ONLY)
+def rooms(cheaper_than: int) -> list[dict[str, Any]]:
+    """The rooms that cost less; the SDK sends a text block for each, and all of them as structured content."""
+    return [{"room": room, "price": price} for room, price in ROOMS.items() if price < cheaper_than]
+
+
 async def hang(there: str = "") -> str:
     """Never answers; a file called `there` says that it has been asked."""
     if there:

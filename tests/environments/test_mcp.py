@@ -12,13 +12,16 @@ from typing import Any
 
 import psutil
 import pytest
+from mcp import types
 
 from tasks.core.records import Problem, ReferenceTurn, ToolCall
 from tasks.environments.catalog import load_environment
 from tasks.environments.mcp.environment import MCPEnvironment, MCPEpisode
+from tasks.environments.mcp.messages import checker_text
 from tasks.environments.mcp.settings import MCPSettings
 from tasks.stages.curate.references import Replays, replay_references
 from tasks.tools.base import EnvironmentFault, ToolReply, Verdict, block_until
+from tasks.tools.layer import ToolError
 from tests.environments import mcp_server
 from tests.worlds import as_custom
 
@@ -316,6 +319,62 @@ def test_a_checker_that_fails_is_a_fault_of_ours_and_never_a_verdict(mcp_world: 
         with pytest.raises(EnvironmentFault) as caught:
             block_until(environment.start(mcp_server.problems(1)[0]).verdict("Done."))
         assert re.match(fault, str(caught.value))
+
+
+def answers_of(environment: MCPEnvironment, ask: Callable[[Callable[..., str]], Any]) -> Any:
+    """What a checker gets that asks so; the fault where it meets one."""
+    got: list[Any] = []
+
+    def checker(problem: Any, calls: Any, final_message: Any, call_tool: Any) -> bool:
+        got.append(ask(call_tool))
+        return True
+
+    environment.checker = checker
+    play(environment, mcp_server.problems(1)[0])
+    return got[0]
+
+
+def test_a_tool_that_refuses_its_checker_is_a_fault_with_its_words_unless_the_checker_expects_it(
+    mcp_world: Make, mcp_url: str
+) -> None:
+    """A state tool that fails says nothing of the model: compared with what is wanted, its error would be a failure."""
+    environment = mcp_world(**over_http(mcp_url))
+    with pytest.raises(EnvironmentFault, match=r"^price: unavailable: .*there is no room called barn .*ToolError of"):
+        answers_of(environment, lambda call_tool: json.loads(call_tool("price", {"room": "barn"})) == {})
+
+    def expect(call_tool: Callable[..., str]) -> str:
+        with pytest.raises(ToolError) as refused:
+            call_tool("price", {"room": "barn"})
+        return refused.value.message
+
+    assert answers_of(environment, expect).endswith("there is no room called barn")
+
+
+def test_a_checkers_crash_quotes_the_reply_it_had_last(mcp_world: Make, mcp_url: str) -> None:
+    environment = mcp_world(**over_http(mcp_url))
+    with pytest.raises(EnvironmentFault, match=r"it raised JSONDecodeError: .*; call_tool\('reset'\) .*'reset'"):
+        answers_of(environment, lambda call_tool: json.loads(call_tool("reset", {})))
+
+
+def test_a_checker_gets_a_list_as_one_array_and_the_model_a_block_per_element(mcp_world: Make, mcp_url: str) -> None:
+    environment = mcp_world(**over_http(mcp_url, allowed_tools=None))
+    cellar, attic = {"room": "cellar", "price": 30}, {"room": "attic", "price": 40}
+    for limit, rooms in [(0, []), (40, [cellar]), (41, [attic, cellar])]:
+        asked = {"cheaper_than": limit}
+        assert json.loads(answers_of(environment, lambda call_tool: call_tool("rooms", asked))) == rooms  # noqa: B023
+        shown = call(environment, "rooms", **asked).text
+        assert shown == ("\n".join(json.dumps(room, indent=2) for room in rooms) or '{"result": []}')
+
+
+def test_a_tools_own_object_with_a_result_stays_an_object() -> None:
+    own = {"result": [1, 2]}
+    texts: list[types.ContentBlock] = [
+        types.TextContent(type="text", text=text) for text in (json.dumps(own, indent=2), "1", "2")
+    ]
+    assert json.loads(checker_text(types.CallToolResult(content=texts[:1], structured_content=own))) == own
+    assert json.loads(checker_text(types.CallToolResult(content=texts[1:], structured_content=own))) == [1, 2]
+    assert checker_text(types.CallToolResult(content=texts[1:])) == "1\n2"
+    assert checker_text(types.CallToolResult(content=texts[1:2], structured_content={"result": 1})) == "1"
 
 
 @pytest.mark.parametrize(

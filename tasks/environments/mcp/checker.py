@@ -3,7 +3,8 @@
     def judge(problem, calls, final_message, call_tool) -> bool | dict[str, bool]
 
 `calls`: the answered calls in order, as {"name", "arguments", "reply"}. `final_message`: None if the episode ended on a
-limit. `call_tool(name, arguments)`: calls any tool of the server and returns the text. A dict contains named checks;
+limit. `call_tool(name, arguments)`: calls any tool of the server and returns the text, of a list one JSON array. It
+raises `tasks.tools.layer.ToolError` if the tool refuses, for checkers that expect that. A dict contains named checks;
 all must be True. The function is trusted, runs in a thread and may block. If it raises or returns anything else, that
 is an environment fault, not a failure of the model.
 """
@@ -18,8 +19,13 @@ from typing import Any
 
 from tasks.core.load_object import load_object
 from tasks.core.records import Problem
+from tasks.core.text import one_line
 from tasks.tools.base import EnvironmentFault, Verdict
 from tasks.tools.checks import read_verdict
+from tasks.tools.layer import ToolError
+
+REFUSED = "(in a call by the checker; one that expects it catches ToolError of tasks.tools.layer)"
+MAX_REPLY = 120  # characters of a reply in the message of a crash
 
 CallTool = Callable[[str, Mapping[str, Any]], str]
 Checker = Callable[[Problem, Sequence[Mapping[str, Any]], str | None, CallTool], Any]
@@ -55,15 +61,21 @@ def run_checker(
     final_message: str | None,
     call_tool: CallTool,
 ) -> Verdict:
-    """The checker's verdict. EnvironmentFault if it failed, or a tool it called did, even if it hid that."""
+    """The checker's verdict. EnvironmentFault if it failed, or a tool it called did, even if it hid that; of a tool
+    that refused, if it did not catch the ToolError.
+    """
     faults: list[EnvironmentFault] = []
+    asked, replied = "", ""
 
     def call_and_note(name: str, arguments: Mapping[str, Any]) -> str:
+        nonlocal asked, replied
+        asked, replied = name, ""
         try:
-            return call_tool(name, arguments)
+            replied = call_tool(name, arguments)
         except EnvironmentFault as fault:
             faults.append(fault)
             raise
+        return replied
 
     try:
         said = checker(problem, calls, final_message, call_and_note)
@@ -72,11 +84,11 @@ def run_checker(
     except Exception as error:
         if faults:
             raise faults[0] from None
-        raise _fault(f"problem {problem.id!r}: it raised {type(error).__name__}: {error}") from error
+        if isinstance(error, ToolError):
+            raise EnvironmentFault(f"{error.message} {REFUSED}", tool=asked) from None
+        after = f"; call_tool({asked!r}) last answered {one_line(repr(replied), MAX_REPLY)}" if asked else ""
+        told = f"problem {problem.id!r}: it raised {type(error).__name__}: {one_line(error)}{after}"
+        raise EnvironmentFault(told, tool="checker") from error
     if faults:
         raise faults[0]
     return read_verdict(said)
-
-
-def _fault(message: str) -> EnvironmentFault:
-    return EnvironmentFault(message, tool="checker")

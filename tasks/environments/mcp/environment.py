@@ -26,14 +26,14 @@ from tasks.core.records import Problem
 from tasks.environments.mcp.checker import Checker, describe_checker, load_checker, run_checker
 from tasks.environments.mcp.connector import Connector
 from tasks.environments.mcp.http import HttpConnector
-from tasks.environments.mcp.messages import Listing
+from tasks.environments.mcp.messages import Listing, Read, checker_text, result_text
 from tasks.environments.mcp.pools import LeasedSessions, Sessions, SharedSessions
 from tasks.environments.mcp.scratch import ScratchRoot, empty, with_path, without_path
 from tasks.environments.mcp.sessions import CLOSE_SECONDS, Session
 from tasks.environments.mcp.settings import MCPSettings
 from tasks.environments.mcp.stdio import StdioConnector
 from tasks.tools.authoring import describe_tool
-from tasks.tools.base import Answer, Environment, EnvironmentFault, Tool, ToolReply, Verdict, error_text
+from tasks.tools.base import Answer, Environment, EnvironmentFault, Tool, ToolReply, Verdict
 from tasks.tools.layer import BoundTool, ToolError, ToolLayer
 from tasks.tools.schemas import ArgumentSchema
 from tasks.tools.settings import ToolSettings
@@ -198,12 +198,13 @@ class MCPEpisode:
         if self._may_hold_a_session:
             background.run(self._close())
 
-    async def ask(self, name: str, arguments: Mapping[str, Any]) -> str:
+    async def ask(self, name: str, arguments: Mapping[str, Any], read: Read = result_text) -> str:
         """The server's reply; the time limit starts when the episode has a session."""
         session = await self._ready_session()
         folder, seconds = session.connector.folder, self.environment.limits.timeout_seconds
         try:
-            return without_path(await session.call(name, with_path(arguments, folder), timeout_seconds=seconds), folder)
+            given = with_path(arguments, folder)
+            return without_path(await session.call(name, given, timeout_seconds=seconds, read=read), folder)
         except ToolError as error:
             raise ToolError(error.type, without_path(error.message, folder)) from None
 
@@ -263,14 +264,11 @@ class MCPEpisode:
             raise EnvironmentFault(f"no verdict in {seconds:g} s", tool="checker", type="timeout") from None
 
     def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """A call by the checker, from its thread: any tool, the whole reply."""
+        """A call by the checker, from its thread: any tool, the whole reply. ToolError if it is refused."""
         listing = self.environment.listing
         if name not in listing.tools:
             raise ValueError(f"the server has no tool {name!r}. {listing.nearest(name)}")
-        try:
-            return background.run(self.ask(name, arguments)).result()
-        except ToolError as error:
-            return error_text(error.type, error.message)
+        return background.run(self.ask(name, arguments, checker_text)).result()
 
 
 def _require_sdk() -> None:

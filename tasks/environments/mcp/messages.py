@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from tasks.tools.mcp_content import content_text
 if TYPE_CHECKING:
     from mcp import types
 
+Read = Callable[["types.CallToolResult"], str]  # what is read of a result
 # How the SDKs for Python (1 and 2) and TypeScript begin such messages.
 ARGUMENTS_REFUSED = re.compile(r"input validation error|invalid arguments|\bvalidation errors? for \w+", re.IGNORECASE)
 UNKNOWN_TOOL = re.compile(r"unknown tool|tool \S+ not found", re.IGNORECASE)
@@ -100,6 +102,25 @@ def _tool(item: types.Tool, version: str, secrets: Secrets) -> Tool:
 
 def result_text(result: types.CallToolResult) -> str:
     return content_text([block.model_dump() for block in result.content], result.structured_content)
+
+
+def checker_text(result: types.CallToolResult) -> str:
+    """The same for a checker, but a list is one JSON array: of it the SDK for Python sends a text block per element, no
+    JSON together, and beside them `{"result": [...]}`. A tool's own object of that shape stays the object.
+    """
+    structured = result.structured_content
+    listed = structured.get("result") if structured is not None and len(structured) == 1 else None
+    if not isinstance(listed, list) or _is_said(structured, result):
+        return result_text(result)
+    return json_text.json_line(listed)
+
+
+def _is_said(structured: Any, result: types.CallToolResult) -> bool:
+    """Whether the one text block is the structured content."""
+    said = [block.text for block in result.content if block.type == "text"]
+    with suppress(ValueError):
+        return len(said) == 1 and bool(json_text.parse(said[0]) == structured)
+    return False
 
 
 def is_of_the_call(code: int, message: str, http_status: int) -> bool:

@@ -22,6 +22,7 @@ from tasks.environments.mcp.messages import (
     UNKNOWN_TOOL,
     BadListing,
     Listing,
+    Read,
     error_type,
     is_of_the_call,
     read_listing,
@@ -50,12 +51,7 @@ class Session:
     """
 
     def __init__(
-        self,
-        connector: Connector,
-        secrets: Secrets,
-        *,
-        start_timeout_seconds: float,
-        check: Callable[[Listing], None],
+        self, connector: Connector, secrets: Secrets, *, start_timeout_seconds: float, check: Callable[[Listing], None]
     ):
         self.connector, self.secrets, self.check = connector, secrets, check
         self.start_timeout_seconds = start_timeout_seconds
@@ -107,7 +103,9 @@ class Session:
         self.start_seconds = time.monotonic() - self.began
         self.check(self.listing)
 
-    async def call(self, name: str, arguments: Mapping[str, Any], *, timeout_seconds: float) -> str:
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], *, timeout_seconds: float, read: Read = result_text
+    ) -> str:
         """A tool's answer. ToolError if the tool refused the call, EnvironmentFault if it could not answer."""
         from mcp.shared.exceptions import MCPError
 
@@ -131,7 +129,7 @@ class Session:
                 raise await self._lost(name) from None
             raise self._fault(name, f"breaks the protocol: {error}") from None
         self._num_unanswered -= 1
-        text = self.secrets.hide(result_text(result))
+        text = self.secrets.hide(read(result))
         if not result.is_error:
             return text
         if UNKNOWN_TOOL.search(text):

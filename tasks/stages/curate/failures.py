@@ -88,15 +88,15 @@ def _failure_outside(fault: EnvironmentFault) -> Failure:
 
 def _crash_of_tool(fault: EnvironmentFault, cause: BaseException) -> Failure:
     if fault.tool == "checker":
-        return _crash("the checker", cause, "Correct the checker.")
+        return _crash("the checker", cause, "Correct the checker.", told=fault.message)
     if fault.tool == "environment":
         return _crash("the environment", cause, "See that whatever it asks itself answers, or correct its code.")
     return _crash(f"the tool {fault.tool}", cause, "Correct the tool; raise ToolError where only the call is wrong.")
 
 
-def _crash(who: str, error: BaseException, remedy: str) -> Failure:
+def _crash(who: str, error: BaseException, remedy: str, *, told: str = "") -> Failure:
     line = users_line(error)
-    how = f"{f' at {line}' if line else ''} ({type(error).__name__}: {one_line(error)})"
+    how = f"{f' at {line}' if line else ''} ({told or f'{type(error).__name__}: {one_line(error)}'})"
     return Failure((who, type(error), line), f"{who} crashed", how, remedy)
 
 
