@@ -10,9 +10,10 @@ from typing import NamedTuple
 from tasks.core.text import one_line
 from tasks.core.user_code import users_line
 from tasks.tools.base import Environment, EnvironmentFault
-from tasks.tools.replay import Played, Script
+from tasks.tools.replay import Played, Script, play
 
 MALFORMED = ("invalid_arguments", "unknown_tool")  # a call that the environment refuses may be part of a solution
+NUM_ALONE = 3  # solutions that failed beside others and are played again
 MAX_REPLY = 120  # characters of what a tool said
 AFRESH = (
     "Its episodes do not start afresh (reset: none of an MCP server), so a reference meets what another episode left: "
@@ -47,20 +48,40 @@ def refuse_equal_failures(
     first = found[0]
     if first is None or any(failure is None or failure.same != first.same for failure in found):
         return
+    refuse_disturbed(environment, scripts, played, label)
     told = first.tell(f"each of the first {len(played)} {label}")
     raise ValueError(f"{told}, so the others were not played. {first.remedy} No problem was curated.")
 
 
 def refuse_failures_outside(scripts: Sequence[Script], played: Sequence[Played], label: str) -> None:
-    """ValueError where whoever is asked beside a row, or for it, gave no answer in some."""
-    pairs = zip(scripts, played, strict=True)
+    """ValueError where whoever is asked beside a row, or for it, gave no answer in some of those played so far."""
+    pairs = zip(scripts, played, strict=False)
     failed = [(script, item.error) for script, item in pairs if isinstance(item.error, EnvironmentFault)]
     outside = [(script, fault) for script, fault in failed if fault.__cause__ is None]
     if outside:
         script, fault = outside[0]
         failure = _failure_outside(fault)
-        where = f"{len(outside):,} of {len(played):,} {label}, first in {one_line(repr(script.problem.id))}"
+        so_far = "the first " if len(played) < len(scripts) else ""
+        where = f"{len(outside):,} of {so_far}{len(played):,} {label}, first in {one_line(repr(script.problem.id))}"
         raise ValueError(f"{failure.tell(where)}. {failure.remedy} No problem was curated.")
+
+
+def refuse_disturbed(environment: Environment, scripts: Sequence[Script], played: Sequence[Played], label: str) -> None:
+    """ValueError where a solution that failed beside others succeeds alone; a few are played again."""
+    judged = [script for script, item in zip(scripts, played, strict=True) if item.verdict and not item.verdict.success]
+    failed = [script for script in judged if environment.knows_solution(script.problem)]
+    alone = [script for script in failed[:NUM_ALONE] if is_solved(play(environment, [script])[0])]
+    if alone:
+        raise ValueError(
+            f"{len(failed):,} of {len(played):,} {label} fail, and {len(alone)} of {len(failed[:NUM_ALONE])} played "
+            f"again alone succeed, first {one_line(repr(alone[0].problem.id))}: episodes side by side disturb each "
+            f"other, or chance decides. Keep the state by episode (a server: by session), or set "
+            f"environment.settings.max_servers: 1 where the environment has it. No problem was curated."
+        )
+
+
+def is_solved(played: Played) -> bool:
+    return played.verdict is not None and played.verdict.success
 
 
 def first_refusal(script: Script, played: Played) -> tuple[str, str]:
@@ -102,10 +123,9 @@ def _crash(who: str, error: BaseException, remedy: str, *, told: str = "") -> Fa
 
 def _refusal_of_tool(environment: Environment, script: Script, played: Played) -> Failure | None:
     """A reference that fails though its calls are well formed, where a tool refused one."""
-    is_solved = played.verdict is not None and played.verdict.success
     is_malformed = any(reply.error in MALFORMED for reply in played.replies)
     tool, said = first_refusal(script, played)
-    if is_solved or is_malformed or not tool or not environment.knows_solution(script.problem):
+    if is_solved(played) or is_malformed or not tool or not environment.knows_solution(script.problem):
         return None
     remedy = "Correct the tool, or the calls of the references."
     if not environment.starts_afresh():

@@ -15,7 +15,13 @@ from tasks.core.splits import content_key
 from tasks.core.terminal import tell
 from tasks.core.text import is_blank
 from tasks.core.tool_calls import call_text
-from tasks.stages.curate.failures import MALFORMED, first_refusal, refuse_equal_failures, refuse_failures_outside
+from tasks.stages.curate.failures import (
+    MALFORMED,
+    first_refusal,
+    refuse_disturbed,
+    refuse_equal_failures,
+    refuse_failures_outside,
+)
 from tasks.stages.curate.splitting import SPLITS, Splits, in_turn
 from tasks.tools.base import Environment
 from tasks.tools.replay import Played, Script, play
@@ -63,6 +69,7 @@ class Replays:
     def _play(self, scripts: Sequence[Script], label: str) -> list[Played]:
         played = self._play_timed(scripts, label)
         refuse_failures_outside(scripts, played, label)
+        refuse_disturbed(self.environment, scripts, played, label)
         return played
 
     def _play_timed(self, scripts: Sequence[Script], label: str) -> list[Played]:
@@ -71,8 +78,10 @@ class Replays:
         played = play(self.environment, first)
         if len(played) == SAMPLE:
             refuse_equal_failures(self.environment, first, played, label)
+        refuse_failures_outside(scripts, played, label)  # at once, before all the others wait for it too
         started = time.monotonic()
         played += play(self.environment, timed)
+        refuse_failures_outside(scripts, played, label)
         seconds = (time.monotonic() - started) / SAMPLE * len(rest)
         if seconds < WORTH_TELLING_SECONDS:
             return played + play(self.environment, rest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tasks.core.records import Problem
 from tasks.environments.catalog import load_environment
 from tasks.stages.curate.expectations import load_suite
 from tasks.stages.curate.references import Replays, replay_references
@@ -106,6 +108,48 @@ def test_a_server_that_is_lost_later_is_told_with_the_first_problem_and_how_ofte
     )
     assert "the server failed in 2 of 10 reference solutions, first in 'p8' (unavailable: it ended)" in said
     assert "See that the server runs" in said
+
+
+def test_a_server_that_dies_in_some_of_the_first_eight_ends_curation_before_the_others_are_played() -> None:
+    judged = list[int]()
+
+    def die_on_even(episode: SumEpisode) -> Verdict:
+        judged.append(episode.target)
+        return fail("server", "it ended") if episode.target % 2 == 0 else Verdict(True)
+
+    said = refusal(world(die_on_even), [problem(f"p{number}", target=number) for number in range(1, 200)])
+    assert "the server failed in 4 of the first 8 reference solutions, first in 'p2' (unavailable: it ended)" in said
+    assert max(judged) == 8
+
+
+class CrowdedEpisode(SumEpisode):
+    """As a server with one world for all of its sessions: right only where no other episode is open."""
+
+    opened = 0
+
+    def __init__(self, problem: Problem):
+        super().__init__(problem)
+        CrowdedEpisode.opened += 1
+
+    @tool("Add an amount.")
+    async def add(self, amount: int) -> str:
+        await asyncio.sleep(0.01)
+        self.total += amount if CrowdedEpisode.opened == 1 else 0
+        return "added"
+
+    def close(self) -> None:
+        CrowdedEpisode.opened -= 1
+
+
+class Crowded(Sums):
+    name, episode_class = "crowded", CrowdedEpisode
+
+
+def test_solutions_that_succeed_alone_blame_what_episodes_share_and_no_row() -> None:
+    said = refusal(Crowded())
+    assert "3 of 3 played again alone succeed, first 'p0': episodes side by side disturb each other" in said
+    assert "by session" in said and "environment.settings.max_servers: 1" in said
+    assert not replay_references(Replays(Sums()), [problem("wrong", reference=[{"calls": [], "answer": ""}])])[0].score
 
 
 class StubbornEpisode(SumEpisode):
