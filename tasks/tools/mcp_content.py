@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,10 @@ from tasks.core import json_text
 from tasks.core.text import one_line
 
 MAX_URI_CHARACTERS = 2000
+OF_HIDDEN_ERRORS = (
+    "The SDK for Python hides the words of an exception that is not its ToolError, so a model cannot learn from it: "
+    "raise ToolError in the server where the call is wrong."
+)
 
 
 def content_text(content: Sequence[Mapping[str, Any]], structured: Any) -> str:
@@ -19,6 +24,11 @@ def content_text(content: Sequence[Mapping[str, Any]], structured: Any) -> str:
     if structured is not None and all(block.get("type") != "text" for block in content):
         texts.insert(0, json_text.json_line(structured))
     return "\n".join(texts)
+
+
+def hides_error(tool: str, reply: str) -> bool:
+    """Whether a refusal says nothing but that there was one."""
+    return re.search(rf"Error executing tool {re.escape(tool)}\W*$", reply) is not None
 
 
 def _block_text(block: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from tasks.core.text import counted, one_line
 from tasks.drift.pin import description_changes
 from tasks.tools.base import EnvironmentFault, Tool, block_until
 from tasks.tools.layer import OURS
+from tasks.tools.mcp_content import OF_HIDDEN_ERRORS, hides_error
 from tasks.tools.schemas import ArgumentSchema
 
 OF_CHANCE = (
@@ -41,6 +42,7 @@ def tools_answer(context: DoctorContext) -> Finding:
     refusals = refusals_of_references(context)
     faults = [reference.trajectory.fault or "" for reference in context.played_references]
     refusing = [refused[0] for refused in refusals.values() if all(refused)]
+    hiding = [said for tool, refused in refusals.items() for said in dict.fromkeys(refused) if hides_error(tool, said)]
     silent, tried, left_out = list[str](), list[str](), list[str]()
     for tool in tools:
         if tool.name in refusals:
@@ -61,36 +63,37 @@ def tools_answer(context: DoctorContext) -> Finding:
             f"{len(silent)} of {len(tools)} do not answer: {list_some(silent)}",
             "Call the tool by hand with the same arguments; a server may be down, or a handler may crash.",
         )
-    if refusing or left_out:
-        return doubt(len(tools), refusing, left_out)
+    if refusing or hiding or left_out:
+        return doubt(len(tools), refusing, hiding, left_out)
     known = f"{len(tools) - len(tried)} of {len(tools)} when called by references"
     return passed(f"{known}, {len(tried)} with made-up arguments ({list_some(tried)})" if tried else known)
 
 
 def refusals_of_references(context: DoctorContext) -> dict[str, list[str]]:
-    """For each tool that references call, what it said to each call that it refused, else an empty text. A reference
-    that succeeds means its refusals: it shows how an agent gets over them.
-    """
+    """For each tool that references call, what it said to each call that it refused, else an empty text."""
     refusals = defaultdict[str, list[str]](list)
     for reference in context.played_references:
         for turn in reference.trajectory.turns:
             for call, reply, error in zip(turn.calls, turn.replies, turn.errors, strict=False):
-                is_refusal = error is not None and error not in OURS and not reference.trajectory.is_success
+                is_refusal = error is not None and error not in OURS
                 refusals[call["name"]].append(f"{call['name']}: {one_line(reply)}" if is_refusal else "")
     return refusals
 
 
-def doubt(num_tools: int, refusing: list[str], left_out: list[str]) -> Finding:
-    """Tools that refused every call of references, none of which succeeded, as a server without its back end does; and
-    tools that could not be called.
+def doubt(num_tools: int, refusing: list[str], hiding: list[str], left_out: list[str]) -> Finding:
+    """Tools that refused every call of references, as a server without its back end does; tools whose refusals say
+    nothing; and tools that could not be called.
     """
     found, remedies = [f"{num_tools - len(refusing) - len(left_out)} of {num_tools} answer"], list[str]()
     if refusing:
         found.append(f"refused every call: {list_some(refusing)}")
         remedies.append(
-            "No reference with such a call succeeds. Read what the tool says: a server that lacks its data or a key "
-            "answers so."
+            "Read what the tool says: a server that lacks its data or a key answers so, and the model learns nothing "
+            "from it."
         )
+    if hiding:
+        found += [f"refused without a reason: {list_some(hiding)}"] if set(hiding) - set(refusing) else []
+        remedies.append(OF_HIDDEN_ERRORS)
     if left_out:
         found.append(f"not called, as in no reference: {list_some(left_out)}")
         remedies.append(

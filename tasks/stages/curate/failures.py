@@ -4,12 +4,14 @@ whatever it is asked. They end curation with a remedy of their own, the same one
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
-from tasks.core.text import one_line
+from tasks.core.terminal import warn
+from tasks.core.text import first_few, one_line
 from tasks.core.user_code import users_line
 from tasks.tools.base import Environment, EnvironmentFault
+from tasks.tools.mcp_content import OF_HIDDEN_ERRORS, hides_error
 from tasks.tools.replay import Played, Script, play
 
 MALFORMED = ("invalid_arguments", "unknown_tool")  # a call that the environment refuses may be part of a solution
@@ -82,6 +84,28 @@ def refuse_disturbed(environment: Environment, scripts: Sequence[Script], played
 
 def is_solved(played: Played) -> bool:
     return played.verdict is not None and played.verdict.success
+
+
+def refusing_tools(scripts: Sequence[Script], played: Sequence[Played]) -> dict[str, str]:
+    """What each tool said first that refused all of its calls."""
+    said, answering = dict[str, str](), set[str]()
+    for script, item in zip(scripts, played, strict=True):
+        for call, reply in zip(script.calls, item.replies, strict=False):
+            if call and reply.error is None:
+                answering.add(call.name)
+            elif call and reply.error not in MALFORMED:
+                said.setdefault(call.name, one_line(reply.text, MAX_REPLY))
+    return {tool: text for tool, text in said.items() if tool not in answering}
+
+
+def warn_of_refusing_tools(refusing: Mapping[str, str]) -> None:
+    if refusing:
+        told = first_few([f"{one_line(tool)} ({text})" for tool, text in refusing.items()])
+        hidden = f" {OF_HIDDEN_ERRORS}" if any(hides_error(tool, text) for tool, text in refusing.items()) else ""
+        warn(
+            f"warning: every call of the references to {told} is refused, so the model learns nothing from it. A "
+            f"server that lacks its data or a key answers so: see that the tool works, or do not show it.{hidden}"
+        )
 
 
 def first_refusal(script: Script, played: Played) -> tuple[str, str]:

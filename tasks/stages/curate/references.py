@@ -21,6 +21,8 @@ from tasks.stages.curate.failures import (
     refuse_disturbed,
     refuse_equal_failures,
     refuse_failures_outside,
+    refusing_tools,
+    warn_of_refusing_tools,
 )
 from tasks.stages.curate.splitting import SPLITS, Splits, in_turn
 from tasks.tools.base import Environment
@@ -66,6 +68,15 @@ class Replays:
             self._played |= zip(new, self._play(list(new.values()), label), strict=True)
         return [self._played[key] for key in keys]
 
+    def first_refusals(self, problems: Sequence[Problem]) -> dict[str, str]:
+        """For each category the first tool that refuses a call of a reference, and its words; empty: none does."""
+        told = dict.fromkeys((problem.category for problem in problems), "")
+        scripts = [Script.reference(problem) for problem in problems]
+        for script, got in zip(scripts, self.play(scripts, label="reference solutions"), strict=True):
+            tool, said = first_refusal(script, got)
+            told[script.problem.category] = told[script.problem.category] or (tool and f"; {tool} answers {said}")
+        return told
+
     def _play(self, scripts: Sequence[Script], label: str) -> list[Played]:
         played = self._play_timed(scripts, label)
         refuse_failures_outside(scripts, played, label)
@@ -101,6 +112,7 @@ def _key(script: Script) -> str:
 def replay_references(replays: Replays, problems: Sequence[Problem]) -> list[Replay]:
     scripts = [Script.reference(problem) for problem in problems]
     played = replays.play(scripts, label="reference solutions")
+    warn_of_refusing_tools(refusing_tools(scripts, played))
     return [_replay(script, got) for script, got in zip(scripts, played, strict=True)]
 
 

@@ -115,7 +115,7 @@ def curate(settings: CurateSections, paths: Paths, environment: Environment) -> 
     tell(f"curate: the data card is {paths.stage('curate') / CARD}")
     warn_of_missing_categories(missing_categories(unique, options, halves=halves))
     if options.num_demonstrations and environment.expert() is None:
-        warn_of_undemonstrated(experts, [problem for problem, _ in demonstrations])
+        warn_of_undemonstrated(replays, experts, [problem for problem, _ in demonstrations])
 
 
 def read_rows(settings: CurateSections, replays: Replays) -> list[Row]:
@@ -184,13 +184,16 @@ def warn_of_missing_categories(missing: Mapping[str, Sequence[str]]) -> None:
         )
 
 
-def warn_of_undemonstrated(experts: Sequence[Problem], demonstrated: Sequence[Problem]) -> None:
+def warn_of_undemonstrated(replays: Replays, experts: Sequence[Problem], demonstrated: Sequence[Problem]) -> None:
     """Categories of train that no reference demonstrates; an expert of the environment leaves out what it wants to."""
     sizes = Counter(problem.category for problem in experts)
     missing = [category for category in sizes if category not in {problem.category for problem in demonstrated}]
     if not missing:
         return
-    told = first_few([f"{category} ({counted(sizes[category], 'problem')} of train)" for category in missing])
+    refusals = replays.first_refusals([problem for problem in experts if problem.category in missing])
+    told = first_few(
+        [f"{category} ({counted(sizes[category], 'problem')} of train{refusals[category]})" for category in missing]
+    )
     warn(
         f"warning: no demonstration of {told}, so the warm start never sees it: a reference is shown only where "
         f"none of its calls meets an error and each request has its turn. Write an expert() of the environment that "

@@ -14,7 +14,7 @@ from tasks.core.records import Problem
 from tasks.drift.pin import ACCEPT_VARIABLE
 from tasks.environments.travel_desk.environment import TravelDeskEpisode
 from tasks.tools.authoring import tool
-from tasks.tools.base import EnvironmentFault
+from tasks.tools.base import EnvironmentFault, ToolReply, Verdict
 from tasks.tools.layer import ToolError, envelope
 from tests.commands.doctor.project import found, in_world, look, look_at
 from tests.rollouts.agents.conftest import AGENTS, agent_settings
@@ -133,6 +133,28 @@ def test_a_tool_that_refuses_every_call_is_named_with_what_it_said(
     examined = look("tools answer", artifacts, environment__name=in_world(monkeypatch, Refusing))
     refused = 'cancel_booking: {"error": {"type": "conflict", "message": "no database"}}'
     found(examined, "warn", f"6 of 7 answer; refused every call: {refused}", "lacks its data or a key answers so")
+    monkeypatch.setattr(Refusing, "verdict", lambda self, final_message: Verdict(True))
+    succeeding = look("tools answer", artifacts, environment__name="broken")
+    assert succeeding.finding == examined.finding and "ToolError" not in succeeding.remedy
+
+
+@pytest.mark.slow
+def test_a_refusal_that_hides_its_reason_names_the_exception_to_raise(
+    artifacts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the SDK for Python answers any exception but its ToolError; here for one call, and then the tool works."""
+    refused = itertools.chain([True], itertools.repeat(False))
+    text = envelope("conflict", "get_flight_cost", "Error executing tool get_flight_cost")
+
+    class Hiding(TravelDeskEpisode):
+        def call(self, name: str, arguments: Any) -> Any:
+            if name == "get_flight_cost" and next(refused):
+                return ToolReply(text, valid=False, error="conflict")
+            return super().call(name, arguments)
+
+    examined = look("tools answer", artifacts, environment__name=in_world(monkeypatch, Hiding))
+    told = "6 of 6 answer; refused without a reason: get_flight_cost: "
+    found(examined, "warn", told, "raise ToolError in the server")
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from tasks.core.records import Problem
 from tasks.environments.catalog import load_environment
 from tasks.stages.curate.expectations import load_suite
 from tasks.stages.curate.references import Replays, replay_references
+from tasks.stages.curate.stage import warn_of_undemonstrated
 from tasks.tools.authoring import tool
 from tasks.tools.base import EnvironmentFault, Verdict
 from tasks.tools.chat_client import EndpointRefusal
@@ -132,7 +133,7 @@ class CrowdedEpisode(SumEpisode):
         CrowdedEpisode.opened += 1
 
     @tool("Add an amount.")
-    async def add(self, amount: int) -> str:
+    async def add(self, amount: int) -> str:  # type: ignore[override]
         await asyncio.sleep(0.01)
         self.total += amount if CrowdedEpisode.opened == 1 else 0
         return "added"
@@ -174,6 +175,46 @@ def test_a_tool_that_answers_the_first_eight_with_one_error_ends_curation_with_i
     assert "the tool add answers with an error in each of the first 8 reference solutions (" in said
     assert "boom" in said and "Correct the tool, or the calls of the references" in said
     assert "reset" not in said
+
+
+class UselessEpisode(SumEpisode):
+    """A server whose `note` lacks its data base: the references go on without it, and succeed."""
+
+    @tool("Note a total.")
+    def note(self, total: int) -> str:
+        raise ToolError("conflict", "Error executing tool note")
+
+    @tool("Count down.")
+    def lower(self, total: int) -> str:
+        if total == 2:
+            raise ToolError("conflict", "too low")
+        return "done"
+
+
+class Useless(Sums):
+    name, episode_class = "useless", UselessEpisode
+
+
+def noting(number: int) -> Problem:
+    sum_up = problem(f"p{number}", target=number, category="noted" if number < 3 else "easy")
+    calls = [{"name": "lower", "arguments": {"total": number}}, {"name": "add", "arguments": {"amount": number}}]
+    note = [{"name": "note", "arguments": {"total": number}}] if number < 3 else []
+    return problem(**{**sum_up.model_dump(), "reference": [{"calls": [*note, *calls], "answer": str(number)}]})
+
+
+def test_a_tool_that_refuses_all_its_calls_is_told_though_the_references_succeed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Not `lower`, which refuses one call of four."""
+    replays, problems = Replays(Useless()), [noting(number) for number in range(1, 5)]
+    assert [replay.score for replay in replay_references(replays, problems)] == [1, 1, 1, 1]
+    said = capsys.readouterr().err
+    assert said.count("warning") == 1 and "lower" not in said
+    assert 'to note ({"error": {"type": "conflict", "message": "Error executing tool note"}}) is refused' in said
+    assert "raise ToolError in the server" in said
+    warn_of_undemonstrated(replays, problems, problems[2:])
+    said = capsys.readouterr().err
+    assert "no demonstration of noted (2 problems of train; note answers" in said and "executing tool note" in said
 
 
 class Kept(Stubborn):
