@@ -26,11 +26,11 @@ from tasks.core.files import read_json
 from tasks.core.progress import PROGRESS_VARIABLE
 from tasks.core.settings import Paths
 from tasks.core.text import one_line
-from tasks.stages.promote.decision import marks_of, remarks_of
+from tasks.report.marks import SIGNS, marks_of
+from tasks.stages.promote.decision import remarks_of
 from tasks.stages.promote.record import headline
 
 LOOK_SECONDS = 5.0
-SIGNS = {"passed": "✓", "needless": "–", "failed": "✗"}
 MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#+!|~&])")
 
 

@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.core.files import read_json
+from tasks.core.files import number_of, read_json
 
 LEARNT_FILE = "learnt.json"
+RECENT = 10  # iterations up to a snapshot whose batches say how often it succeeds on what it trained on
+MUCH_MORE = 0.1  # success in training above that on test, from which on it is told
 NEARLY = 0.01  # success within this of 0 or of 1 is reported as "every episode"
 
 
@@ -82,6 +84,22 @@ def untrained_sentence(row: Mapping[str, Any], snapshot: str) -> str:
     return (
         f"{snapshot} is untrained: {found} had a group with unequal rewards ({_success(row)}), so "
         f"{'next to ' if num_with_signal else ''}nothing was learnt."
+    )
+
+
+def by_heart_sentence(rows: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any]) -> str | None:
+    """That the best snapshot knows the problems it trained on, and not others: the batches up to it succeeded much more
+    often than `test`, and above its interval. `rows` are the metrics of training; None where it is not so.
+    """
+    snapshot, test = evaluation["best_snapshot"], evaluation["test"]["best"]
+    last = number_of(snapshot)
+    played = [row["success_rate"] for row in rows if last - RECENT < row["iteration"] <= last and "success_rate" in row]
+    trained, others = sum(played) / max(1, len(played)), test["success_rate"]
+    if trained < others + MUCH_MORE or trained <= test["ci_high"]:
+        return None
+    return (
+        f"{snapshot} succeeds on {trained:.0%} of the problems it trained on, in the iterations up to it, and on "
+        f"{others:.0%} of test: it knows its own problems by heart. Bring more problems, or more varied ones."
     )
 
 

@@ -19,6 +19,7 @@ from tasks.measurement.points import difference_text
 from tasks.report.browser import Policy, write_browser
 from tasks.report.chart import progress_chart
 from tasks.report.drawing import DARK, DARK_NARROW, LIGHT, LIGHT_NARROW
+from tasks.report.marks import SIGNS, WORDS, marks_of
 from tasks.report.results import (
     POLICIES,
     StoredResults,
@@ -85,6 +86,9 @@ def build_report(paths: Paths, rewards: RewardSettings | None = None) -> Path:
             filters=filters,
             summary=build_summary(paths),
             results=results,
+            marks=marks_of(results.decision) if results.decision else [],
+            signs=SIGNS,
+            words=WORDS,
             policies={**POLICIES, "best": results.best_snapshot},
             outcomes=OUTCOMES,
             changes=changes,

@@ -9,7 +9,7 @@ from typing import Any
 from tasks.core.files import content_hash, number_of, read_json, read_jsonl
 from tasks.core.settings import Paths
 from tasks.core.text import one_line
-from tasks.measurement.learnt import read_untrained
+from tasks.measurement.learnt import by_heart_sentence, read_untrained
 from tasks.measurement.points import level_text
 from tasks.report.inputs import find_others
 
@@ -36,6 +36,11 @@ class StoredResults:
     @property
     def best_snapshot(self) -> str:
         return str(self.evaluation["best_snapshot"])
+
+    @property
+    def by_heart(self) -> str | None:
+        """That the best snapshot knows the problems it trained on only; None where it does not."""
+        return by_heart_sentence(self.training, self.evaluation)
 
     @property
     def test(self) -> dict[str, Any]:

@@ -11,7 +11,14 @@ import pytest
 from tasks.core.console import SafeConsole
 from tasks.core.files import write_json
 from tasks.core.settings import Paths
-from tasks.measurement.learnt import LEARNT_FILE, learnt_row, read_untrained, untrained_sentence, what_to_do
+from tasks.measurement.learnt import (
+    LEARNT_FILE,
+    by_heart_sentence,
+    learnt_row,
+    read_untrained,
+    untrained_sentence,
+    what_to_do,
+)
 from tasks.report.build import build_report
 from tasks.report.summary import build_summary, print_summary
 
@@ -127,3 +134,24 @@ def test_summary_and_report_call_an_untrained_champion_untrained(finished_run: P
     assert f"{best}, untrained" in stream.getvalue()
     assert f"{best} is untrained" in stream.getvalue()
     assert "is untrained: none of 20 iterations" in build_report(finished_run).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("trained", "test", "ci_high", "is_told"),
+    [(0.98, 0.65, 0.79, True), (0.98, 0.9, 0.95, False), (0.98, 0.65, 0.99, False), (0.6, 0.65, 0.79, False)],
+)
+def test_a_snapshot_that_succeeds_much_more_often_in_training_than_on_test_knows_its_problems_by_heart(
+    trained: float, test: float, ci_high: float, is_told: bool
+) -> None:
+    """The last ten iterations up to it count: not the first, which learn, nor those after it."""
+    rows = [{"iteration": number, "success_rate": trained if 20 < number <= 30 else 0.0} for number in range(1, 41)]
+    best = {"success_rate": test, "ci_high": ci_high}
+    said = by_heart_sentence([*rows, {"iteration": 30}], {"best_snapshot": "iteration-0030", "test": {"best": best}})
+    assert (said is not None) == is_told
+    if said:
+        assert "succeeds on 98% of the problems it trained on" in said and "on 65% of test" in said
+
+
+def test_without_metrics_of_training_nobody_knows_what_is_known_by_heart() -> None:
+    best = {"success_rate": 0.0, "ci_high": 0.1}
+    assert by_heart_sentence([], {"best_snapshot": "iteration-0030", "test": {"best": best}}) is None

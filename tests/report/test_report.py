@@ -190,6 +190,34 @@ def test_the_page_stands_without_a_promotion_and_says_so(tmp_path: Path, promote
     assert ("Promotion has not run" in page.words) == (promoted is None)
 
 
+def test_each_check_of_the_decision_has_its_sign_and_the_champion_is_told_once(tmp_path: Path):
+    paths = write_artifacts(tmp_path, promoted=False)
+    file = paths.stage("promote") / "decision.json"
+    checks = [
+        {"name": name, "passed": passed, "sentence": f"It is {name}."}
+        for name, passed in {"better": True, "cheaper": False, "minimum": False}.items()
+    ]
+    stays = "There is still no champion."
+    reasons = [*(check["sentence"] for check in checks), stays]
+    write_json(file, {**read_json(file), "checks": checks, "reasons": reasons, "champion_after": None})
+    words = page_of(paths).words
+    for told in ("✓ It is better. (passed)", "– It is cheaper. (not needed)", "✗ It is minimum. (not passed)"):
+        assert words.count(told) == 1 and words.count(told[2:].partition(" (")[0]) == 1
+    assert words.count("no champion") == 1 and f"·{stays}" in words
+
+
+def test_a_snapshot_that_knows_its_own_problems_by_heart_is_told_with_both_numbers(finished_run: Paths):
+    assert "by heart" not in page_of(finished_run).words
+    file = finished_run.stage("train") / "metrics.jsonl"
+    rows = [{**row, "success_rate": 1.0} for _, row in read_jsonl(file)]
+    write_jsonl(file, rows)
+    evaluation = finished_run.stage("evaluate") / "evaluation.json"
+    found = read_json(evaluation)
+    found["test"]["best"] |= {"success_rate": 0.65, "ci_high": 0.79}
+    write_json(evaluation, found)
+    assert "on 100% of the problems it trained on" in page_of(finished_run).words
+
+
 def test_a_run_of_one_problem_and_one_snapshot_has_a_report(tmp_path: Path):
     paths = write_artifacts(tmp_path, problems_per_type=1, samples_per_problem=1, num_snapshots=1)
     assert "iteration-0010" in page_of(paths).text

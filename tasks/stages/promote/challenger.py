@@ -43,6 +43,7 @@ class Challenger(NamedTuple):
     parts: Parts
     measured_again_for: list[str]
     untrained: str | None = None  # why it is no trained model; None if it is one
+    by_heart: str | None = None  # that it knows its training's problems only; None if it does not
 
     @property
     def result(self) -> dict[str, Any]:
@@ -66,8 +67,9 @@ def merged_folder(paths: Paths) -> Path:
 
 def read_challenger(paths: Paths, *, compute: ComputeSettings) -> Challenger:
     """The best snapshot, a LoRA adapter merged in. ValueError where its files or episodes are not those on record."""
-    from tasks.measurement.learnt import read_untrained
+    from tasks.measurement.learnt import by_heart_sentence, read_untrained
     from tasks.models.folders import folder_hash, merged_snapshot, resolve_model, weights_hash
+    from tasks.report.results import read_training
     from tasks.tracking.model_files import protect_weights
 
     evaluation = read_evaluation(paths)
@@ -91,6 +93,7 @@ def read_challenger(paths: Paths, *, compute: ComputeSettings) -> Challenger:
         parts=evaluation["measurement"]["parts"],
         measured_again_for=[],
         untrained=read_untrained(paths.stage("train"), snapshot),
+        by_heart=by_heart_sentence(read_training(paths), evaluation),
     )
 
 

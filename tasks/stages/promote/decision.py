@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from tasks.stages.promote.checks.check import Check
 from tasks.stages.promote.overrides import ManualOverride
-from tasks.stages.promote.policy import WAYS, DecisionKind, decision_of
+from tasks.stages.promote.policy import DecisionKind, decision_of
 from tasks.tracking.waiting import HOW
 
 Approval = Literal["not_needed", "waiting", "given", "withdrawn"]
@@ -83,18 +83,6 @@ def withdraw_row(row: Mapping[str, Any], override: ManualOverride) -> dict[str, 
 
 def override_row(override: ManualOverride | None) -> dict[str, Any] | None:
     return {name: value for name, value in asdict(override).items() if value is not None} if override else None
-
-
-def marks_of(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Each check and its sentence: passed, failed, or needless (a closed way while the other is open)."""
-    is_open = any(check["passed"] for check in row["checks"] if check["name"] in WAYS)
-
-    def mark(check: Mapping[str, Any]) -> str:
-        if check["passed"]:
-            return "passed"
-        return "needless" if check["name"] in WAYS and is_open else "failed"
-
-    return [(mark(check), check["sentence"]) for check in row["checks"]]
 
 
 def remarks_of(row: Mapping[str, Any]) -> list[str]:

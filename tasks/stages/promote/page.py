@@ -9,9 +9,10 @@ from typing import Any
 
 from tasks.core.pages import render
 from tasks.measurement.points import interval_text, points, points_text
+from tasks.report.marks import SIGNS, WORDS, marks_of
 from tasks.report.results import percent
 from tasks.stages.promote.checks.check import p_text
-from tasks.stages.promote.decision import marks_of, remarks_of
+from tasks.stages.promote.decision import remarks_of
 from tasks.stages.promote.error_budget import budget_text, looks_text, percent_text
 from tasks.tracking.metrics import flatten
 
@@ -46,6 +47,8 @@ def render_decision(row: Mapping[str, Any], headline: str) -> str:
         headline=headline,
         tones=TONES,
         marks=marks_of(row),
+        signs=SIGNS,
+        words=WORDS,
         remarks=remarks_of(row),
         margin=(row["policy"]["or_cheaper"] or {}).get("max_success_loss"),
         categories=categories,

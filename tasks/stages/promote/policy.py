@@ -17,6 +17,7 @@ from tasks.core.text import counted
 from tasks.measurement.points import interval_text, level_text, points
 from tasks.measurement.significance import smallest_p_value
 from tasks.measurement.statistics import CategoryResult, Difference, summarise
+from tasks.report.marks import WAYS, Way
 from tasks.stages.promote.checks.categories import check_categories
 from tasks.stages.promote.checks.check import Check, p_text
 from tasks.stages.promote.checks.cost import Anchor, check_cheaper, check_cost
@@ -24,8 +25,6 @@ from tasks.stages.promote.checks.lost_episodes import Sides, check_lost
 from tasks.stages.promote.settings import PolicySettings
 
 DecisionKind = Literal["promote", "hold", "reject"]
-Way = Literal["better", "cheaper"]
-WAYS: tuple[Way, ...] = ("better", "cheaper")  # one of them is enough; every other check must pass
 
 
 def check_all(

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from tasks.core.files import read_json, write_json, write_text
 from tasks.core.settings import Paths
 from tasks.drift.pin import DriftCheck, accepted_changes
+from tasks.report.marks import SIGNS, marks_of
 from tasks.stages.promote.challenger import Challenger
-from tasks.stages.promote.decision import Decision, marks_of, remarks_of
+from tasks.stages.promote.decision import Decision, remarks_of
 from tasks.stages.promote.error_budget import budget_text, looks_text
 from tasks.stages.promote.overrides import ManualOverride
 
@@ -146,11 +147,11 @@ def print_decision(row: Mapping[str, Any], page: Path, console: SafeConsole, *, 
     from rich.text import Text
 
     tones = {"promote": "bold green", "hold": "bold yellow", "reject": "bold red"}
-    signs = {"passed": Text("✓", "green"), "needless": Text("–", "dim"), "failed": Text("✗", "red")}
+    colours = {"passed": "green", "needless": "dim", "failed": "red"}
     console.print(Text.assemble((f"{row['decision']}: ", tones[row["decision"]]), headline(row)), soft_wrap=True)
     lines = Table.grid(padding=(0, 1))
     for mark, sentence in marks_of(row):
-        lines.add_row(" ", signs[mark], sentence)
+        lines.add_row(" ", Text(SIGNS[mark], colours[mark]), sentence)
     for remark in remarks_of(row) if row["checks"] else []:
         lines.add_row(" ", "·", remark)
     if row["override"]:

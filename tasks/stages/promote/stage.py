@@ -169,5 +169,5 @@ def add_remarks(
         stays = f"The champion, version {champion.version}, stays." if champion else "There is still no champion."
         reasons = [*decision.reasons, stays]
         waits = [waiting.sentence] if waiting and decision.approval == "not_needed" else []
-    untrained = [challenger.untrained] if challenger.untrained else []
-    return replace(decision, reasons=reasons, warnings=[*untrained, *decision.warnings, *waits])
+    learnt = [said for said in (challenger.untrained, challenger.by_heart) if said]
+    return replace(decision, reasons=reasons, warnings=[*learnt, *decision.warnings, *waits])

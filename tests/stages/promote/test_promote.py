@@ -250,6 +250,14 @@ def test_a_promoted_snapshot_that_learnt_nothing_is_called_untrained(pipeline: P
     assert warning in html.unescape((pipeline.paths.stage("promote") / "decision.html").read_text(encoding="utf-8"))
 
 
+def test_a_snapshot_that_knows_its_own_problems_by_heart_is_told_what_to_bring(pipeline: Pipeline, capsys: Any):
+    pipeline.evaluate(0.5)
+    write_jsonl(pipeline.paths.stage("train") / "metrics.jsonl", [{"iteration": 10, "success_rate": 1.0}])
+    (warning,) = pipeline.promote()["warnings"]
+    assert "100% of the problems it trained on" in warning and "50% of test" in warning
+    assert "! iteration-0010 succeeds on 100%" in capsys.readouterr().out
+
+
 def test_the_decision_holds_every_number_and_says_why_in_sentences(pipeline: Pipeline):
     pipeline.evaluate(0.9)
     decision = pipeline.promote()
