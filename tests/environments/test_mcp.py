@@ -266,6 +266,11 @@ def test_an_allowed_tool_the_server_lacks_is_an_error_that_names_its_neighbours(
         mcp_world(**over_http(mcp_url, allowed_tools=["pric"]))
 
 
+def test_a_url_that_answers_404_names_the_usual_path(mcp_world: Make, mcp_url: str) -> None:
+    with pytest.raises(ValueError, match=r"HTTP 404; its path is often /mcp\. Without it"):
+        mcp_world(**over_http(mcp_url.removesuffix("/mcp")))
+
+
 def test_a_world_that_does_not_suit_the_reset_tool_is_one_clear_line(hotel: MCPEnvironment) -> None:
     broken = WORLDLESS.model_copy(update={"world": {"taken": "attic"}})
     with pytest.raises(ValueError, match=r"problem 'p': its `world` does not fit .* the reset tool 'reset'"):

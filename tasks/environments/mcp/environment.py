@@ -29,7 +29,7 @@ from tasks.environments.mcp.http import HttpConnector
 from tasks.environments.mcp.messages import Listing, Read, checker_text, result_text
 from tasks.environments.mcp.pools import LeasedSessions, Sessions, SharedSessions
 from tasks.environments.mcp.scratch import ScratchRoot, empty, with_path, without_path
-from tasks.environments.mcp.sessions import CLOSE_SECONDS, Session
+from tasks.environments.mcp.sessions import CLOSE_SECONDS, NOT_FOUND, Session
 from tasks.environments.mcp.settings import MCPSettings
 from tasks.environments.mcp.stdio import StdioConnector
 from tasks.tools.authoring import describe_tool
@@ -127,9 +127,10 @@ class MCPEnvironment(Environment):
             return background.run(self.sessions.first()).result()
         except EnvironmentFault as fault:
             address = f"`{shlex.join(self.settings.command)}`" if self.settings.command else _shown(self.settings.url)
+            path = "; its path is often /mcp" if self.settings.url and f"HTTP {NOT_FOUND}" in fault.message else ""
             raise ValueError(
-                f"environment.settings: {fault.message}. Without it there are no tools to train on; check by hand that "
-                f"{self.sessions.secrets.hide(address)} works."
+                f"environment.settings: {fault.message}{path}. Without it there are no tools to train on; check by "
+                f"hand that {self.sessions.secrets.hide(address)} works."
             ) from None
 
     def _visible_tools(self) -> list[Tool]:

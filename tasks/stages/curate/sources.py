@@ -122,6 +122,7 @@ def _read_file(path: Path) -> list[tuple[str, Problem]]:
             f"curate.source = {str(path)!r} is no file, so there are no problems to curate. "
             f"Give the path of a JSONL file, or tasks/environments/<name> for that environment's own problems."
         )
+    _refuse_array(path)
     problems, faults = [], []
     for number, raw in read_jsonl(path, by_hand=True):
         try:
@@ -138,6 +139,16 @@ def _read_file(path: Path) -> list[tuple[str, Problem]]:
     if not problems:
         raise ValueError(f"{path}: contains no problem, so there is nothing to learn. Write one JSON object per line.")
     return problems
+
+
+def _refuse_array(path: Path) -> None:
+    with path.open(encoding="utf-8-sig", errors="replace") as stream:
+        first = next((line.lstrip() for line in stream if line.strip()), "")
+    if first.startswith("["):
+        raise ValueError(
+            f"{path}: a JSON array, of which no line is a problem. Write one object per line, not an array: "
+            f"`jq -c '.[]'` makes lines of one."
+        )
 
 
 def _stored_problem(raw: dict[str, Any]) -> Problem:

@@ -108,8 +108,10 @@ def curate(settings: CurateSections, paths: Paths, environment: Environment) -> 
     shown = [demonstration for _, demonstration in demonstrations]
     write_outs(paths.stage("curate"), splits, shown, card, validation, pin)
     counts = ", ".join(f"{len(splits[name]):,} {name}" for name in SPLITS)
+    num_shown = len({item.problem_id for item in shown})
+    repeated = f" of {counted(num_shown, 'problem')}" if num_shown < len(shown) else ""
     passed = f"{validation.num_passed()} of {len(suite)} expectations are met"
-    tell(f"curate: {counts} problems, {len(shown):,} demonstrations; {passed}")
+    tell(f"curate: {counts} problems, {len(shown):,} demonstrations{repeated}; {passed}")
     if num_duplicates := len(kept) - len(unique):
         tell(f"curate: {num_duplicates:,} of {len(rows):,} problems are duplicates of others and were left out")
     tell(f"curate: the data card is {paths.stage('curate') / CARD}")

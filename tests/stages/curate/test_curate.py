@@ -147,7 +147,9 @@ def test_a_generated_problem_whose_answer_is_a_call_is_refused_with_its_row() ->
 
 
 @pytest.mark.slow
-def test_a_solution_is_played_once_however_often_it_is_shown(worlds: None, tmp_path: Path) -> None:
+def test_a_solution_is_played_once_however_often_it_is_shown(
+    worlds: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """40 rows, 300 demonstrations, four problems tried for leaks, two probes played twice."""
     played: list[str] = []
 
@@ -159,6 +161,8 @@ def test_a_solution_is_played_once_however_often_it_is_shown(worlds: None, tmp_p
     settings = curate_settings("sums", source=write_rows(tmp_path / "rows.jsonl", many(40)), num_demonstrations=300)
     curate(settings, Paths(tmp_path), Counted())
     assert len(list(read_jsonl(tmp_path / "curate" / "demonstrations.jsonl"))) == 300
+    num_shown = len({row["problem_id"] for _, row in read_jsonl(tmp_path / "curate" / "demonstrations.jsonl")})
+    assert num_shown <= 40 and f"300 demonstrations of {num_shown} problems; " in capsys.readouterr().out
     assert set(Counter(played).values()) <= {1, 5}  # each reference, and four plays of what was tried for leaks
     assert len(played) <= 40 + 4 * MOST_PROBLEMS
 
@@ -289,6 +293,12 @@ def test_several_malformed_rows_are_counted_in_the_same_line(tmp_path: Path) -> 
     assert "line 1: not a valid problem (so are 2 more, from line 3 on): level:" in text
 
 
+@pytest.mark.parametrize("array", [f"[{GOOD}]", "\ufeff\n [\n {\n"])
+def test_an_array_of_problems_is_to_be_one_object_per_line(tmp_path: Path, array: str) -> None:
+    assert "mine.jsonl: a JSON array" in read_error(tmp_path, array)
+    assert "one object per line, not an array" in read_error(tmp_path, array)
+
+
 def test_an_empty_file_a_missing_file_and_a_misspelt_source_each_say_what_to_do(tmp_path: Path) -> None:
     assert "contains no problem" in read_error(tmp_path, "\n\n")
     for source in (tmp_path / "missing.jsonl", tmp_path, "generatd"):
@@ -400,10 +410,10 @@ def test_an_environment_that_crashes_in_each_of_the_first_references_is_blamed_a
 
 def test_a_category_that_no_reference_demonstrates_is_told_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     shown, hard = problem("a"), problem("b", category="hard")
-    warn_of_undemonstrated([shown, hard, hard], [shown])
+    warn_of_undemonstrated(Replays(Sums()), [shown, hard, hard], [shown])
     told = capsys.readouterr().err
     assert (
         "no demonstration of hard (2 problems of train), so the warm start never sees it: a reference is shown" in told
     )
-    warn_of_undemonstrated([shown, hard], [shown, hard])
+    warn_of_undemonstrated(Replays(Sums()), [shown, hard], [shown, hard])
     assert capsys.readouterr().err == ""
