@@ -185,9 +185,8 @@ def _describe_fall(check: Mapping[str, Any]) -> str:
 
 
 def begin_run(found: RunReasons, params: Mapping[str, Any], paths: Paths) -> str | None:
-    """Write the reasons down before the first stage. Training anew takes the next seed, which is written into
-    params.yaml once: a run that died goes on with it. Returns the line that says so. Where no run has finished, what
-    dvc.lock has trained counts. The caller reads params.yaml again.
+    """Write the reasons down before the first stage. Training anew takes the next seed, written into params.yaml once: a
+    run that died goes on with it. Returns the line that says so. Where no run has finished, dvc.lock's training counts.
     """
     line, wants_next_seed = None, found.force or any(kind in TRAINS_ANEW for kind in found.kinds)
     before = inputs_now(params["promote"]) if found.last is None else found.last.inputs
@@ -195,8 +194,8 @@ def begin_run(found: RunReasons, params: Mapping[str, Any], paths: Paths) -> str
         line = _raise_seed(params["seed"])
     elif wants_next_seed and _seed_of(before) is not None:
         line = (
-            f"seed stays {params['seed']}, with which no run has finished: what one that died has trained is used, and "
-            f"not trained again. For another model raise seed in {PARAMS_FILE}"
+            f"seed stays {params['seed']}, with which no run has finished: what one that died has trained is used. For "
+            f"another model raise seed in {PARAMS_FILE}"
         )
     if found.fall is not None:
         note_fall(paths, found.fall)
