@@ -185,7 +185,7 @@ def _describe_fall(check: Mapping[str, Any]) -> str:
 
 
 def begin_run(found: RunReasons, params: Mapping[str, Any], paths: Paths) -> str | None:
-    """Write the reasons down before the first stage. Training anew takes the next seed, written into params.yaml once: a
+    """Write the reasons before the first stage. Training anew takes the next seed, written into params.yaml once. A
     run that died goes on with it. Returns the line that says so. Where no run has finished, dvc.lock's training counts.
     """
     line, wants_next_seed = None, found.force or any(kind in TRAINS_ANEW for kind in found.kinds)
