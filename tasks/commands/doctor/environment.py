@@ -12,6 +12,7 @@ from tasks.commands.doctor.findings import Finding, Skipped, failed, list_some, 
 from tasks.core.records import Problem, Trajectory
 from tasks.core.text import counted, one_line
 from tasks.drift.pin import description_changes
+from tasks.stages.curate.failures import is_alike
 from tasks.tools.base import EnvironmentFault, Tool, block_until
 from tasks.tools.layer import OURS
 from tasks.tools.mcp_content import OF_HIDDEN_ERRORS, hides_error
@@ -39,9 +40,10 @@ def environment_starts(context: DoctorContext) -> Finding:
 def tools_answer(context: DoctorContext) -> Finding:
     """Every tool, called as its schema allows: by a reference where one uses it, else with made-up arguments."""
     tools = context.environment.tools
-    refusals = refusals_of_references(context)
+    refusals, meant = refusals_of_references(context), tools_of_solutions(context)
     faults = [reference.trajectory.fault or "" for reference in context.played_references]
-    refusing = [refused[0] for refused in refusals.values() if all(refused)]
+    always = {tool: refused for tool, refused in refusals.items() if all(refused)}
+    refusing = [refused[0] for tool, refused in always.items() if tool not in meant or is_alike(refused)]
     hiding = [said for tool, refused in refusals.items() for said in dict.fromkeys(refused) if hides_error(tool, said)]
     silent, tried, left_out = list[str](), list[str](), list[str]()
     for tool in tools:
@@ -80,9 +82,15 @@ def refusals_of_references(context: DoctorContext) -> dict[str, list[str]]:
     return refusals
 
 
+def tools_of_solutions(context: DoctorContext) -> set[str]:
+    """Whose refusals may be meant, where they differ: a reference that succeeds shows how an agent gets over them."""
+    solved = [reference for reference in context.played_references if reference.trajectory.is_success]
+    return {call["name"] for reference in solved for turn in reference.trajectory.turns for call in turn.calls}
+
+
 def doubt(num_tools: int, refusing: list[str], hiding: list[str], left_out: list[str]) -> Finding:
-    """Tools that refused every call of references, as a server without its back end does; tools whose refusals say
-    nothing; and tools that could not be called.
+    """Tools that refused every call of references (in the same words, where these succeed), as a server without its
+    back end does; tools whose refusals say nothing; and tools that could not be called.
     """
     found, remedies = [f"{num_tools - len(refusing) - len(left_out)} of {num_tools} answer"], list[str]()
     if refusing:

@@ -4,6 +4,7 @@ whatever it is asked. They end curation with a remedy of their own, the same one
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -87,15 +88,23 @@ def is_solved(played: Played) -> bool:
 
 
 def refusing_tools(scripts: Sequence[Script], played: Sequence[Played]) -> dict[str, str]:
-    """What each tool said first that refused all of its calls."""
-    said, answering = dict[str, str](), set[str]()
+    """What each tool said that refused all of its calls in the same words. Words that differ are of the calls: the
+    references may show how an agent gets over them.
+    """
+    said, answering = defaultdict[str, list[str]](list), set[str]()
     for script, item in zip(scripts, played, strict=True):
         for call, reply in zip(script.calls, item.replies, strict=False):
             if call and reply.error is None:
                 answering.add(call.name)
             elif call and reply.error not in MALFORMED:
-                said.setdefault(call.name, one_line(reply.text, MAX_REPLY))
-    return {tool: text for tool, text in said.items() if tool not in answering}
+                said[call.name].append(reply.text)
+    alike = {tool: texts[0] for tool, texts in said.items() if tool not in answering and is_alike(texts)}
+    return {tool: one_line(text, MAX_REPLY) for tool, text in alike.items()}
+
+
+def is_alike(texts: Sequence[str]) -> bool:
+    """Whether several answers are one."""
+    return len(set(texts)) == 1 < len(texts)
 
 
 def warn_of_refusing_tools(refusing: Mapping[str, str]) -> None:

@@ -137,6 +137,14 @@ def test_a_tool_that_refuses_every_call_is_named_with_what_it_said(
     succeeding = look("tools answer", artifacts, environment__name="broken")
     assert succeeding.finding == examined.finding and "ToolError" not in succeeding.remedy
 
+    class Meant(Refusing):
+        @tool("Cancel a booking; answers the refund.")
+        def cancel_booking(self, booking_id: str) -> dict[str, Any]:
+            raise ToolError("conflict", f"nobody knows {booking_id}")
+
+    named = look("tools answer", artifacts, environment__name=in_world(monkeypatch, Meant))
+    assert "refused every call" not in named.finding  # references that succeed may show how to get over that
+
 
 @pytest.mark.slow
 def test_a_refusal_that_hides_its_reason_names_the_exception_to_raise(

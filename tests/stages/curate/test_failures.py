@@ -184,6 +184,10 @@ class UselessEpisode(SumEpisode):
     def note(self, total: int) -> str:
         raise ToolError("conflict", "Error executing tool note")
 
+    @tool("Look a total up.")
+    def look_up(self, total: int) -> str:
+        raise ToolError("conflict", f"nobody knows {total}")
+
     @tool("Count down.")
     def lower(self, total: int) -> str:
         if total == 2:
@@ -197,7 +201,8 @@ class Useless(Sums):
 
 def noting(number: int) -> Problem:
     sum_up = problem(f"p{number}", target=number, category="noted" if number < 3 else "easy")
-    calls = [{"name": "lower", "arguments": {"total": number}}, {"name": "add", "arguments": {"amount": number}}]
+    asked = [{"name": name, "arguments": {"total": number}} for name in ("lower", "look_up")]
+    calls = [*asked, {"name": "add", "arguments": {"amount": number}}]
     note = [{"name": "note", "arguments": {"total": number}}] if number < 3 else []
     return problem(**{**sum_up.model_dump(), "reference": [{"calls": [*note, *calls], "answer": str(number)}]})
 
@@ -205,11 +210,11 @@ def noting(number: int) -> Problem:
 def test_a_tool_that_refuses_all_its_calls_is_told_though_the_references_succeed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Not `lower`, which refuses one call of four."""
+    """Not `lower`, which refuses one call of four, and not `look_up`, which each time says of what."""
     replays, problems = Replays(Useless()), [noting(number) for number in range(1, 5)]
     assert [replay.score for replay in replay_references(replays, problems)] == [1, 1, 1, 1]
     said = capsys.readouterr().err
-    assert said.count("warning") == 1 and "lower" not in said
+    assert said.count("warning") == 1 and "lower" not in said and "look_up" not in said
     assert 'to note ({"error": {"type": "conflict", "message": "Error executing tool note"}}) is refused' in said
     assert "raise ToolError in the server" in said
     warn_of_undemonstrated(replays, problems, problems[2:])
