@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from tasks.core.text import one_line
 from tasks.models.attention import UnknownAttention
-from tasks.models.differences import Differences, tolerance_of
+from tasks.models.differences import Differences, NotFinite, refuse_what_is_not_finite, tolerance_of
 from tasks.models.head import without_layers
 from tasks.models.torch_setup import product_dtype
 
@@ -28,13 +28,12 @@ def check_own_forward(
     name, dtype = model.config.model_type, str(model.dtype).removeprefix("torch.")
     try:
         found = Differences.of(gaps())
-    except (UnknownAttention, torch.OutOfMemoryError):
+    except (NotFinite, UnknownAttention, torch.OutOfMemoryError):
         raise
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
             f"{name}: {who} cannot run this architecture ({type(error).__name__}: {one_line(error)}). {remedy}"
         ) from error
-    found.refuse_other_than_numbers(name)
     tolerance = tolerance_of(dtype, product_dtype(model.device))
     if not found.is_within(tolerance):
         raise ValueError(
@@ -69,11 +68,13 @@ def _logits(model: PreTrainedModel, ids_T: Tensor, size: int) -> Iterator[Tensor
 @torch.no_grad()
 def own_logp(model: PreTrainedModel, sequences: Sequence[list[int]]) -> list[list[float]]:
     """The same by one plain forward with transformers' own attention, for short sequences: all logits at once and
-    quadratic memory, and nothing else may use the model meanwhile.
+    quadratic memory, and nothing else may use the model meanwhile. NotFinite where one is NaN or infinite.
     """
     with _own_attention(model):
         given = [torch.tensor(token_ids, device=model.device) for token_ids in sequences]
-        return [_logp(model(input_ids=ids_T[None, :-1], use_cache=False).logits[0], ids_T[1:]) for ids_T in given]
+        rows = [_logp(model(input_ids=ids_T[None, :-1], use_cache=False).logits[0], ids_T[1:]) for ids_T in given]
+    refuse_what_is_not_finite(rows, model=model.config.model_type)
+    return rows
 
 
 def _logp(logits_TV: Tensor, ids_T: Tensor) -> list[float]:

@@ -39,6 +39,19 @@ def tolerance_of(*dtypes: str) -> Tolerance:
     return Tolerance(max(MEAN_TOLERANCE.get(dtype, MEAN_TOLERANCE["bfloat16"]) for dtype in dtypes))
 
 
+class NotFinite(ValueError):
+    """A model whose own forward gives log-probs that are NaN or infinite: no other engine mends that."""
+
+
+def refuse_what_is_not_finite(own_logp: Iterable[Iterable[float]], *, model: str) -> None:
+    if not all(math.isfinite(logp) for row in own_logp for logp in row):
+        raise NotFinite(
+            f"{model}: some of its log-probs are no finite numbers, so nothing can be played or trained. A number "
+            f"in its weights is not finite, or sums overflow in its dtype. Take its last version without, or set "
+            f"compute.weights (with train.lora: compute.frozen) to float32."
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Differences:
     """Statistics of |difference| over tokens (nats); NaN counts as infinite."""
@@ -57,15 +70,6 @@ class Differences:
             return cls(0.0, 0.0, 0.0, 0.0, 0)
         median, p99 = (values[math.ceil(share * last)] for share in (0.5, 0.99))
         return cls(math.fsum(values) / len(values), median, p99, values[-1], len(values))
-
-    def refuse_other_than_numbers(self, model: str) -> None:
-        """ValueError where a log-prob is NaN or infinite: no other engine mends that."""
-        if self.max == math.inf:
-            raise ValueError(
-                f"{model}: some of its log-probs are no finite numbers, so nothing can be played or trained. A number "
-                f"in its weights is not finite, or sums overflow in its dtype. Take its last version without, or set "
-                f"compute.weights (with train.lora: compute.frozen) to float32."
-            )
 
     def is_within(self, tolerance: Tolerance) -> bool:
         return self.mean <= tolerance.mean and self.p99 <= tolerance.p99 and self.max <= tolerance.max

@@ -14,6 +14,7 @@ from tasks.chat.format import ChatFormat
 from tasks.chat.shared import shared_chat
 from tasks.core.records import Problem
 from tasks.models.architecture import model_logp
+from tasks.models.differences import refuse_what_is_not_finite
 from tasks.models.empty_model import check_attention
 from tasks.models.folders import load_model, model_config, stored_dtype
 from tasks.models.policy_weights import AdapterShape, PolicyWeights
@@ -180,8 +181,9 @@ class Engines:
         computed = self._live.token_logp(probe)
         dtypes = self.settings.own.weights_dtype(self.compute), self.compute.weights, product_dtype(model.device)
         tolerance = self.settings.tolerance(*dtypes)
-        found = compare_logp(computed, model_logp(model, probe))
-        found.differences.refuse_other_than_numbers(str(folder))
+        own_logp = model_logp(model, probe)
+        refuse_what_is_not_finite(own_logp, model=str(folder))
+        found = compare_logp(computed, own_logp)
         if not found.differences.is_within(tolerance):
             raise ValueError(
                 f"{folder}: the engine computes with other weights than these. Their log-probs differ (nats): {found}; "

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Problem
-from tasks.models.differences import Differences, Tolerance
+from tasks.models.differences import Differences, Tolerance, refuse_what_is_not_finite
 from tasks.models.policy_weights import PolicyWeights, Probe
 from tasks.rollouts.engine import Engine
 from tasks.tools.base import Environment
@@ -89,8 +89,8 @@ def _sequence(chat: ChatFormat, environment: Environment, problem: Problem) -> l
 def check_weights(
     engine: Engine, trainer_logp: LogProbs, sequences: Sequence[list[int]], *, tolerance: Tolerance
 ) -> Comparison:
+    refuse_what_is_not_finite(trainer_logp, model=f"policy version {engine.policy_version}")
     found = compare_logp(engine.token_logp(sequences), trainer_logp)
-    found.differences.refuse_other_than_numbers(f"policy version {engine.policy_version}")
     if not found.differences.is_within(tolerance):
         raise ValueError(
             f"after the refresh to policy version {engine.policy_version} the engine does not have the trainer's "

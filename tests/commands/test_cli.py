@@ -167,7 +167,7 @@ def test_outside_the_project_the_remedy_is_to_go_there(project: Path):
 def test_a_stage_run_before_its_inputs_exist_names_the_stage_that_makes_them(project: Path, stage: str, maker: str):
     message = refused(tasks(stage))
 
-    assert f"Run `python -m tasks {maker}` first" in message
+    assert f"Run `dvc repro` first, which uses its cache, or `python -m tasks {maker}` alone" in message
     assert not (project / "artifacts" / stage).exists()
 
 

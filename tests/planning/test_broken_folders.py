@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 
 from tasks.chat.format import load_chat
-from tasks.models.differences import Differences
+from tasks.models.differences import refuse_what_is_not_finite
 from tasks.models.folders import load_model
 from tasks.models.settings import on_cpu
 from tasks.planning.family import check_family
@@ -97,9 +97,9 @@ def test_a_number_that_is_not_finite_names_its_tensor_and_no_other_engine(folder
 
 def test_log_probs_that_are_no_numbers_are_no_difference_between_engines() -> None:
     with pytest.raises(ValueError, match=r"qwen3.*no finite numbers") as error:
-        Differences.of([0.0, float("nan")]).refuse_other_than_numbers("qwen3")
+        refuse_what_is_not_finite([[0.0], [-1.0, float("nan")]], model="qwen3")
     assert "engine" not in str(error.value)
-    Differences.of([0.0, 1e9]).refuse_other_than_numbers("qwen3")
+    refuse_what_is_not_finite([[0.0, -1e9]], model="qwen3")
 
 
 def test_a_special_token_that_no_template_writes_needs_no_row(folder: Path) -> None:

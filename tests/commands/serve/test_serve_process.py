@@ -56,7 +56,7 @@ def test_sigterm_answers_what_came_and_ends_with_0(tmp_path: Path):
         process.wait()
 
     assert [reply.status_code for reply in replies] == [200] * 8
-    assert process.returncode == 0 and "answered, 8 of them recorded and 0 not recorded" in rest
+    assert process.returncode == 0 and "it answered 8 requests, 8 of them recorded and 0 not recorded" in rest
     rows = [json.loads(line) for line in (tmp_path / "served" / "conversations.jsonl").read_text().splitlines()]
     assert len(rows) == 8 and {row["version"] for row in rows} == {replies[0].headers["x-turnwise-version"]}
     assert not list((tmp_path / "artifacts" / "serve").iterdir())

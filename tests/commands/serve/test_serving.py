@@ -178,7 +178,7 @@ def test_a_version_that_cannot_answer_is_named_and_the_one_before_goes_on(
         shutil.copytree(models[1], folder)
     spoil(broken["nan"] / "model.safetensors")
     (broken["torn"] / "model.safetensors").write_bytes(b"0123456789")
-    for folder, why in ((broken["nan"], "its probe failed"), (broken["torn"], "is not served")):
+    for folder, why in ((broken["nan"], "a number that is not finite"), (broken["torn"], "is not served")):
         alias.folder = folder
         serving.watcher.look()
         serving.watcher.look()  # told once
