@@ -31,7 +31,7 @@ def _renew_report(params: dict[str, Any]) -> list[str]:
 
     try:
         build_report(params)
-    except (ValueError, OSError) as error:
+    except Exception as error:
         return [
             f"warning: {shown.parent} still says that this decision waits, since it could not be built again: "
             f"{one_line(str(error))} Then run `python -m tasks report`."

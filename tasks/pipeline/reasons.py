@@ -194,8 +194,8 @@ def begin_run(found: RunReasons, params: Mapping[str, Any], paths: Paths) -> str
         line = _raise_seed(params["seed"])
     elif wants_next_seed and _seed_of(before) is not None:
         line = (
-            f"seed stays {params['seed']}, with which no run has finished: what one that died has trained is used. For "
-            f"another model raise seed in {PARAMS_FILE}"
+            f"seed stays {params['seed']}, with which no run has finished: what one that died may have trained with it "
+            f"is used. For another model raise seed in {PARAMS_FILE}"
         )
     if found.fall is not None:
         note_fall(paths, found.fall)

@@ -37,10 +37,12 @@ def local_copy(text: str, settings: StorageSettings) -> Path:
     store = connect(settings)
     with _clear_errors_here(url):
         _take_over_record(place)
-        objects = find_objects(store, url)
-        if _recorded(place) == _record(objects, place):
+        objects, before = find_objects(store, url), _recorded(place)
+        if before == _record(objects, place):
             return place
     with _clear_errors_here(url), only_writer(place):
+        if _recorded(place) != before:  # another made it while this one waited, maybe of newer objects
+            objects = find_objects(store, url)
         if _recorded(place) != _record(objects, place):
             place.parent.mkdir(parents=True, exist_ok=True)
             remove_leftovers(place.parent)

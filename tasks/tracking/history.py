@@ -66,9 +66,10 @@ class ChampionHistory:
 
     def gone_back_over(self, target: int, *, defect: bool = False) -> list[int]:
         """What a rollback to a version undoes: the champion and those between on the path. Nothing where it takes a
-        rollback back, unless for a `defect`: the champion was good enough to lead back to.
+        rollback back, to a newer version, unless for a `defect`: the champion was good enough to lead back to.
         """
-        if target in self.undone and self.came is not None and self.came.kind == "rollback" and not defect:
+        is_after_one = self.came is not None and self.came.kind == "rollback"
+        if target in self.undone and is_after_one and target > (self.champion or 0) and not defect:
             return []
         on_the_way = self.before[_place(self.before, target) + 1 :] if target in self.before else []
         champion = [] if self.champion is None else [self.champion]

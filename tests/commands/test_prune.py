@@ -17,6 +17,7 @@ from tasks.commands.prune import prune as prune_module
 from tasks.commands.prune.dvc_cache import DvcCache, find_old_results, needed_hashes
 from tasks.commands.prune.prune import Removal, _remove, freed, prune
 from tasks.core.passing_faults import PassingFault
+from tasks.core.settings import Paths
 from tasks.pipeline.run_lock import AnotherRun
 from tests.pipeline.project import ROOT
 from tests.tracking.project import make_database
@@ -217,6 +218,16 @@ def test_what_a_server_refuses_keeps_nothing_else_and_one_that_does_not_answer_e
         with pytest.raises(error) if error else nullcontext():
             assert _remove(removals) == ["s3://bucket/k could not be removed"] * 2
         assert here.exists() == (error is not None)
+
+
+def test_what_a_run_removes_while_the_list_is_made_is_not_in_it(tmp_path: Path):
+    paths, gone = Paths(tmp_path), tmp_path / ".resume/train/gone"
+    for name in ("older", "newest"):
+        (tmp_path / ".resume/train" / name).mkdir(parents=True)
+        (tmp_path / ".resume/train" / name / "state").write_bytes(b"123")
+        os.utime(tmp_path / ".resume/train" / name, (1, 1 if name == "older" else 2))
+    gone.symlink_to(tmp_path / "nothing")
+    assert [(Path(item.place).name, item.size) for item in prune_module._of_checkpoints(paths)] == [("older", 3)]
 
 
 def test_a_file_with_a_link_elsewhere_frees_nothing(tmp_path: Path):

@@ -6,8 +6,11 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from s3transfer.exceptions import S3DownloadFailedError
@@ -68,6 +71,28 @@ def test_a_folder_is_listed_once_and_again_after_its_download(place: Place, monk
     local_copy(place.url("model"), SETTINGS)
     local_copy(place.url("model"), SETTINGS)
     assert listed == [place.url("model")] * 3  # the last for the copy that was current
+
+
+def test_a_copy_that_another_made_newer_while_this_one_waited_is_kept(place: Place, monkeypatch: pytest.MonkeyPatch):
+    place.put("model/weights.bin", b"one")
+    downloads, download, only_writer = list[str](), copies._download, copies.only_writer
+
+    @contextmanager
+    def let_another_go_first(target: Path) -> Iterator[None]:
+        monkeypatch.setattr(copies, "only_writer", only_writer)
+        place.put("model/weights.bin", b"two!")
+        local_copy(place.url("model"), SETTINGS)
+        with only_writer(target):
+            yield
+
+    def note(store: Store, url: S3Url, *rest: Any) -> None:
+        downloads.append(str(url))
+        download(store, url, *rest)
+
+    monkeypatch.setattr(copies, "only_writer", let_another_go_first)
+    monkeypatch.setattr(copies, "_download", note)
+    assert (local_copy(place.url("model"), SETTINGS) / "weights.bin").read_bytes() == b"two!"
+    assert len(downloads) == 1
 
 
 def test_a_copy_that_was_edited_here_is_fetched_again(place: Place):

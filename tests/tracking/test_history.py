@@ -68,6 +68,11 @@ def test_a_rollback_that_is_taken_back_undoes_nothing_and_a_step_aside_does():
     assert summed_up(*rolled_back, *promotions(4)).gone_back_over(3) == [4]
     again = summed_up(*rolled_back, back_to(3))
     assert again.gone_back_over(1) == [3] and again.set_aside.keys() == {"w2"}
+    assert again.gone_back_over(2) == [3]  # 2 is undone too, but 3 is what turned out bad
+
+
+def test_a_rollback_is_taken_back_in_two_steps():
+    assert summed_up(*promotions(1, 2, 3), back_to(1, 2, 3), back_to(2)).gone_back_over(3) == []
 
 
 def test_a_defect_is_one_until_somebody_promotes_it_all_the_same():

@@ -2,17 +2,16 @@
 
 A conversation is its own reference. Left out is what failed, what is there already (in OUT, or in train or select as
 they are curated here) and above all what is in test, which would no longer measure anything. OUT grows: what it has
-stays as it is, also where two at once add to it. It is not written where a run reads it at the moment.
+stays as it is, also where two at once add to it. It is not written to the folder of code while a run is at work.
 """
 
 from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tasks.commands.harvest.conversations import Conversation, read_conversations
 from tasks.commands.harvest.labels import Label, label_by_checker, label_by_judge
@@ -24,7 +23,6 @@ from tasks.core.secrets import HIDDEN
 from tasks.core.settings import Paths, Settings, load, load_paths, read_params
 from tasks.core.targets import only_writer
 from tasks.core.terminal import warn
-from tasks.core.urls import local_path
 from tasks.environments.settings import EnvironmentSettings
 from tasks.pipeline.run_lock import RUN, only_run
 
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 TAKEN = "taken"
-HARM = "its stages read what is to be written, so it would stop after the next of them"
+HARM = f"all of {CODE} counts as its code, so it would stop after the next stage"
 UNSEEN = "Cf"  # soft hyphens, joiners, marks of direction
 # NFKC leaves these as they are, or takes them apart in other ways.
 TYPED = str.maketrans(
@@ -49,7 +47,7 @@ def harvest(source: Path, out: Path, *, checker: str | None = None) -> Table:
     """Returns what was taken, and why the rest was not, by count. ValueError where OUT may not be written now."""
     params = read_params()
     settings, paths = load(HarvestSections, params), load_paths(params)
-    with _no_run_that_reads(out, params, paths):  # before a judge is asked for minutes
+    with _no_run_with(out, paths):  # before a judge is asked for minutes
         recorded = read_conversations(source)
     if recorded.num_unreadable:
         warn(f"warning: rows that cannot be read: {recorded.num_unreadable:,}. The first: {recorded.first_fault}.")
@@ -62,7 +60,7 @@ def harvest(source: Path, out: Path, *, checker: str | None = None) -> Table:
         else:
             candidates.append(conversation)
     labels = _labels(candidates, settings, checker)
-    with _no_run_that_reads(out, params, paths), only_writer(out):
+    with _no_run_with(out, paths), only_writer(out):
         before, taken = harvested(out), []  # read again: a judge takes minutes, in which another may have added to it
         known.add_harvested(before)
         for conversation, label in zip(candidates, labels, strict=True):
@@ -77,12 +75,10 @@ def harvest(source: Path, out: Path, *, checker: str | None = None) -> Table:
     return _table(fates, out, num_problems=len(before) + len(taken))
 
 
-def _no_run_that_reads(out: Path, params: Mapping[str, Any], paths: Paths) -> AbstractContextManager[object]:
-    """AnotherRun where a run is at work whose stages read OUT, or the folder of code that it is in."""
-    is_read = any(
-        out.resolve().is_relative_to(Path(read).resolve()) for read in (CODE, local_path(params["curate"]["source"]))
-    )
-    return only_run(paths.artifacts, RUN._replace(harm=HARM)) if is_read else nullcontext()
+def _no_run_with(out: Path, paths: Paths) -> AbstractContextManager[object]:
+    """AnotherRun where a run is at work and OUT is part of its code. Elsewhere a run takes new problems at any time."""
+    is_code = out.resolve().is_relative_to(Path(CODE).resolve())
+    return only_run(paths.artifacts, RUN._replace(harm=HARM)) if is_code else nullcontext()
 
 
 def harvested(out: Path) -> list[Problem]:

@@ -11,7 +11,7 @@ import os
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -174,21 +174,20 @@ def _of_mirror(settings: PruneSections, keep: int) -> Iterator[Removal]:
 
 def _of_dvc_cache(cache: DvcCache, old: OldResults) -> Iterator[Removal]:
     files = cache.files(old.hashes)
-    size = sum(file.stat().st_size for file in files)
     if files or old.notes:
         what = f"results of older runs, {counted(len(files), 'file')}"
         going = (*files, *(note.file for note in old.notes))
-        yield Removal("DVC's cache", what, size, partial(_unlink, going), going)
+        yield Removal("DVC's cache", what, _total_size(files), partial(_unlink, going), going)
 
 
 def _of_checkpoints(paths: Paths) -> Iterator[Removal]:
     """Of trainings that were stopped and then begun with other settings; the newest of a stage may go on."""
     for stage in STAGES:
-        folders = sorted(resume_root(stage, paths).glob("*"), key=lambda folder: folder.stat().st_mtime_ns)
-        for folder in folders[:-1]:
+        found = {folder: stat.st_mtime_ns for folder, stat in _stats(resume_root(stage, paths).glob("*"))}
+        for folder in sorted(found, key=found.__getitem__)[:-1]:
             files = tuple(file for file in folder.rglob("*") if file.is_file())
-            size = sum(file.stat().st_size for file in files)
-            yield Removal(str(folder), f"state of an unfinished {stage}", size, partial(shutil.rmtree, folder), files)
+            what = f"state of an unfinished {stage}"
+            yield Removal(str(folder), what, _total_size(files), partial(shutil.rmtree, folder), files)
 
 
 def _lineage_locks(registry: Registry) -> Iterator[str]:
@@ -221,11 +220,21 @@ def freed(found: Iterable[Removal]) -> str:
     """Bytes of this machine: of a file whose every link goes."""
     links: dict[tuple[int, int], set[Path]] = defaultdict(set)
     stats: dict[tuple[int, int], os.stat_result] = {}
-    for file in (file for removal in found for file in removal.files if file.exists()):
-        stat = file.stat()
+    for file, stat in _stats(file for removal in found for file in removal.files):
         links[stat.st_dev, stat.st_ino].add(file)
         stats[stat.st_dev, stat.st_ino] = stat
     return decimal(sum(stats[key].st_size for key, files in links.items() if len(files) >= stats[key].st_nlink))
+
+
+def _total_size(files: Iterable[Path]) -> int:
+    return sum(stat.st_size for _, stat in _stats(files))
+
+
+def _stats(files: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+    """Of those that are still there: a run may be at work while the list is made."""
+    for file in files:
+        with suppress(FileNotFoundError):
+            yield file, file.stat()
 
 
 def _unlink(files: Iterable[Path]) -> None:

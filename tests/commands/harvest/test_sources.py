@@ -78,12 +78,12 @@ def test_no_file_is_written_without_a_problem(folder: Path, monkeypatch: pytest.
 
 
 def test_what_a_run_reads_is_not_written_while_it_is_at_work(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """Its stages read all of tasks/custom; another place is nobody's."""
+    """All of tasks/ is its code; another place, `curate.source` too, takes problems at any time (decision 0110)."""
     as_checked(monkeypatch)
     with open("artifacts/.flow.lock", "w+", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         print(os.getpid(), file=file, flush=True)
-        with pytest.raises(AnotherRun, match=r"process \d+.*its stages read"):
+        with pytest.raises(AnotherRun, match=r"process \d+.*all of tasks/ counts as its code"):
             harvest(folder, Path("tasks/custom/served.jsonl"), checker="tasks.custom.shop:check")
         harvest(folder, Path("out.jsonl"), checker="tasks.custom.shop:check")
     assert not Path("tasks/custom/served.jsonl").exists() and Path("out.jsonl").exists()
