@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tasks.core import json_text
-from tasks.core.text import one_line
 from tasks.gateway.completions import ProtocolError
 from tasks.gateway.wire import WireProtocol
 
@@ -51,14 +50,16 @@ def as_object(body: bytes) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Refusals:
-    """Writes the errors of one gateway, and counts them; `last` is the status and message of the last one."""
+    """Writes the errors of one gateway, and counts them; `last` is the last one's status and code: its message may quote
+    the request.
+    """
 
     num: int = 0
     last: str | None = None
 
     def note(self, error: ProtocolError) -> None:
         self.num += 1
-        self.last = one_line(f"{error.status}: {error.message}")
+        self.last = f"{error.status} {error.code or ''}".rstrip()
 
     def reply(self, protocol: WireProtocol, error: ProtocolError) -> Response:
         """Clients would ask again after 409 and 429; only a server that is full or closing answers otherwise then."""

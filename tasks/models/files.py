@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
 GENERATION = "generation_config.json"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # safetensors' names: torch's
-KEPT_BESIDE = ("BOOL", "I64")  # masks and positions
+CAST = {*DTYPES, "F64"}  # to one of those, by loading
+KEPT_BESIDE = ("BOOL", "I32", "I64")  # masks and positions
 # Top-level names that are no part of the model: notes of `hf download` and git, which contain dates, and what the
 # registry adds about a version and MLflow, which it verifies itself.
 NOT_OF_THE_MODEL = (".cache", ".git", "lineage", "MLmodel", "components", "registered_model_meta")
@@ -155,7 +156,7 @@ def refuse_other_dtypes(folder: Path, files: Iterable[Path]) -> None:
     for file in files:
         for name, dtype, _ in read_header(file):
             is_weight = name.endswith("weight") or not (dtype in KEPT_BESIDE or name.endswith(".bias"))
-            if dtype not in DTYPES and is_weight:
+            if dtype not in CAST and is_weight:
                 raise ValueError(
                     f"{folder}: {one_line(name)} in {file.name} is of dtype {dtype}, and only float32, float16 and "
                     f"bfloat16 are played and trained here. Take the model it was made from, or save it in bfloat16."

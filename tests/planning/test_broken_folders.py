@@ -86,6 +86,22 @@ def test_a_folder_that_cannot_be_played_is_refused_by_all_alike_before_it_is_loa
         assert not [word for word in told if word not in str(error.value)], str(error.value)
 
 
+WHOLE: dict[str, dict[str, torch.Tensor]] = {
+    "weights in float64": {},
+    "a frequency in float64": {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4, dtype=torch.float64)},
+    "a frequency in int32": {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4, dtype=torch.int32)},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", WHOLE)
+def test_what_transformers_casts_or_does_without_is_loaded(folder: Path, kind: str) -> None:
+    file = folder / "model.safetensors"
+    given = load_file(file) if WHOLE[kind] else {name: tensor.double() for name, tensor in load_file(file).items()}
+    save_file({**given, **WHOLE[kind]}, file, metadata={"format": "pt"})
+    assert find_shape(str(folder)) and load_model(folder, compute=on_cpu(1)).dtype == torch.float32
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_number_that_is_not_finite_names_its_tensor_and_no_other_engine(folder: Path, value: float) -> None:

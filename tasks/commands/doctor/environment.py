@@ -12,7 +12,7 @@ from tasks.commands.doctor.findings import Finding, Skipped, failed, list_some, 
 from tasks.core.records import Problem, Trajectory
 from tasks.core.text import counted, one_line
 from tasks.drift.pin import description_changes
-from tasks.stages.curate.failures import is_alike
+from tasks.stages.curate.failures import MEANT, is_alike
 from tasks.tools.base import EnvironmentFault, Tool, block_until
 from tasks.tools.layer import OURS
 from tasks.tools.mcp_content import OF_HIDDEN_ERRORS, hides_error
@@ -20,8 +20,7 @@ from tasks.tools.schemas import ArgumentSchema
 
 OF_CHANCE = (
     "Derive all randomness from `problem.world` or the episode's stream, never from the clock or a global generator "
-    "(see "
-    "base.Environment.start)."
+    "(see base.Environment.start)."
 )
 HIGH_DROPPED_SHARE = 0.2  # from here on the remaining episodes are hardly a fair sample
 
@@ -77,7 +76,7 @@ def refusals_of_references(context: DoctorContext) -> dict[str, list[str]]:
     for reference in context.played_references:
         for turn in reference.trajectory.turns:
             for call, reply, error in zip(turn.calls, turn.replies, turn.errors, strict=False):
-                is_refusal = error is not None and error not in OURS
+                is_refusal = error is not None and error not in (MEANT if reference.trajectory.is_success else OURS)
                 refusals[call["name"]].append(f"{call['name']}: {one_line(reply)}" if is_refusal else "")
     return refusals
 

@@ -105,7 +105,7 @@ class EngineLoop:
         ignored = ignored_parameters(request, self.sampling)
         if ignored and not self.num_ignored:
             tell(
-                f"a request sets {describe_ignored(request, ignored, self.sampling)}, with which the model was "
+                f"a request sets {describe_ignored(request, ignored, self.sampling)}: a model is served as it was "
                 f"measured. Replies say so in the header x-turnwise-ignored, and `ignored` of /health counts them"
             )
         self.num_ignored += bool(ignored)

@@ -120,7 +120,7 @@ class Serving:
             "trouble": " ".join(hide_known_secrets(trouble) for trouble in troubles if trouble) or None,
             **self.loop.counts(),
             "refused": self.gateway.refusals.num,
-            "last_refusal": hide_known_secrets(self.gateway.refusals.last or "") or None,
+            "last_refusal": self.gateway.refusals.last,
             **({"recorded": recorder.num_recorded, "not_recorded": recorder.num_not_recorded} if recorder else {}),
         }
 

@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from tasks.chat.format import ChatFormat
 from tasks.chat.tokens import BYTES_OF_A_CHARACTER, UNREADABLE
 from tasks.core.records import Limit
+from tasks.core.text import one_line
 from tasks.gateway.completions import Completion, CompletionRequest, FinishReason, ProtocolError, WrittenCall
 from tasks.rollouts.agents.said import Said
 from tasks.rollouts.engine import Finish
 from tasks.rollouts.settings import SamplingSettings
 
+MAX_VALUE = 24  # characters of what a request sets
 BUDGETS: dict[Limit, str] = {
     "max_turns": "turns of an episode",
     "max_tokens_per_episode": "tokens of a conversation",
@@ -150,9 +152,10 @@ def ignored_parameters(request: CompletionRequest, sampling: SamplingSettings, *
 
 
 def describe_ignored(request: CompletionRequest, ignored: Sequence[str], sampling: SamplingSettings) -> str:
-    """`temperature to 0.2, where 1 is used`."""
+    """`temperature to 0.2 (1 is used)`."""
     used = {"temperature": f"{sampling.temperature:g}", "top_p": f"{sampling.top_p:g}", "seed": "the run's own"}
-    return " and ".join(f"{name} to {getattr(request, name):g}, where {used[name]} is used" for name in ignored)
+    asked = {name: one_line(getattr(request, name), MAX_VALUE) for name in ignored}
+    return " and ".join(f"{name} to {value} ({used[name]} is used)" for name, value in asked.items())
 
 
 def refuse_response_schema(request: CompletionRequest) -> None:

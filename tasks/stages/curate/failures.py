@@ -12,10 +12,12 @@ from tasks.core.terminal import warn
 from tasks.core.text import first_few, one_line
 from tasks.core.user_code import users_line
 from tasks.tools.base import Environment, EnvironmentFault
+from tasks.tools.layer import OURS
 from tasks.tools.mcp_content import OF_HIDDEN_ERRORS, hides_error
 from tasks.tools.replay import Played, Script, play
 
 MALFORMED = ("invalid_arguments", "unknown_tool")  # a call that the environment refuses may be part of a solution
+MEANT = (*MALFORMED, *OURS)  # in a solution: a wrong call on purpose, an outage that the world scripts
 NUM_ALONE = 3  # solutions that failed beside others and are played again
 MAX_REPLY = 120  # characters of what a tool said
 AFRESH = (
@@ -96,7 +98,7 @@ def refusing_tools(scripts: Sequence[Script], played: Sequence[Played]) -> dict[
         for call, reply in zip(script.calls, item.replies, strict=False):
             if call and reply.error is None:
                 answering.add(call.name)
-            elif call and reply.error not in MALFORMED:
+            elif call and reply.error not in MEANT:
                 said[call.name].append(reply.text)
     alike = {tool: texts[0] for tool, texts in said.items() if tool not in answering and is_alike(texts)}
     return {tool: one_line(text, MAX_REPLY) for tool, text in alike.items()}

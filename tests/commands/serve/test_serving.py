@@ -110,7 +110,7 @@ def test_what_cannot_be_honoured_is_refused_and_the_next_request_is_answered(ser
     reply(serving, [user("hello")])
     found = health(serving)
     assert (found["answered"], found["refused"], found["status"]) == (1, 6, "ok")
-    assert found["last_refusal"].startswith("400: The conversation has ")
+    assert found["last_refusal"] == "400 context_length_exceeded"  # /health asks for no key
 
 
 def test_a_request_gets_the_distribution_that_the_model_was_measured_with_and_is_told(
@@ -123,7 +123,7 @@ def test_a_request_gets_the_distribution_that_the_model_was_measured_with_and_is
         told.append((answered.headers.get("x-turnwise-ignored"), answered.json()["choices"][0]["message"]["content"]))
     assert [header for header, _ in told] == [None, "temperature", "temperature, top_p"]
     assert len({text for _, text in told}) == 1
-    assert capsys.readouterr().out.count("a request sets temperature to 0.25, where 1 is used") == 1
+    assert capsys.readouterr().out.count("a request sets temperature to 0.25 (1 is used): ") == 1
     assert (health(serving)["ignored"], health(serving)["refused"]) == (2, 0)
 
 

@@ -210,7 +210,7 @@ def test_what_agents_set_and_is_not_used_is_told_once_in_a_stage_with_its_value(
         played_by("sets_its_own_distribution", chat, PROBLEMS[:1])
     lines = [line for line in capsys.readouterr().out.splitlines() if "agents set" in line]
     assert [line.split(":")[0] for line in lines] == [
-        "agents set temperature to 0.25, where 1 is used and seed to 7, where the run's own is used"
+        "agents set temperature to 0.25 (1 is used) and seed to 20261129 (the run's own is used)"
     ]
 
 

@@ -13,13 +13,15 @@ import pytest
 from tasks.core.records import Problem
 from tasks.environments.catalog import load_environment
 from tasks.stages.curate.expectations import load_suite
+from tasks.stages.curate.failures import MEANT, refusing_tools
 from tasks.stages.curate.references import Replays, replay_references
 from tasks.stages.curate.stage import warn_of_undemonstrated
 from tasks.tools.authoring import tool
-from tasks.tools.base import EnvironmentFault, Verdict
+from tasks.tools.base import EnvironmentFault, ErrorType, ToolReply, Verdict
 from tasks.tools.chat_client import EndpointRefusal
 from tasks.tools.checks import read_verdict
 from tasks.tools.layer import ToolError
+from tasks.tools.replay import Played, Script
 from tests.sums import SumEpisode, Sums, problem, worlds
 from tests.tools.judge.endpoint import Endpoint, judge_row, serve
 from tests.worlds import environment_settings
@@ -220,6 +222,16 @@ def test_a_tool_that_refuses_all_its_calls_is_told_though_the_references_succeed
     warn_of_undemonstrated(replays, problems, problems[2:])
     said = capsys.readouterr().err
     assert "no demonstration of noted (2 problems of train; note answers" in said and "executing tool note" in said
+
+
+@pytest.mark.parametrize("error", ["conflict", *MEANT])
+def test_what_a_reference_shows_on_purpose_is_no_tool_that_refuses(error: ErrorType) -> None:
+    """A wrong call and how an agent gets over it, or an outage that the world scripts."""
+    script, reply = Script.reference(noting(1)), ToolReply("not now", error=error)
+    played = Played([reply for _ in script.calls], Verdict(True))
+    assert set(refusing_tools([script] * 2, [played] * 2)) == (
+        set() if error in MEANT else {"note", "lower", "look_up", "add"}
+    )
 
 
 class Kept(Stubborn):
