@@ -50,7 +50,7 @@ def as_object(body: bytes) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Refusals:
-    """Writes the errors of one gateway, and counts them; `last` is the last one's status and code: its message may quote
+    """Writes and counts the errors of one gateway; `last` is the last one's status and code: its message may quote
     the request.
     """
 
