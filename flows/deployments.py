@@ -120,8 +120,11 @@ def _register(client: SyncPrefectClient, deployment: Deployment, *, pool: str, f
 
 def schedule_runs(client: SyncPrefectClient, deployment: UUID, since: datetime | None = None) -> None:
     """Create the runs of its active schedules from `since` (None: now) on. Prefect's scheduler does so only within a
-    minute, from that moment on, and a run that was due before would never come.
+    minute, from that moment on, and a run that was due before would never come. None where somebody paused the
+    deployment: this request of the server, unlike its scheduler, does not look.
     """
+    if client.read_deployment(deployment).paused:
+        return
     body = {"start_time": (since or datetime.now(UTC)).isoformat()}
     client.request("POST", "/deployments/{id}/schedule", path_params={"id": deployment}, json=body)
 

@@ -130,6 +130,24 @@ def test_the_run_that_was_due_while_prefect_started_is_the_first_and_the_one_tha
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("paused", ["deployment", "schedule"])
+def test_no_run_is_planned_for_what_somebody_paused(
+    prefect_client: SyncPrefectClient, each_two_minutes: UUID, paused: str
+):
+    from prefect.client.schemas.actions import DeploymentUpdate
+
+    from flows.deployments import schedule_runs
+
+    if paused == "deployment":
+        prefect_client.update_deployment(each_two_minutes, DeploymentUpdate(paused=True))
+    else:
+        (schedule,) = prefect_client.read_deployment(each_two_minutes).schedules
+        prefect_client.update_deployment_schedule(each_two_minutes, schedule.id, active=False)
+    schedule_runs(prefect_client, each_two_minutes)
+    assert [run for run in prefect_client.read_flow_runs() if run.deployment_id == each_two_minutes] == []
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("first")
 def test_what_people_set_on_the_servers_page_stays(project: Project, api: PrefectApi):
     """Another schedule is still an update, and the one that was paused stays paused."""
