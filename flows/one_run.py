@@ -4,6 +4,7 @@ ended.
 
 from __future__ import annotations
 
+import dis
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -23,12 +24,29 @@ from tasks.core.surroundings import exempt_loopback
 from tasks.pipeline.order import check_params
 from tasks.pipeline.settings import PipelineSections
 
+OUR_PACKAGES = ("flows", "tasks")
+RAISE = dis.opmap["RAISE_VARARGS"]
 LOGS = ("prefect.flow_runs", "prefect.task_runs", "prefect.engine")
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Not so an error for people with a traceback: the line of the state in which the run or task ends has it whole."""
-    return not (record.exc_info and isinstance(record.exc_info[1], ValueError))
+    """Not so an error for people with a traceback: the line of the state in which the run or task ends has it whole.
+
+    A bug can be a ValueError too, of json, pydantic or a list, so only one that our own `raise` made is for people.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(error, ValueError) and _is_raised_by_us(error))
+
+
+def _is_raised_by_us(error: ValueError) -> bool:
+    """The innermost frame is of our packages, and at a `raise`: what C code raises has no frame of its own."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None:
+        return False
+    package, code = str(last.tb_frame.f_globals.get("__name__")).partition(".")[0], last.tb_frame.f_code.co_code
+    return package in OUR_PACKAGES and code[last.tb_lasti] == RAISE
 
 
 @contextmanager

@@ -177,22 +177,39 @@ def test_what_others_wrote_is_no_markup_and_no_key():
     assert artifact_key("My Agent_2", "warm_start") == "my-agent-2-warm-start"
 
 
+FOR_PEOPLE = (
+    "raise StageFailed('train failed')",
+    "with nullcontext():\n    raise ValueError('params.yaml: train.x is unknown')",
+    "load(PipelineSections, {'pipeline': {}})",  # pydantic refuses it, and `load` says so
+)
+BUGS = (
+    "raise KeyError('a bug')",
+    "[1].index(2)",
+    "b'\\xff'.decode()",
+    "import json; json.loads('{')",
+    "PipelineSections.model_validate({})",
+)
+
+
 @pytest.mark.parametrize("name", LOGS)
-def test_an_error_for_people_is_in_the_line_of_the_state_and_in_no_traceback_of_prefects_and_a_bug_is(name: str):
+@pytest.mark.parametrize(
+    ("source", "is_told"), [*((source, False) for source in FOR_PEOPLE), *((source, True) for source in BUGS)]
+)
+def test_an_error_for_people_is_in_the_line_of_the_state_and_in_no_traceback_of_prefects_and_a_bug_is(
+    name: str, source: str, is_told: bool
+):
+    """All but the first of the bugs are a ValueError."""
     logger, heard = logging.getLogger(f"{name}.of_this_test"), list[logging.LogRecord]()
 
     def hear(record: logging.LogRecord) -> bool:
         heard.append(record)
         return False
 
-    logger.addFilter(_is_news)
-    logger.addFilter(hear)
-    for error in (StageFailed("train failed"), ValueError("params.yaml: train.x is unknown"), KeyError("a bug")):
-        try:
-            raise error
-        except Exception as raised:
-            logger.exception("Encountered exception during execution: %r", raised)
-    assert [record.getMessage() for record in heard] == ["Encountered exception during execution: KeyError('a bug')"]
+    logger.filters = [_is_news, hear]
+    with pytest.raises((ValueError, KeyError)) as caught:
+        exec(source, {**globals(), "__name__": "tasks.of_this_test"})
+    logger.error("Encountered exception during execution: %r", caught.value, exc_info=caught.value)
+    assert bool(heard) == is_told
 
 
 def test_a_run_that_finds_another_at_work_says_so_and_gives_no_advice_that_nobody_reads(
