@@ -243,7 +243,7 @@ def _load_ahead(held: ExitStack) -> None:
 
 def _prepare(held: ExitStack | None, lock: FolderLock = RUN, *, shows_log: bool) -> None:
     """Refuse what can be refused before a server starts. `held` keeps the lock; with None nothing runs here."""
-    from flows.server import prepare_environment
+    from flows.server import forget_killed_serve, prepare_environment
     from tasks.core.params_text import refuse_what_dvc_cannot_read
     from tasks.core.settings import PARAMS_FILE, load, load_paths, read_params
     from tasks.core.surroundings import check_place, check_writable, refuse_unusable_socks
@@ -268,6 +268,8 @@ def _prepare(held: ExitStack | None, lock: FolderLock = RUN, *, shows_log: bool)
     refuse_unusable_socks(os.environ)
     if held is not None:
         _take(held, artifacts, lock, waits=lock is RUN and params["pipeline"]["on_busy"] == "wait")
+    if lock is SERVE:
+        forget_killed_serve(artifacts)
     prepare_environment(artifacts, shows_log=shows_log)
 
 

@@ -34,7 +34,7 @@ from flows.server import is_own_server, is_own_server_dead
 from tasks.core.passing_faults import PassingFault
 from tasks.core.processes import is_noted_gone, this_process
 from tasks.core.settings import load_paths, read_params
-from tasks.pipeline.run_lock import SERVE, AnotherRun, only_run
+from tasks.pipeline.run_lock import SERVE, AnotherRun, look_for_owner, only_run
 from tasks.tracking.runs import close_ended_runs, close_killed_runs
 
 AT_WORK = [StateType.RUNNING, StateType.CANCELLING]
@@ -112,13 +112,8 @@ def close_dead_runs(params: dict[str, Any]) -> None:
     if not is_own_server():
         close_ended_runs(tracking_settings(params), _find_ended)
         return
-    with get_client(sync_client=True) as client, ExitStack() as stack:
-        is_only = True
-        try:
-            stack.enter_context(only_run(load_paths(params).artifacts, SERVE))
-        except AnotherRun:
-            is_only = False
-        crash_dead_runs(client, is_only=is_only, own=own_run_id())
+    with get_client(sync_client=True) as client, look_for_owner(load_paths(params).artifacts, SERVE) as is_serving:
+        crash_dead_runs(client, is_only=not is_serving, own=own_run_id())
 
 
 def _find_ended(run_ids: set[str]) -> set[str]:

@@ -36,6 +36,7 @@ from tasks.core.secrets import USER_INFO
 from tasks.core.terminal import warn
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
 from tasks.pipeline.order import NEW_OBJECTS
+from tasks.pipeline.run_lock import SERVE, look_for_owner
 
 STARTUP_SECONDS = 120  # 16 s were measured on a busy machine; Prefect's own limit of 20 s was too tight
 STOP_SECONDS = 3.0  # between asking the server to end and ending it
@@ -189,16 +190,30 @@ class Server:
 
 
 def find_serve(artifacts: Path) -> None:
-    """For a command beside the `serve` of this folder: name its server and password, where the user names no other."""
-    home = artifacts / ".prefect"
+    """For a command beside the `serve` of this folder: name its server and password, where the user names no other. One
+    that was killed left both files, and anybody may have its port by now.
+    """
     try:
-        url, password = ((home / name).read_text(encoding="utf-8").strip() for name in (ADDRESS_FILE, PASSWORD_FILE))
-    except OSError:  # none is at work
+        with look_for_owner(artifacts, SERVE) as is_serving:
+            if not is_serving:
+                return
+        password, url = (file.read_text(encoding="utf-8").strip() for file in _files_of_serve(artifacts / ".prefect"))
+    except OSError:  # none is at work here, or its server is the user's
         return
     if not os.environ.get("PREFECT_API_URL"):
         os.environ["PREFECT_API_URL"] = url
     if os.environ["PREFECT_API_URL"] == url:
         os.environ.setdefault("PREFECT_API_AUTH_STRING", password)
+
+
+def forget_killed_serve(artifacts: Path) -> None:
+    """Remove what it left for `find_serve`. The caller is the `serve` of this folder by now."""
+    for file in _files_of_serve(artifacts / ".prefect"):
+        file.unlink(missing_ok=True)
+
+
+def _files_of_serve(home: Path) -> tuple[Path, Path]:
+    return home / PASSWORD_FILE, home / ADDRESS_FILE
 
 
 def wait_for_health(url: str) -> None:
@@ -232,7 +247,7 @@ def start_server(*, with_scheduler: bool, port: int = 0) -> Server:
     assert server.process is not None
     atexit.register(server.stop)
     if with_scheduler:
-        server.files = (home / PASSWORD_FILE, home / ADDRESS_FILE)
+        server.files = _files_of_serve(home)
         for file, text in zip(server.files, (password, server.url), strict=True):
             _write_for_owner(file, text)
     os.environ["PREFECT_API_URL"] = server.url

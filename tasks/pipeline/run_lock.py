@@ -66,6 +66,21 @@ def only_run(artifacts: Path, lock: FolderLock = RUN) -> Iterator[int]:
         os.close(descriptor)
 
 
+@contextmanager
+def look_for_owner(artifacts: Path, lock: FolderLock) -> Iterator[bool]:
+    """Whether a process has the lock. Where none has, none gets it during the block: it waits for the end, since no
+    owner is noted. Any number may look at once. OSError where the folder cannot be read or written.
+    """
+    descriptor = os.open(artifacts / lock.file, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        is_free = _try_to_take(descriptor, fcntl.LOCK_SH)
+        if is_free:
+            os.ftruncate(descriptor, 0)  # the last owner is gone, and another process may have its id
+        yield not is_free
+    finally:
+        os.close(descriptor)
+
+
 @cache
 def own_token() -> str:
     """Of this process, for FLOW_VARIABLE of its children: a process id may be another's on another machine."""
@@ -99,9 +114,9 @@ def _share_or_take(descriptor: int, artifacts: Path, lock: FolderLock) -> None:
         time.sleep(0.1)
 
 
-def _try_to_take(descriptor: int) -> bool:
+def _try_to_take(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -23,11 +23,12 @@ from flows import prefect_runs
 from flows.prefect_runs import check_run_is_wanted, close_dead_runs, prepare_schedule
 from flows.processes import child_environment
 from flows.retrain import _run
-from flows.server import OWN_SERVER_VARIABLE, Server, find_serve, prepare_environment, start_server
+from flows.server import OWN_SERVER_VARIABLE, Server, find_serve, forget_killed_serve, prepare_environment, start_server
 from flows.supervisor import _wait
 from tasks.core.child_processes import ChildProcess
 from tasks.core.fork_request import differs
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
+from tasks.pipeline.run_lock import SERVE, only_run
 from tasks.tracking.metrics import quiet_mlflow, wait_for_restarts
 from tests.profiles import profile_text
 
@@ -142,19 +143,27 @@ def test_of_a_server_that_was_killed_serve_says_that_no_run_comes_and_nothing_of
 def test_a_command_beside_serve_finds_its_server_and_password_and_another_server_gets_neither(
     environment: dict[str, str], tmp_path: Path
 ):
-    find_serve(tmp_path)  # none is at work
+    find_serve(tmp_path / "missing")
     assert "PREFECT_API_URL" not in environment
     prepare_environment(tmp_path, shows_log=False)
     server = start_server(with_scheduler=True)
     files = sorted(file for file in (tmp_path / ".prefect").iterdir() if file.name in ("address", "password"))
     assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600, 0o600]
     ours = {name: environment.pop(name) for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING")}
-    find_serve(tmp_path)
-    assert ours.items() <= environment.items()
-    del environment["PREFECT_API_AUTH_STRING"]
-    environment["PREFECT_API_URL"] = "http://127.0.0.1:1/api"
-    find_serve(tmp_path)
-    assert environment["PREFECT_API_URL"] == "http://127.0.0.1:1/api" and "PREFECT_API_AUTH_STRING" not in environment
+    with only_run(tmp_path, SERVE):
+        find_serve(tmp_path)
+        assert ours.items() <= environment.items()
+        del environment["PREFECT_API_AUTH_STRING"]
+        environment["PREFECT_API_URL"] = "http://127.0.0.1:1/api"
+        find_serve(tmp_path)
+        assert environment.pop("PREFECT_API_URL") == "http://127.0.0.1:1/api"
+        assert "PREFECT_API_AUTH_STRING" not in environment
+    find_serve(tmp_path)  # as after `kill -9`, when another program may have the port
+    assert not ours.keys() & environment.keys()
+    with only_run(tmp_path, SERVE):  # as of a `serve` that starts after it
+        forget_killed_serve(tmp_path)
+        find_serve(tmp_path)
+        assert not ours.keys() & environment.keys()
     server.stop()
     assert not any(file.exists() for file in files)
 

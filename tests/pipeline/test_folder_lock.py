@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from tasks.pipeline.run_lock import FLOW_VARIABLE, SERVE, only_run, own_token
+from tasks.pipeline.run_lock import FLOW_VARIABLE, SERVE, look_for_owner, only_run, own_token
 from tests.conftest import ROOT
 
 HOLD = "import sys, time, pathlib; from tasks.pipeline.run_lock import only_run\n"
@@ -119,3 +120,22 @@ def test_a_schedule_has_a_lock_of_its_own_beside_the_run_that_it_starts(
 ):
     with only_run(tmp_path, SERVE):
         assert owner(tmp_path)[0] == str(other_run.pid)
+
+
+def test_who_looks_sees_an_owner_and_where_none_is_it_keeps_one_waiting_and_refuses_none(tmp_path: Path):
+    with only_run(tmp_path, SERVE), look_for_owner(tmp_path, SERVE) as is_owned:
+        assert is_owned
+    taken: list[int] = []
+
+    def take() -> None:
+        with only_run(tmp_path, SERVE) as descriptor:
+            taken.append(descriptor)
+
+    other = threading.Thread(target=take)
+    (tmp_path / ".serve.lock").write_text(str(os.getppid()))  # of the last owner; by now another process has its id
+    with look_for_owner(tmp_path, SERVE) as is_owned, look_for_owner(tmp_path, SERVE) as is_owned_for_a_second:
+        other.start()
+        time.sleep(0.2)
+        assert (is_owned, is_owned_for_a_second, taken) == (False, False, [])
+    other.join()
+    assert len(taken) == 1
