@@ -36,7 +36,7 @@ from flows.prefect_runs import PROCESS_LABEL, own_run_id
 from flows.sight import artifact_key, escape
 from flows.turn import workspace_name
 from flows.verdict import end
-from tasks.commands.answer import carry_out
+from tasks.commands.answer import carry_out, write_ending
 from tasks.core.settings import load
 from tasks.pipeline.settings import PipelineSections
 from tasks.stages.promote.approvals import ApprovalSections
@@ -158,6 +158,8 @@ def settle(question: Question, params: dict[str, Any]) -> State[None] | None:
         return end(DECLINED, f"{told}: another decision was made since")
     if entry.kind == "approval":
         return end("Promoted", f"{told}, approved by {entry.by}: {entry.body['reason']}")
+    for line in write_ending(entry):
+        get_run_logger().info(line)
     by = f", by {entry.by}" if entry.body.get("override") else ""
     return end(DECLINED, f"{told}{by}: {entry.body['reason']}")
 

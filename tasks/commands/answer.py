@@ -1,5 +1,5 @@
-"""A person's answer to the decision that waits, by `promote --approve`, `--withdraw` or a flow's page. The report of
-that decision, which said that it waits, is built again.
+"""A person's answer to the decision that waits, by `promote --approve`, `--withdraw` or a flow's page, or nobody's. The
+report of that decision, which said that it waits, is built again.
 """
 
 from __future__ import annotations
@@ -8,15 +8,22 @@ from typing import Any
 
 from tasks.core.settings import load_paths, read_params
 from tasks.core.text import one_line
-from tasks.stages.promote.approvals import approve, withdraw
+from tasks.stages.promote.approvals import approve, withdraw, write_withdrawal
 from tasks.stages.promote.overrides import ManualOverride
 from tasks.stages.promote.record import DECISION_FILE
+from tasks.tracking.journal import Entry
 
 
 def carry_out(override: ManualOverride, *, decided_at: str | None = None) -> list[str]:
     """The lines to print. Errors are those of `approve` and `withdraw`; a report that cannot be built is a line."""
     do = approve if override.kind == "approve" else withdraw
     return [*do(override, decided_at=decided_at), *_renew_report(read_params())]
+
+
+def write_ending(ending: Entry) -> list[str]:
+    """Into the records of this folder: how a decision ended that nobody answered here. The lines to print."""
+    params = read_params()
+    return [*write_withdrawal(params, ending), *_renew_report(params)]
 
 
 def _renew_report(params: dict[str, Any]) -> list[str]:

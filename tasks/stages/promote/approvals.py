@@ -22,7 +22,7 @@ from tasks.stages.promote.record import DECISION_FILE, describe_version, headlin
 from tasks.stages.promote.settings import PromoteSettings
 from tasks.tracking.aliases import current_champion, lock_registry, make_champion, open_registry, record
 from tasks.tracking.history import refuse_held
-from tasks.tracking.journal import MAX_REASON, new_entry, operator
+from tasks.tracking.journal import MAX_REASON, Entry, new_entry, operator
 from tasks.tracking.registry import Registry
 from tasks.tracking.registry_lock import RegistryLock
 from tasks.tracking.settings import TrackingSettings, model_uri
@@ -66,7 +66,10 @@ def approve(override: ManualOverride, *, decided_at: str | None = None) -> list[
         make_champion(registry, lock, version, promotion_event(row), after=[approval])
     after = registry.version(version.version) or version
     whole = {**row, "champion_after": describe_version(after), "is_champion": True}
-    return [f"promote: {headline(whole)}. {word.sentence}", *_update_here(params, waiting, lambda _: whole)]
+    return [
+        f"promote: {headline(whole)}. {word.sentence}",
+        *_update_here(params, version.version, waiting.decided_at, lambda _: whole),
+    ]
 
 
 def withdraw(override: ManualOverride, *, decided_at: str | None = None) -> list[str]:
@@ -77,10 +80,21 @@ def withdraw(override: ManualOverride, *, decided_at: str | None = None) -> list
     _require_waiting(registry, decided_at)
     with lock_registry(registry) as lock:
         waiting = _require_waiting(registry, decided_at)
-        record(registry, lock, [withdrawal(waiting, override.reason, by=by)])
+        ending = withdrawal(waiting, override.reason, by=by)
+        record(registry, lock, [ending])
     told = f"{registry.model} version {waiting.version} no longer waits: {by} withdrew it: {override.reason}"
-    word = ManualOverride("withdraw", override.reason, by)
-    return [told, *_update_here(params, waiting, lambda row: withdraw_row(row, word))]
+    return [told, *write_withdrawal(params, ending)]
+
+
+def write_withdrawal(params: dict[str, Any], ending: Entry) -> list[str]:
+    """Into the records of this folder; `ending` is a person's, or of a decision that nobody answered or that is stale.
+    Nothing where they say so already.
+    """
+    reason, is_by_a_person = ending.body["reason"], "override" in ending.body
+    word = (
+        ManualOverride("withdraw", reason, ending.by).sentence if is_by_a_person else f"It ended unapproved: {reason}"
+    )
+    return _update_here(params, ending.body["version"], ending.body["decided_at"], lambda row: withdraw_row(row, word))
 
 
 def name_of(given: str | None, verb: str) -> str:
@@ -174,8 +188,8 @@ def _refuse_stale(registry: Registry, lock: RegistryLock, waiting: Waiting, cham
     )
 
 
-def _update_here(params: dict[str, Any], waiting: Waiting, answer: Callable[[Row], Row]) -> list[str]:
-    """Write how the decision ended into the records of this folder, where they are of that decision."""
+def _update_here(params: dict[str, Any], version: int, decided_at: str, answer: Callable[[Row], Row]) -> list[str]:
+    """Write how the decision ended into the records of this folder, where they say that it waits."""
     if "paths" not in params:
         return []
     paths = load_paths(params)
@@ -184,9 +198,9 @@ def _update_here(params: dict[str, Any], waiting: Waiting, answer: Callable[[Row
         before = read_json(file) if file.exists() else {}
     except ValueError:  # damaged: the next promote reports it
         before = {}
-    if before.get("decided_at") != waiting.decided_at:
+    if (before.get("decided_at"), before.get("approval")) != (decided_at, "waiting"):
         return []
     whole = answer(before)
     write_decision(paths, whole)
-    write_outcome(paths, whole, waiting.version)
+    write_outcome(paths, whole, version)
     return [f"  Every number and reason: {file.with_suffix('.html')}"]

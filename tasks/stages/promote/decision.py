@@ -76,8 +76,9 @@ def approve_row(row: Mapping[str, Any], override: ManualOverride) -> dict[str, A
     }  # fmt: skip
 
 
-def withdraw_row(row: Mapping[str, Any], override: ManualOverride) -> dict[str, Any]:
-    reasons = [override.sentence if reason.startswith(WAITS) else reason for reason in row["reasons"]]
+def withdraw_row(row: Mapping[str, Any], sentence: str) -> dict[str, Any]:
+    """`sentence`: by whom or what it ended unapproved."""
+    reasons = [sentence if reason.startswith(WAITS) else reason for reason in row["reasons"]]
     return {**row, "approval": "withdrawn", "reasons": reasons}
 
 

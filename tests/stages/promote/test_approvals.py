@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tasks.commands.answer import write_ending
 from tasks.commands.lineage import lineage
 from tasks.core.files import read_json, write_jsonl
 from tasks.stages.promote.approvals import approve, name_of, withdraw
@@ -192,6 +193,23 @@ def test_a_decision_that_was_withdrawn_waits_no_more_in_any_record(waiting: Pipe
     assert (outcome["decision"], outcome["approval"], outcome["champion"]) == ("hold", "withdrawn", 1)
     assert "iteration-0010 is not promoted; version 1 stays champion" in page and "It waits" not in page
     assert "it books twice" in page and "The champion, version 1, stays." in page
+
+
+def test_a_decision_that_nobody_answered_waits_no_more_in_any_record(waiting: Pipeline):
+    """As a flow ends it; a second look changes nothing."""
+    record = waiting.paths.stage("promote") / "decision.json"
+    decided_at = read_json(record)["decided_at"]
+    for num_lines in (1, 0):
+        withdraw_unanswered(registry(), decided_at, DAY)
+        ending = ending_of(registry(), decided_at)
+        assert ending is not None and len(write_ending(ending)) == num_lines
+    decision, outcome = read_json(record), read_json(record.with_name("outcome.json"))
+    page = record.with_suffix(".html").read_text(encoding="utf-8")
+    assert (decision["decision"], decision["approval"]) == (outcome["decision"], outcome["approval"])
+    assert (outcome["decision"], outcome["approval"], outcome["champion"]) == ("hold", "withdrawn", 1)
+    assert (
+        "nobody approved it by 2026-01-01 00:00 UTC" in page and "It waits" not in page and "Withdrawn by" not in page
+    )
 
 
 def test_an_answer_to_another_decision_than_the_one_that_waits_moves_nothing(waiting: Pipeline):
