@@ -31,6 +31,7 @@ from pathlib import Path
 from tasks.core import guardian as guardian_program
 
 GRACE_SECONDS = 2.0  # between SIGTERM and SIGKILL
+KILLED_SECONDS = 2.0  # a large process needs some of them to give its memory back; one that nobody reaps stays
 LOOK_SECONDS = 0.02
 LINE_LENGTH = 300  # characters per line of a log
 
@@ -160,15 +161,21 @@ class ChildProcess:
         if self._is_stopped:  # another process may have its number now
             return
         self._is_stopped = True
-        if self._signal(signal.SIGTERM):
-            deadline = time.monotonic() + self.grace_seconds
-            while time.monotonic() < deadline and self._signal(0):
-                time.sleep(LOOK_SECONDS)
+        if self._signal(signal.SIGTERM) and not self._is_gone_within(self.grace_seconds):
             self._signal(signal.SIGKILL)
+            self._is_gone_within(KILLED_SECONDS)
         self.process.wait()
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
         self.guardian.forget(self.pid)
+
+    def _is_gone_within(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while self._signal(0):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(LOOK_SECONDS)
+        return True
 
     def _signal(self, number: int) -> bool:
         self.process.poll()  # until polled, an ended leader counts as alive

@@ -68,6 +68,23 @@ def test_a_child_that_does_not_heed_is_killed_after_its_grace(tmp_path: Path):
     assert not child.is_alive() and time.monotonic() - started < 300
 
 
+LARGE = """
+import signal, subprocess, sys
+deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); room = b'x' * 800_000_000; print('deaf', flush=True)"
+print(subprocess.Popen([sys.executable, "-c", deaf + "; time.sleep(600)"]).pid, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.slow
+def test_a_large_process_whose_parent_heeds_is_gone_too_when_its_group_is_stopped(tmp_path: Path):
+    """As an engine of vLLM, whose memory the next one needs: it takes a moment to give it back."""
+    child = ChildProcess([sys.executable, "-c", LARGE], log=tmp_path / "log", grace_seconds=0.1)
+    assert wait_until(lambda: child.last_lines() == ["deaf"])
+    child.stop()
+    assert not is_running(int((tmp_path / "log").read_text().split()[0]))
+
+
 STOPPED_AT_A_BIRTH = """
 import signal, subprocess, sys, time
 from tasks.core.child_processes import ChildProcess, own_guardian
