@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from rich.table import Table
 from rich.text import Text
 
+from tasks.core import progress
 from tasks.core.console import SafeConsole
 from tasks.core.progress import progress_bar
 from tasks.core.terminal import tell, warn
@@ -66,6 +68,23 @@ def test_lines_bars_logs_and_tracebacks_show_it_too(capsys: pytest.CaptureFixtur
     assert done.returncode == 1
     assert f"said {SEEN}\n" in done.stderr
     assert f"RuntimeError: {SEEN}\n" in done.stderr
+
+
+def test_a_log_gets_a_line_a_minute_and_fewer_as_the_hours_pass(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
+    with progress_bar("train", total=2000, done=10) as bar:
+        for minute in range(1, 1001):
+            now = 60.0 * minute
+            bar.advance("success 0.40  kl 0.001")
+    *lines, last = capsys.readouterr().err.splitlines()
+    assert lines[0] == "train: 11 of 2,000 after 60 s, about 33.1 h left; success 0.40 kl 0.001"
+    after = [line.split(" after ")[1].split(",")[0] for line in lines[:14]]
+    assert after == ["60 s", *(f"{minutes} min" for minutes in (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 15, 17))]
+    assert len(lines) == 54  # 16.7 hours
+    assert "1010/2000" in last
 
 
 def test_one_of_a_kind_is_named_in_the_singular() -> None:
