@@ -19,9 +19,14 @@
     fillControls();
     window.addEventListener("popstate", follow);
     showWhatIsChosen();
-    const isWanted = matchMedia("(min-width: 60rem)").matches || SELECTS.some((name) => turnwise.state[name]);
+    const isWide = matchMedia("(min-width: 60rem)").matches; // as in browser.css: room for the list and a problem
+    const isWanted = isWide || SELECTS.some((name) => turnwise.state[name]);
     byId("more").open = isWanted && innerHeight >= LOW_WINDOW;
     await turnwise.changed();
+    if (isWide && turnwise.state.problem === null) {
+      turnwise.moveBy(1); // the first one, rather than an empty pane
+      await drawn;
+    }
     turnwise.revealRow();
     document.documentElement.dataset.ready = String(Math.round(performance.now()));
   }
