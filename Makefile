@@ -23,15 +23,18 @@ MEMORY = $(shell awk '$$2 == "/dev/shm" && $$4 !~ /noexec/ {print $$2}' /proc/mo
   do [ -w "$$folder" ] && [ "$$(df -Pm "$$folder" | awk 'END {print $$4}')" -ge 8192 ] && echo "$$folder"; done)
 TIDY = scratch=$$(mktemp -d $(addprefix -p ,$(firstword $(SCRATCH)))) && trap 'rm -rf "$$scratch"' EXIT && trap 'exit 130' INT TERM && export TMPDIR="$$scratch" &&
 
-# Two workers share the tests, a file at a time (tests/parallel.py): many of them wait for a server or another process.
-WORKERS ?= 2
+# Workers share the tests, a file at a time (tests/parallel.py): one per processor, and one more where many tests wait
+# for a server or another process; at most one per 7 GB of memory, at least two.
+workers = $(shell awk -v more=$(1) -v processors="$$(nproc 2>/dev/null || echo 2)" '/^MemTotal/ {fitting = int($$2 / 7e6)} \
+  END {wanted = processors + more; if (fitting && fitting < wanted) wanted = fitting; print (wanted > 2 ? wanted : 2)}' /proc/meminfo)
 PARALLEL = -n $(WORKERS) --no-loadscope-reorder
 
 help:  ## this list
 	@echo "make demo   set up, then train an agent from 0% to a promoted champion (4 to 10 minutes with the set-up; seconds when repeated)"
 	@echo "make check  format, lint, types and the quick tests (under 90 s)"
 	@echo "make test   set up, then run the tests but whole flows (14 to 16 minutes on two cores);"
-	@echo "            BROWSER=no, NODE=no and SERVICES=no leave out those that need Chromium, Node or Postgres"
+	@echo "            BROWSER=no, NODE=no and SERVICES=no leave out those that need Chromium, Node or Postgres;"
+	@echo "            FLOWS=yes runs whole flows too, side by side with the others, as CI does"
 	@echo "make test-flows  whole flows and their servers: the full demo, BFCL, τ²-bench, schedules, approvals, kills (14 to 16 minutes)"
 	@echo "make test-agents  smolagents, the OpenAI Agents SDK, LangGraph, verifiers, OpenEnv servers, each in its own environment (minutes)"
 	@echo "make test-services  the pipeline on Postgres, S3, MLflow and Prefect servers, each of which fails in turn; make test-flows"
@@ -48,7 +51,8 @@ help:  ## this list
 	@echo "make clean  delete results, the registry with its champion, and caches; .venv stays"
 	@echo "Variables:  TORCH_INDEX=URL  package index to take torch from (a CPU build is ten times smaller than CUDA's)"
 	@echo "            PYTHON=path      the Python to use; 3.11 is the one that is tested"
-	@echo "            WORKERS=2        how many tests run side by side in make test, make test-flows and make check"
+	@echo "            WORKERS=2        how many tests run side by side in make test, make test-flows and make check; else by"
+	@echo "                             processors and memory"
 	@echo "            ARGS='…'         more arguments, for the flow or for pytest"
 
 demo: setup-demo
@@ -59,8 +63,10 @@ PROGRAMS = $(if $(filter no,$(BROWSER)),,chromium) $(if $(filter no,$(NODE)),,no
 WITHOUT = $(if $(filter no,$(BROWSER)),and not browser) $(if $(filter no,$(NODE)),and not node) $(if $(filter no,$(SERVICES)),and not services)
 
 test test-flows check: SCRATCH = $(MEMORY)
+test test-flows: WORKERS ?= $(call workers,1)
+check: WORKERS ?= $(call workers,0)
 test: setup-test $(PROGRAMS)
-	@$(TIDY) python -m pytest $(PARALLEL) -m "not bench and not flow and not drill and not rank_drill and not outage and not agents $(WITHOUT)" $(ARGS)
+	@$(TIDY) python -m pytest $(PARALLEL) -m "not bench $(if $(filter yes,$(FLOWS)),,and not flow) and not drill and not rank_drill and not outage and not agents $(WITHOUT)" $(ARGS)
 
 test-services: setup-test services
 	@$(TIDY) python -m pytest -m "services or outage" $(ARGS)
