@@ -25,7 +25,7 @@ def _check_profile(name: str) -> str:
 
 
 def _on_one_line(text: str) -> str:
-    return one_line(text, MAX_REASON)
+    return one_line(text, MAX_REASON + 1)  # what is too long is refused, not cut
 
 
 Profile = Annotated[

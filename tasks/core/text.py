@@ -17,9 +17,9 @@ HALF_A_PAIR = re.compile("[\ud800-\udfff]")
 
 
 def one_line(text: object, limit: int = LIMIT) -> str:
-    r"""On one line: single spaces, control characters shown (`\x1b`), cut to `limit`."""
+    r"""On one line: single spaces, control characters shown (`\x1b`), cut to `limit` characters."""
     line = printable(" ".join(str(text).split()))
-    return line if len(line) <= limit else f"{line[:limit]}…"
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
 def first_few(items: Sequence[str], most: int = 3, *, by: str = ", ") -> str:

@@ -29,6 +29,7 @@ from tasks.drift.pin import find_drift
 from tasks.environments.settings import EnvironmentSettings
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
 from tasks.stages.promote.origin import differing_settings
+from tasks.tracking.aliases import current_champion, open_registry
 from tasks.tracking.finish_seen import recall_finish
 from tasks.tracking.finished_runs import (
     FinishedRun,
@@ -42,7 +43,7 @@ from tasks.tracking.finished_runs import (
 from tasks.tracking.journal import MAX_REASON
 from tasks.tracking.measurements import read_checks
 from tasks.tracking.registry import Registry
-from tasks.tracking.settings import TrackingSections, TrackingSettings
+from tasks.tracking.settings import TrackingSections
 from tasks.tracking.waiting import ended_unapproved, last_waiting_entry
 
 Kind = Literal["data", "recipe", "code", "drift", "champion_fell", "decision", "person", "first"]
@@ -102,7 +103,8 @@ class RunReasons:
 
 def find_reasons(params: dict[str, Any], paths: Paths, *, asked: str | None = None, force: bool = False) -> RunReasons:
     """Every reason to run; `asked` is a person's, and `force` trains anew. The caller has the folder's lock and has
-    released what a killed DVC locked. ValueError in one line where DVC, MLflow or the environment cannot be asked.
+    released what a killed DVC locked. ValueError in one line where DVC, MLflow or the environment cannot be asked, or
+    the champion is not the one of the record: promotion would refuse it after hours of training.
     """
     check_asked(asked, force=force)
     tracking, model = load(TrackingSections, params).tracking, params["promote"]["model_name"]
@@ -120,7 +122,8 @@ def find_reasons(params: dict[str, Any], paths: Paths, *, asked: str | None = No
             last = replace(last, outcome=f"version {ending.body['version']} approved since by {ending.by}")
     reasons += _drift(params, paths)
     checks = read_checks(tracking, model)
-    fall = find_fall(checks, _champion(tracking, model) if checks else None, last)
+    champion = current_champion(open_registry(tracking, model), quietly=True) if last or checks else None
+    fall = find_fall(checks, champion.version if champion else None, last)
     if fall is not None:
         reasons.append(Reason("champion_fell", _describe_fall(fall)))
     return RunReasons(_with_unfinished(reasons, paths), last, force, fall)
@@ -131,7 +134,7 @@ def check_asked(reason: str | None, *, force: bool) -> None:
         raise ValueError(
             "--force repeats every stage, and without a reason nobody could say later why. Add --reason TEXT."
         )
-    if reason and len(one_line(reason, MAX_REASON)) > MAX_REASON:
+    if reason and len(one_line(reason, MAX_REASON + 1)) > MAX_REASON:
         raise ValueError(
             f"--reason has more than {MAX_REASON:,} characters, and MLflow must show it. Shorten it and run again."
         )
@@ -169,11 +172,6 @@ def find_fall(
         return None
     is_answered = last is not None and "champion_fell" in last.reason_kinds and last.champion == champion
     return None if is_answered else checks[-1]
-
-
-def _champion(tracking: TrackingSettings, model: str) -> int | None:
-    champion = Registry(tracking, model).champion()
-    return champion.version if champion else None
 
 
 def _describe_fall(check: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from tasks.core import progress
 from tasks.core.console import SafeConsole
 from tasks.core.progress import progress_bar
 from tasks.core.terminal import tell, warn
-from tasks.core.text import counted, printable, visible
+from tasks.core.text import counted, one_line, printable, visible
 from tests.conftest import ROOT
 
 HOSTILE = "a[/bold]b :smile: \x1b[31mred\x07\x9b2J \u202egnp.exe\u202c [link=http://x]l[/link]\r\x00"
@@ -85,6 +85,12 @@ def test_a_log_gets_a_line_a_minute_and_fewer_as_the_hours_pass(
     assert after == ["60 s", *(f"{minutes} min" for minutes in (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 15, 17))]
     assert len(lines) == 54  # 16.7 hours
     assert "1010/2000" in last
+
+
+def test_a_line_has_no_more_characters_than_its_limit_and_says_that_it_was_cut() -> None:
+    assert [one_line(text, 5) for text in ("abcde", "abcdef", "a\n\tb", "\x1bab", "")] == [
+        "abcde", "abcd…", "a b", "\\x1b…", "",
+    ]  # fmt: skip
 
 
 def test_one_of_a_kind_is_named_in_the_singular() -> None:

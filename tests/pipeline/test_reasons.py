@@ -9,6 +9,7 @@ import json
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -307,16 +308,18 @@ def check(champion: int, *, fell: bool) -> dict[str, Any]:
 
 @pytest.fixture
 def champion(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Known:
-        version = 4
+    monkeypatch.setattr(module, "current_champion", lambda registry, *, quietly: SimpleNamespace(version=4))
 
-    class Registry:
-        def __init__(self, settings: Any, model: str): ...
 
-        def champion(self) -> Known:
-            return Known()
-
-    monkeypatch.setattr(module, "Registry", Registry)
+@pytest.mark.slow
+def test_a_champion_that_somebody_clicked_is_told_before_anything_trains(finished: Workspace):
+    assert finished.texts() == []
+    client = connect(SETTINGS)
+    client.create_registered_model(MODEL)
+    client.create_model_version(MODEL, "nowhere")
+    client.set_registered_model_alias(MODEL, "champion", "1")
+    with pytest.raises(ValueError, match=r"the alias champion names version 1 in MLflow, by hand.*registry restore"):
+        finished.reasons(asked="tonight")
 
 
 @pytest.mark.slow

@@ -103,7 +103,7 @@ def budget_text(budget: Mapping[str, Any]) -> str:
 
 
 def budget_warning(budget: Mapping[str, Any]) -> str | None:
-    if not 0 < budget["this_decision"] < budget["share"]:
+    if not 0 < budget["this_decision"] < budget["share"] or budget["renews_at"] is None:  # nothing else is spent
         return None
     return (
         f"{budget['num_decisions']} decisions within {budget['window_days']} days leave this one an error of "

@@ -74,6 +74,7 @@ def run(settings: TrainSections, paths: Paths, *, ranks: Ranks | None = None) ->
     with atomic_folder(paths.stage("train")) as folder:
         if read_json(paths.stage("assess") / "baseline.json")["gate"] == "skip_rl":
             skip_training(start, folder)
+            clear_resume("train", paths)  # of an earlier gate
             return
         problems, baseline = read_split(paths, "train"), read_baseline(paths)
         tell_outlook(settings, problems, baseline)

@@ -14,6 +14,7 @@ import pytest
 from tasks.core.console import SafeConsole
 from tasks.core.files import read_json, read_jsonl, write_json, write_jsonl
 from tasks.core.records import Trajectory
+from tasks.core.resume import resume_root
 from tasks.core.settings import Paths, load, read_params
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.folders import folder_hash, merged_snapshot, resolve_model
@@ -211,7 +212,10 @@ def test_skip_rl_passes_the_base_on_and_every_later_stage_goes_through(
     kept = base.rename(paths.artifacts / "kept")
     for pointer in ("assess/base_model", "warm_start/model"):
         write_json(paths.artifacts / pointer / "pointer.json", {"path": str(kept), "folder_hash": folder_hash(kept)})
+    checkpoint = resume_root("train", paths) / "of-an-earlier-gate" / "checkpoint-0001"
+    checkpoint.mkdir(parents=True)
     train.run(load(train.TrainSections, params), paths)
+    assert not checkpoint.exists()
     assert "so the model is passed on untrained" in capsys.readouterr().out
     (snapshot,) = (paths.stage("train") / "snapshots").iterdir()
     assert (snapshot.name, resolve_model(snapshot)) == ("iteration-0000", kept)

@@ -103,6 +103,10 @@ def test_a_decision_says_what_it_spends_and_when_the_oldest_comes_back():
     assert "2027-01-01" in warning
     assert "promote.error_budget.decisions_per_year (10)" in warning
     assert percent_text(0.1 / 365) == "0.027%"
+    old = error_budget(TEN, [Spending(START, 0.01)], at=START + timedelta(days=400), most=0.025)
+    repeated = {**row(old), **old.to_row(this_decision=0.0001, is_spent_anew=False)}
+    assert (repeated["num_decisions"], repeated["renews_at"]) == (0, None)
+    assert allowance_warnings({"test_set": test_set, "error_budget": repeated}) == []
 
 
 @pytest.mark.slow
