@@ -20,7 +20,7 @@ import pytest
 from tasks.core.files import read_json
 from tests.pipeline.project import Project
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.flow
 
 WAIT_SECONDS = 600
 
