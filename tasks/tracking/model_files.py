@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 MLMODEL = "MLmodel"
+OF_MLFLOW = (MLMODEL, "registered_model_meta")  # the second by `load_model`, into a local store too
 MAY_WRITE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 TOKENIZER_FOLDER = "components/tokenizer"
 TOKENIZER_SUFFIXES = (".json", ".jinja", ".model", ".txt")  # of any tokenizer's files

@@ -24,7 +24,7 @@ from tasks.core.text import one_line
 from tasks.models.files import LINEAGE
 from tasks.tracking.connection import connect, experiment_id, mlflow_errors, or_none, paged, unless_there
 from tasks.tracking.model_files import (
-    MLMODEL,
+    OF_MLFLOW,
     Uploads,
     altered,
     refuse_altered_lineage,
@@ -219,7 +219,7 @@ class Registry:
             files = list_artifacts(f"models:/{self.model}/{version.version}")
         except (MlflowException, OSError) as error:
             return one_line(error)
-        sizes = {file.path: file.file_size or 0 for file in files if not file.is_dir and file.path != MLMODEL}
+        sizes = {file.path: file.file_size or 0 for file in files if not (file.is_dir or file.path in OF_MLFLOW)}
         if not any(size and path.endswith(".safetensors") for path, size in sizes.items()):
             return "its weights are gone"
         expected = version.tags.get("files_bytes", str(sum(sizes.values())))
@@ -294,7 +294,7 @@ class Registry:
 
 def _size(snapshot: Path) -> str:
     """Bytes of the files at the top of a folder, weights included: known without fetching."""
-    return str(sum(file.stat().st_size for file in snapshot.iterdir() if file.is_file() and file.name != MLMODEL))
+    return str(sum(file.stat().st_size for file in snapshot.iterdir() if file.is_file() and file.name not in OF_MLFLOW))
 
 
 def as_version(found: ModelVersion) -> Version:
