@@ -37,16 +37,18 @@ def references_score(context: DoctorContext) -> Finding:
             "nothing.",
         )
     bounds = _bounds(context)
-    failures, outside = [], []
+    failures, outside, changing = [], [], []
     for reference in references:
         played = reference.trajectory
         if not played.is_success:
             checks = ", ".join(name for name, holds in played.checks.items() if not holds)
             failures.append(f"{reference.problem.id} of {reference.split}: {checks or played.outcome}")
-        elif not _is_within(
-            score := _score(context, reference.problem, played), bounds.success_least, bounds.success_most
-        ):
+            continue
+        score = _score(context, reference.problem, played)
+        if not _is_within(score, bounds.success_least, bounds.success_most):
             outside.append(f"{reference.problem.id}: {score.reward:g}")
+        elif score != (again := _score(context, reference.problem, played)):
+            changing.append(f"{reference.problem.id}: {score.reward:g}, then {again.reward:g}")
     if failures:
         return failed(
             f"{len(failures):,} of {len(references):,} references fail: {list_some(failures)}",
@@ -58,6 +60,12 @@ def references_score(context: DoctorContext) -> Finding:
             f"{len(outside):,} rewards are outside {bounds.success_least:g} to {bounds.success_most:g}: "
             f"{list_some(outside)}",
             "Correct the part that is outside its bounds, or raise the limits of sampling that the reference exceeds.",
+        )
+    if changing:
+        return failed(
+            f"one and the same episode earns another reward when it is scored again: {list_some(changing)}",
+            "A reward must depend on the episode alone: take the random numbers, the clock or the state out of your "
+            "function in reward.parts.",
         )
     categories = len({reference.problem.category for reference in references})
     return passed(f"{len(references):,} from all splits, categories: {categories}")

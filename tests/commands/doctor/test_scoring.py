@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,15 @@ def test_a_reward_out_of_its_range_fails(
 ) -> None:
     monkeypatch.setattr(scoring, "reward", lambda *_: Score(value, {}))
     found(look("references score 1", artifacts), "fail", says, "")
+
+
+def test_a_reward_that_differs_when_the_same_episode_is_scored_again_fails(
+    artifacts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewards = itertools.cycle([1.0, 1.0, 0.75])
+    monkeypatch.setattr(scoring, "_is_within", lambda *_: True)
+    monkeypatch.setattr(scoring, "reward", lambda *_: Score(next(rewards), {}))
+    found(look("references score 1", artifacts), "fail", "another reward when it is scored again", "random numbers")
 
 
 def test_fewer_test_problems_than_promotion_asks_for_fail(artifacts: Path) -> None:
