@@ -24,16 +24,14 @@ if __name__ == "__main__":
 try:
     import typer
 
-    from tasks.commands.cli.options import Workspace, use_workspace
+    from tasks.commands.cli.options import APP_OPTIONS, Workspace, use_workspace
 except ModuleNotFoundError as error:
     stop_in_another_python(error)
 
 POOL = "turnwise"
 LOOK_SECONDS = 5.0  # between two looks whether the folder is free
 HELP = "Run everything that changed, from the problems to the promoted model: once now, or on a schedule."
-app = typer.Typer(
-    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, help=HELP
-)
+app = typer.Typer(help=HELP, **APP_OPTIONS)
 Debug = Annotated[bool, typer.Option("--debug", help="Show Prefect's log, and a traceback where something fails.")]
 AcceptDrift = Annotated[
     bool,

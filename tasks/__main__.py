@@ -47,7 +47,7 @@ try:
     from tasks.commands.cli.cache import cache
     from tasks.commands.cli.checks import checks
     from tasks.commands.cli.models import models
-    from tasks.commands.cli.options import Workspace, use_workspace
+    from tasks.commands.cli.options import APP_OPTIONS, Workspace, use_workspace
     from tasks.commands.cli.registry import registry
     from tasks.commands.cli.results import results
     from tasks.commands.cli.stages import stages
@@ -55,9 +55,7 @@ try:
 except ModuleNotFoundError as error:
     stop_in_another_python(error)
 
-app = typer.Typer(
-    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, help=__doc__
-)
+app = typer.Typer(help=__doc__, **APP_OPTIONS)
 for group in (stages, models, checks, results, archives):
     app.add_typer(group)
 app.add_typer(cache, name="cache", help="The recorded replies of tools.")

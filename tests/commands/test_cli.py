@@ -88,6 +88,10 @@ def test_help_loads_no_heavy_library():
     assert not {name.split(".")[0] for name in loaded} & HEAVY
 
 
+def test_h_is_help_too():
+    assert tasks("lineage", "-h").stdout == tasks("lineage", "--help").stdout
+
+
 def test_help_lists_the_stages_in_the_order_they_run():
     listed = re.findall(r"^  ([\w-]+) ", tasks("--help").stdout.split("Commands:")[1], flags=re.MULTILINE)
     verbs = [

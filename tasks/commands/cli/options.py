@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Option
 
 from tasks.pipeline.cli_errors import one_line_errors
 
+APP_OPTIONS: dict[str, Any] = {  # of both doors
+    "add_completion": False,
+    "no_args_is_help": True,
+    "pretty_exceptions_enable": False,
+    "rich_markup_mode": None,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
 AcceptDrift = Annotated[
     bool, Option("--accept-drift", help="Go on in an environment that changed since curation; the lineage records it.")
 ]
