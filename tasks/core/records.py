@@ -22,6 +22,7 @@ StopReason = Literal[
     "end_of_turn", "stop_string", "max_tokens_per_turn", "max_tokens_per_episode", "max_completion_tokens"
 ]
 BY_ENVIRONMENT = "success_by_environment"  # in a row of metrics: success rate by name, of a mixture
+MEAN_PARTS = "mean_parts"  # in a row of metrics: what each part of the reward added, by name
 EQUAL_REWARDS = 1e-6  # rewards closer than this are equal
 COMPOSED = AfterValidator(partial(normalize, "NFC"))
 OF_A_THOUGHT = ("thought", "num_thought_tokens", "thought_was_cut")

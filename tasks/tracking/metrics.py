@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.core.records import BY_ENVIRONMENT
+from tasks.core.records import BY_ENVIRONMENT, MEAN_PARTS
 from tasks.core.terminal import tell
 from tasks.core.text import one_line
 
@@ -93,10 +93,10 @@ def numbers(value: Any, prefix: str, step: int) -> list[Point]:
 
 
 def row_points(row: Mapping[str, Any], step_key: str) -> list[Point]:
-    """The curves, and those of each environment of a mixture."""
+    """The curves, those of each environment of a mixture, and of each part of the reward."""
     step = int(row[step_key])
-    by_environment = numbers(row.get(BY_ENVIRONMENT, {}), BY_ENVIRONMENT, step)
-    return [*numbers({name: row[name] for name in CURVES if name in row}, "", step), *by_environment]
+    nested = [point for name in (BY_ENVIRONMENT, MEAN_PARTS) for point in numbers(row.get(name, {}), name, step)]
+    return [*numbers({name: row[name] for name in CURVES if name in row}, "", step), *nested]
 
 
 def metric_name(name: str) -> str:

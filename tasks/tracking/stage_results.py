@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.files import number_of, read_json, read_jsonl
-from tasks.core.records import BY_ENVIRONMENT
+from tasks.core.records import BY_ENVIRONMENT, MEAN_PARTS
 from tasks.core.settings import Paths
 from tasks.tracking.metrics import MAX_METRICS, Point, flatten, numbers, row_points
 
@@ -31,7 +31,7 @@ class StageResults:
 
     def __post_init__(self) -> None:
         keys = {point.key for point in self.points}
-        assert sum(not key.startswith((BY_ENVIRONMENT, "also/", "sharded/")) for key in keys) < MAX_METRICS
+        assert sum(not key.startswith((BY_ENVIRONMENT, MEAN_PARTS, "also/", "sharded/")) for key in keys) < MAX_METRICS
 
 
 def read_results(stage: str, paths: Paths) -> StageResults:

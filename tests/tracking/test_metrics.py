@@ -39,7 +39,10 @@ def test_a_character_mlflow_refuses_in_a_name_is_replaced():
 
 
 def test_a_row_of_metrics_is_logged_at_the_step_it_names():
-    assert row_points({"iteration": 4, "success_rate": 0.5}, "iteration") == [Point("success_rate", 0.5, 4)]
+    row = {"iteration": 4, "success_rate": 0.5, "mean_parts": {"outcome": 0.4, "brevity": 0.1}, "mean_other": 1}
+    assert row_points(row, "iteration") == [
+        Point("success_rate", 0.5, 4), Point("mean_parts/outcome", 0.4, 4), Point("mean_parts/brevity", 0.1, 4),
+    ]  # fmt: skip
 
 
 def test_a_stage_that_is_handed_no_run_logs_nowhere():

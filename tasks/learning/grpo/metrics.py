@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tasks.core.records import Group, Score, Trajectory
+from tasks.core.records import MEAN_PARTS, Group, Score, Trajectory
 from tasks.learning.grpo.credit import carries_loss, has_signal
 from tasks.learning.grpo.exploration import samples_at
 from tasks.learning.shared.optimizer import Step
@@ -98,7 +98,7 @@ def part_metrics(scores: Sequence[Score]) -> Metrics:
     names = list(dict.fromkeys(name for score in scores for name in score.parts))
     if len(names) < 2:
         return {}
-    return {"mean_parts": {name: sum(score.parts[name] for score in scores) / len(scores) for name in names}}
+    return {MEAN_PARTS: {name: sum(score.parts[name] for score in scores) / len(scores) for name in names}}
 
 
 def thinking_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
