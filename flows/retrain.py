@@ -24,13 +24,15 @@ from flows.steps import StageRun, Stages, refuse_edits, run_command, run_stage
 from flows.verdict import WAITING, end, read_verdict
 from tasks.commands.doctor.doctor import has_passed
 from tasks.commands.profile import apply_profiles, read_profiles
+from tasks.commands.reproduction import uncommitted_code
 from tasks.core.console import SafeConsole
 from tasks.core.files import read_json, write_json
+from tasks.core.provenance import code_hashes
 from tasks.core.settings import PARAMS_FILE, Paths, load_paths, parse_params, read_params
 from tasks.core.stages import STAGES
 from tasks.core.surroundings import seconds_since_start
 from tasks.core.terminal import tell
-from tasks.core.text import one_line
+from tasks.core.text import first_few, one_line
 from tasks.pipeline.order import check_params
 from tasks.pipeline.reasons import RunReasons, begin_run, find_reasons
 from tasks.report.summary import print_places
@@ -89,6 +91,7 @@ def _run_for_a_reason(stages: Stages, *, asked: str | None, force: bool) -> Stat
         return _end_unchanged(params["promote"]["model_name"], found, paths, stages)
     if line := begin_run(found, params, paths):
         _tell(stages, line)
+    _tell_uncommitted(stages)
     verdict = _run_all(read_params(), paths, found, stages)
     add_tags(str(verdict.name).lower())
     emit_verdict(params["promote"]["model_name"], verdict, read_json(paths.stage(PROMOTE) / "outcome.json")["champion"])
@@ -116,13 +119,22 @@ def _run_all(params: dict[str, Any], paths: Paths, found: RunReasons, stages: St
             if stage != PROMOTE:
                 refuse_edits(stage, paths)
         run_id = logger.run_id()
-        write_json(paths.artifacts / "run.json", run_record(done, paths, mlflow_run_id=run_id))
+        record = run_record(done, paths, mlflow_run_id=run_id, mlflow_uri=tracking_settings(params).uri)
+        write_json(paths.artifacts / "run.json", record)
         logger.log_traces()
         stages.run_task(run_command, "report", env={})
         show_results(done, found.sentence, model, paths, run_id=run_id, run_page=logger.run_page())
         logger.finish()
     _note_finish(params, paths, stages)
     return read_verdict(paths)
+
+
+def _tell_uncommitted(stages: Stages) -> None:
+    """Before hours of training: later nobody can commit what it ran with."""
+    files = uncommitted_code("HEAD", {"train": {"code": code_hashes("train")}})
+    if files:
+        told = f"{first_few(files)} {'is' if len(files) == 1 else 'are'} not committed to git as training reads it"
+        _tell(stages, f"warning: {told}, so a champion of this run could not be made again. Commit it before a run.")
 
 
 def _note_finish(params: dict[str, Any], paths: Paths, stages: Stages) -> None:
@@ -159,7 +171,7 @@ def _run_doctor(params: dict[str, Any], paths: Paths, stages: Stages) -> None:
     _tell(stages, f"   doctor: {run.seconds:.1f} s")
 
 
-def run_record(done: list[StageRun], paths: Paths, *, mlflow_run_id: str) -> dict[str, Any]:
+def run_record(done: list[StageRun], paths: Paths, *, mlflow_run_id: str, mlflow_uri: str) -> dict[str, Any]:
     """The content of run.json. `total` is the age of this process: imports, servers and waiting cost time too."""
     decision = read_json(paths.stage(PROMOTE) / "decision.json")
     champion = decision["champion_after"]
@@ -168,6 +180,7 @@ def run_record(done: list[StageRun], paths: Paths, *, mlflow_run_id: str) -> dic
         "seconds": {**seconds, "total": round(seconds_since_start(), 3)},
         "cached": {run.stage: run.is_cached for run in done},
         "mlflow_run_id": mlflow_run_id,
+        "mlflow_uri": mlflow_uri,
         "champion": {
             "model": decision["model"],
             "version": champion and champion["version"],

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.core.files import read_json
 from tasks.core.settings import Paths
 from tasks.core.stages import STAGES
 from tasks.core.text import printable
@@ -24,6 +25,7 @@ from tasks.report.results import (
     read_results,
     short_name,
 )
+from tasks.tracking.settings import SQLITE
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -269,12 +271,21 @@ def _places(paths: Paths) -> list[tuple[str, str]]:
         "validation": paths.artifacts / "validation" / "index.html",
     }
     places = [(name, str(path)) for name, path in files.items() if path.exists()]
-    database = paths.artifacts / "mlflow" / "mlflow.db"
-    if database.exists():
+    return places + [("mlflow", place) for place in _mlflow(paths)]
+
+
+def _mlflow(paths: Paths) -> Iterator[str]:
+    """The server's address, or the command that shows the database."""
+    record = paths.artifacts / "run.json"
+    uri = (read_json(record) if record.exists() else {}).get(
+        "mlflow_uri", f"{SQLITE}{paths.artifacts}/mlflow/mlflow.db"
+    )
+    if uri.startswith("http"):
+        yield uri
+    elif uri.startswith(SQLITE) and Path(uri.removeprefix(SQLITE)).exists():
         mlflow = Path(sys.executable).parent / "mlflow"
         if mlflow.is_relative_to(Path.cwd()):
             mlflow = mlflow.relative_to(Path.cwd())
         # For this machine only, whatever MLFLOW_HOST is, and without usage data.
-        command = [str(mlflow), "ui", "--host", "127.0.0.1", "--backend-store-uri", f"sqlite:///{database}"]
-        places.append(("mlflow", f"MLFLOW_DISABLE_TELEMETRY=true {shlex.join(command)}"))
-    return places
+        command = [str(mlflow), "ui", "--host", "127.0.0.1", "--backend-store-uri", uri]
+        yield f"MLFLOW_DISABLE_TELEMETRY=true {shlex.join(command)}"

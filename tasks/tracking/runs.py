@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.core.processes import is_noted_gone, this_process
 from tasks.core.provenance import git_branch, git_state
-from tasks.core.settings import Paths
+from tasks.core.settings import PARAMS_FILE, Paths
 from tasks.core.workspace import folder_of_code
 from tasks.rewards.settings import RewardSettings
 from tasks.tracking.connection import connect, experiment_id, mlflow_errors, or_none
@@ -67,6 +67,7 @@ class FlowRuns:
             self.origin = origin_tags()
             self.parent_id = self._create("retrain", {"kind": "flow", **self._model_tag(), **reason_tags(self.paths)})
             self._log_params(self.parent_id, dict(flatten(self.params)))
+            self.client.log_dict(self.parent_id, self.params, PARAMS_FILE.name)  # to run it again
             if not self.settings.uri.startswith(SQLITE):
                 wait_for_restarts()
             return self.parent_id

@@ -148,7 +148,11 @@ def test_seconds_are_there_for_each_stage_and_in_total(finished: tuple[Project, 
 def test_mlflow_has_a_parent_with_a_child_a_stage(finished: tuple[Project, str]):
     project, _ = finished
     assert parent(project).info.status == "FINISHED"
-    assert parent(project).info.run_id == read_json(project.artifacts / "run.json")["mlflow_run_id"]
+    record = read_json(project.artifacts / "run.json")
+    assert (parent(project).info.run_id, record["mlflow_uri"]) == (
+        record["mlflow_run_id"],
+        "sqlite:///artifacts/mlflow/mlflow.db",
+    )
     assert set(children(project)) == set(STAGES)
     assert {run.info.status for run in children(project).values()} == {"FINISHED"}
     train = children(project)["train"]

@@ -75,10 +75,10 @@ def test_a_frontier_model_has_a_row_and_what_an_episode_of_it_took(tmp_path: Pat
         "model", "requests_per_episode", "input_tokens_per_episode", "output_tokens_per_episode", "cost_per_episode",
     }  # fmt: skip
     lines = printed(paths).splitlines()
-    (row,) = [line for line in lines if "big-[bold]model-o… on test" in line]
+    (row,) = [line for line in lines if "big-[bold]model-… on test" in line]
     assert row.split()[-4:] == ["96.0%", "93.0–98.0", "110", "2"]
     (took,) = [line for line in lines if "12,345" in line]
-    assert took.split() == ["big-[bold]model-o…", "6.0", "12,345", "412", "0.0432"]
+    assert took.split() == ["big-[bold]model-…", "6.0", "12,345", "412", "0.0432"]
     assert max(len(line.rstrip()) for line in lines[:12]) <= 80
 
 
@@ -166,6 +166,23 @@ def test_the_table_ends_with_the_places_that_exist_each_on_a_line_to_copy(finish
     assert not any(line.startswith("report") for line in lines)  # not built yet
     assert lines[-1].startswith("mlflow      MLFLOW_DISABLE_TELEMETRY=true ")
     assert lines[-1].endswith("mlflow ui --host 127.0.0.1 --backend-store-uri sqlite:///artifacts/mlflow/mlflow.db")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("https://mlflow.example:5000/team", "https://mlflow.example:5000/team"),
+        ("sqlite:///{}/other.db", "--backend-store-uri sqlite:///{}/other.db"),
+        ("sqlite:///{}/gone.db", None),
+        ("postgresql://db/mlflow", None),  # its password is not here
+    ],
+)
+def test_the_place_of_mlflow_is_the_one_that_the_flow_used(finished_run: Paths, tmp_path: Path, uri: str, shown: str):
+    (tmp_path / "other.db").touch()
+    write_json(finished_run.artifacts / "run.json", {"seconds": {}, "cached": {}, "mlflow_uri": uri.format(tmp_path)})
+    place = [line for line in printed(finished_run).splitlines() if line.startswith("mlflow ")]
+    assert [line.endswith(shown.format(tmp_path)) for line in place] == [True] if shown else place == []
 
 
 @pytest.mark.slow

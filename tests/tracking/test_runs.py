@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tasks.core.files import read_json, write_json, write_jsonl
-from tasks.core.settings import Paths
+from tasks.core.settings import Paths, parse_params
 from tasks.core.stages import STAGES
 from tasks.tracking.connection import connect, experiment_id
 from tasks.tracking.finished_runs import MODEL_TAG, last_finished, record_finished
@@ -68,7 +68,10 @@ def test_the_parent_holds_all_params_the_headline_and_the_figures(finished: Path
     assert parent.data.metrics["seconds/train"] == 1.5
     assert 0.8 < parent.data.metrics["test/best/success_rate"] <= 1
     assert not [key for key in parent.data.metrics if "by_category" in key]
-    assert charts | {"decision.json"} <= {file.path for file in runs.client.list_artifacts(runs.parent_id)}
+    stored = {file.path for file in runs.client.list_artifacts(runs.parent_id)}
+    assert charts | {"decision.json", "params.yaml"} <= stored
+    params = runs.client.download_artifacts(runs.parent_id, "params.yaml", str(finished.artifacts))
+    assert parse_params(Path(params).read_text(), Path(params)) == runs.params
 
 
 @pytest.mark.slow
