@@ -20,12 +20,13 @@ from textwrap import dedent
 
 import pytest
 import typer
+import yaml
 
 from flows.__main__ import app as flows_app
 from tasks.__main__ import app as tasks_app
 from tasks.commands.profile import merge
 from tasks.core.params_text import refuse_what_dvc_cannot_read
-from tasks.core.settings import parse_params
+from tasks.core.settings import parse_params, read_params
 from tasks.pipeline.order import check_params
 from tests.conftest import ROOT
 from tests.contracts.test_layout import files_of_the_project
@@ -205,9 +206,30 @@ def test_the_walk_sees_a_path_and_no_address():
     assert PATH.findall(text) == ["learning/policy.py", "tasks/core"]
 
 
-def test_every_overlay_on_the_page_of_profiles_applies():
-    page = Path("infra/profiles/README.md")
-    overlays = [code for opening, code in BLOCK.findall(text_of(page)) if opening.strip() == "yaml"]
-    assert overlays
-    for overlay in overlays:
-        check_params(parse_params(merge(profile_text("demo"), overlay, source=page), page), source=page)
+WRITTEN_BY_THE_READER = r"importing tasks\.custom\.\w+ failed|there is no folder 'stockroom'"
+
+
+def overlays(page: Path) -> Iterator[str]:
+    """The blocks of a page that stand for lines of params.yaml: their keys are sections, an environment is named."""
+    sections = read_params(ROOT / "params.yaml").keys()
+    for opening, code in BLOCK.findall(text_of(page)):
+        rows = yaml.safe_load(dedent(code)) if opening.strip() == "yaml" else None
+        if rows and sections > set(rows) and "name" in rows.get("environment", ["name"]):
+            yield dedent(code)
+
+
+OVERLAYS = [(page, number, code) for page in PAGES for number, code in enumerate(overlays(page))]
+
+
+@pytest.mark.parametrize(("page", "code"), [pytest.param(page, code, id=f"{page}-{n}") for page, n, code in OVERLAYS])
+def test_what_a_page_has_its_reader_write_into_params_is_accepted_over_the_demo(page: Path, code: str):
+    try:
+        check_params(parse_params(merge(profile_text("demo"), code, source=page), page), source=page)
+    except ValueError as error:
+        if not re.search(WRITTEN_BY_THE_READER, str(error)):
+            raise
+
+
+def test_pages_with_such_lines_are_found():
+    pages = {page.as_posix() for page, *_ in OVERLAYS}
+    assert {"infra/profiles/README.md", "tasks/environments/agent/README.md", "tasks/engines/README.md"} < pages
