@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tasks.commands.ablate.ablate import Run, ablate, play
+from tasks.commands.ablate.ablate import Run, ablate, play, refuse_other_inputs
 from tasks.commands.ablate.variants import VARIANTS_FILE, read_variants
 from tasks.core.files import read_json, write_jsonl, write_text
 from tasks.core.records import Problem, Trajectory
@@ -270,6 +272,22 @@ def test_kept_runs_of_other_settings_are_not_mixed_in_and_not_overwritten(run: A
     with pytest.raises(ValueError, match=r"data\.warm_start"):
         run(only=["kl_0"])
     assert fake.calls == ["base-11"]
+
+
+def test_only_the_runs_of_an_edited_variant_are_named_and_go(tmp_path: Path):
+    """Of three finished runs two are of the edited variant, whose weight was 1."""
+    runs = []
+    for name, weight in (("base-11", 0), ("kl-11", 1), ("kl-12", 1)):
+        runs.append(Run(VARIANTS[0], VARIANTS[0].settings, {"weight": weight}, tmp_path / name, tmp_path))
+        write_text(runs[-1].folder / "inputs.json", f'{{"weight": {weight}}}')
+        runs[-1].trained.mkdir()
+    refuse_other_inputs(runs)
+    edited = [replace(run, inputs={"weight": 2}) for run in runs[1:]]
+    named = re.escape(
+        f"(weight: 1 → 2), so it cannot be compared in one table. Move {runs[1].folder}, {runs[2].folder} "
+    )
+    with pytest.raises(ValueError, match=named):
+        refuse_other_inputs([runs[0], *edited])
 
 
 @pytest.mark.parametrize("file", [REWARD, ENGINE])

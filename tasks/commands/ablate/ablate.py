@@ -151,9 +151,8 @@ def plan_runs(
             chosen = settings.model_dump(mode="json")
             inputs = {"settings": chosen, "data": data, "select": played, **code_of(settings, {**params, **chosen})}
             resume = resume_root("ablate", paths) / folder.name / json_hash(inputs)[:16]
-            run = Run(variant, settings, inputs, folder, resume)
-            refuse_other_inputs(run)
-            runs.append(run)
+            runs.append(Run(variant, settings, inputs, folder, resume))
+    refuse_other_inputs(runs)
     return runs
 
 
@@ -164,16 +163,17 @@ def code_of(settings: TrainSections, params: dict[str, Any]) -> dict[str, dict[s
     return {"code": code | further, "packages": packages_of_episodes(settings.engine)}
 
 
-def refuse_other_inputs(run: Run) -> None:
+def refuse_other_inputs(runs: list[Run]) -> None:
     """Runs with other settings, data or code cannot be compared with these, and cost too much to overwrite."""
-    if not run.trained.exists():
-        return
-    changes = difference(read_json(run.folder / "inputs.json"), run.inputs)
-    if changes:
-        told = first_few([line.strip() for line in changes], MAX_NAMED, by="; ")
+    trained = [run for run in runs if run.trained.exists()]
+    changes = {run.folder: difference(read_json(run.folder / "inputs.json"), run.inputs) for run in trained}
+    changed = [folder for folder in changes if changes[folder]]
+    if changed:
+        told = first_few([line.strip() for line in changes[changed[0]]], MAX_NAMED, by="; ")
         raise ValueError(
-            f"{run.folder}: was made from other settings, data or code ({told}), so they cannot be compared in one "
-            f"table. Move {run.folder.parent} away or delete it, then run again."
+            f"{changed[0]}: was made from other settings, data or code ({told}), so it cannot be compared in one "
+            f"table. Move {', '.join(map(str, changed))} away or delete {'it' if len(changed) == 1 else 'them'}, then "
+            f"run again; other runs are kept."
         )
 
 
