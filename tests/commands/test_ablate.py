@@ -75,7 +75,7 @@ class FakeTraining:
     def measure(self, run: Run, model: Path, problems: list[Problem], settings: Any) -> list[Trajectory]:
         if self.kill_measuring:
             raise KeyboardInterrupt
-        self.measured.append((run.variant.label, model.name, settings.seed))
+        self.measured.append((run.variant.name, model.name, settings.seed))
         name = (model / "name").read_text() if (model / "name").exists() else ""
         solved = self.solved.get(name.rsplit("-", 1)[0], 4)
         return [trajectory(problem.id, number < solved) for number, problem in enumerate(problems)]
@@ -240,7 +240,7 @@ def test_an_alarm_is_a_result_with_its_iteration_and_reason(run: Any, fake: Fake
 def test_a_run_stopped_before_its_first_snapshot_is_measured_by_the_warm_start(run: Any, fake: FakeTraining):
     fake.fate = {"kl_0": "early alarm"}
     (variant,) = run(only=["kl_0"])["variants"]
-    assert fake.measured == [("kl 0", "model", 11)]
+    assert fake.measured == [("kl_0", "model", 11)]
     assert variant["runs"][0]["snapshot"] == "warm start"
 
 

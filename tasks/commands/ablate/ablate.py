@@ -117,7 +117,7 @@ def ablate(
     start = require(paths.stage("warm_start") / "model")
     runs = plan_runs(variants, params, paths, only=only, num_seeds=num_seeds)
     for number, run in enumerate(runs, start=1):
-        title = f"{number} of {len(runs)}: {run.variant.label}, seed {run.settings.seed}"
+        title = f"{number} of {len(runs)}: {run.variant.name}, seed {run.settings.seed}"
         if run.played.exists():
             warn(f"{title}: kept from before")
             continue
@@ -208,7 +208,7 @@ def _snapshots(folder: Path) -> list[Path]:
 
 def play(run: Run, model: Path, problems: list[Problem], settings: EvaluateSections) -> list[Trajectory]:
     """Episodes on `select`, with the random numbers of params.yaml's seed whatever the training seed."""
-    played, name = settings.plays["select"], run.variant.label
+    played, name = settings.plays["select"], run.variant.name
     return play_select(model, problems, played, settings.environment, stream="select", name=name, resume=run.resume)
 
 

@@ -46,7 +46,7 @@ COLUMNS = (20, 66, 140)  # of numbers beside the last panel, in points from its 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    label: str
+    name: str
     color: str
     is_base: bool
     curves: list[Curve]
@@ -111,7 +111,7 @@ def _lines(results: dict[str, Any], training: dict[str, list[Rows]], key: str, c
     window = _window(results)
     lines = [
         Line(
-            label=variant["label"],
+            name=variant["name"],
             color=colors[variant["name"]],
             is_base=variant["name"] == BASE,
             curves=[
@@ -196,7 +196,7 @@ def _name_lines(axes: Axes, lines: list[Line], style: Style) -> None:
             write(axes, f"stopped {line.stopped}", (iteration, value), (7, 5), color=line.color, zorder=7,
                   path_effects=halo, **words)  # fmt: skip
         weight = "bold" if line.is_base else "normal"
-        write(axes, line.label, (joint, beside), (4, 0), color=line.color, fontweight=weight, va="center", **words)
+        write(axes, line.name, (joint, beside), (4, 0), color=line.color, fontweight=weight, va="center", **words)
 
 
 def _draw_final(axes: Axes, results: dict[str, Any], colors: dict[str, str], style: Style) -> None:
@@ -227,7 +227,7 @@ def _row_words(axes: Axes, row: int, variant: dict[str, Any], color: str, style:
     where: dict[str, Any] = {"coords": "data", "va": "center", "size": SMALL}
     left, right = axes.get_xlim()
     weight = "bold" if variant["name"] == BASE else "normal"
-    write(axes, variant["label"], (left, row), (-72 * NAMES, 0), color=color, fontweight=weight, **where)
+    write(axes, variant["name"], (left, row), (-72 * NAMES, 0), color=color, fontweight=weight, **where)
     rate, ends = percent(variant["result"]["success_rate"]), interval(variant["result"])
     write(axes, rate, (right, row), (COLUMNS[0], 0), color=color, fontweight="bold", **where)
     write(axes, ends, (right, row), (COLUMNS[1], 0), color=style.muted, **where)

@@ -58,7 +58,6 @@ def compare_variants(runs: Mapping[Variant, Sequence[VariantRun]], *, confidence
         "variants": [
             {
                 "name": variant.name,
-                "label": variant.label,
                 "changes": variant.changes,
                 "result": dict(summarise(_pool(mine), confidence=confidence)),
                 "difference": differences.get(variant.name),
@@ -86,7 +85,7 @@ def _on_shared_seeds(
 def _trained_alike(variant: Variant, runs: Mapping[Variant, Sequence[VariantRun]]) -> str | None:
     trained = {other: {run.seed: run.training for run in mine} for other, mine in runs.items()}
     earlier = list(runs)[: list(runs).index(variant)]
-    return next((other.label for other in earlier if trained[other] == trained[variant]), None)
+    return next((other.name for other in earlier if trained[other] == trained[variant]), None)
 
 
 def _describe_run(run: VariantRun, confidence: float) -> Row:
@@ -106,7 +105,7 @@ def markdown(results: Row) -> str:
     shared = ("success", f"{level_text(results['confidence'])} interval", "tokens")
     rows = [
         [
-            variant["label"],
+            variant["name"],
             ", ".join(variant["changes"]) or "–",
             *_numbers(variant["result"]),
             points(variant["difference"]),
@@ -117,7 +116,7 @@ def markdown(results: Row) -> str:
     ]
     each = [
         [
-            variant["label"],
+            variant["name"],
             str(run["seed"]),
             str(run["num_iterations"]),
             run["snapshot"],
@@ -145,12 +144,12 @@ def print_ablation(results: Row, places: dict[str, Path], console: SafeConsole) 
         difference = variant["difference"]
         colored = Text(points(difference), STYLES[difference["word"]] if difference else "")
         is_base = variant["name"] == BASE
-        row = [variant["label"], *_numbers(variant["result"]), colored, stopped(variant)]
+        row = [variant["name"], *_numbers(variant["result"]), colored, stopped(variant)]
         table.add_row(*row, style="bold" if is_base else None)
     console.print(table)
     console.print()
     alarms = [
-        f"{variant['label']}, seed {run['seed']}: {told} Measured: {run['snapshot']}."
+        f"{variant['name']}, seed {run['seed']}: {told} Measured: {run['snapshot']}."
         for variant in results["variants"]
         for run in variant["runs"]
         if (told := _sentinel_did(run))
@@ -187,8 +186,7 @@ def caveats(results: Row) -> list[str]:
     if not any(variant["name"] == BASE for variant in variants):
         lines.append("Nothing is compared, since the base has not run. Run again with `--only base`.")
     lines += [
-        f"{variant['label']} trained like {variant['same_as']}, with exactly the same numbers: the change had no "
-        f"effect."
+        f"{variant['name']} trained like {variant['same_as']}, with exactly the same numbers: the change had no effect."
         for variant in variants
         if variant["same_as"]
     ]

@@ -23,10 +23,6 @@ class Variant:
     settings: TrainSections
     changes: list[str]
 
-    @property
-    def label(self) -> str:
-        return self.name.replace("_", " ")
-
 
 def read_variants(params: dict[str, Any], only: Sequence[str], file: Path = VARIANTS_FILE) -> list[Variant]:
     """Every variant, the base first. ValueError for an unknown name in `only` and for an overlay without effect."""
