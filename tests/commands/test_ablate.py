@@ -179,10 +179,12 @@ def test_the_last_snapshot_alone_is_kept_and_measured_and_nothing_is_left_to_res
     assert not list((paths.artifacts / ".resume" / "ablate").iterdir())
 
 
-def test_a_finished_run_is_not_run_again_and_stays_in_the_table(run: Any, fake: FakeTraining):
-    run(only=["base"])
-    results = run(only=["kl_0.04"])
-    assert fake.calls == ["base-11", "kl_0.04-11"]
+def test_a_finished_run_is_not_run_again_and_is_in_the_table_where_it_is_asked_for(run: Any, fake: FakeTraining):
+    """Of three finished variants two are compared: their one difference has the whole confidence."""
+    run(only=["base", "kl_0"])
+    results = run(only=["base", "kl_0.04"])
+    assert fake.calls == ["base-11", "kl_0-11", "kl_0.04-11"]
+    assert results["confidence_of_each"] == results["confidence"]
     assert [item["name"] for item in results["variants"]] == ["base", "kl_0.04"]
     assert results["variants"][1]["difference"] is not None
 
@@ -267,10 +269,10 @@ def test_without_a_finished_run_the_stage_to_run_is_named(run: Any, paths: Paths
 def test_kept_runs_of_other_settings_are_not_mixed_in_and_not_overwritten(run: Any, fake: FakeTraining, paths: Paths):
     run(only=["base"])
     with pytest.raises(ValueError, match=r"base-11: was made from .*train\.num_iterations: 4 → 9.*Move artifacts"):
-        run(only=["kl_0"], num_iterations=9)
+        run(only=["base", "kl_0"], num_iterations=9)
     write_text(paths.stage("warm_start") / "model" / "model.safetensors", "other weights")
     with pytest.raises(ValueError, match=r"data\.warm_start"):
-        run(only=["kl_0"])
+        run(only=["base", "kl_0"])
     assert fake.calls == ["base-11"]
 
 
@@ -303,7 +305,7 @@ def test_other_code_is_another_run_and_a_page_of_it_is_not(run: Any, fake: FakeT
 
     write_text(file, "CHANGED = 3")
     with pytest.raises(ValueError, match=rf"base-11: was made from .*code\.{file}: \w+ → .*Move artifacts"):
-        run(only=["kl_0"])
+        run(only=["base"])
 
 
 def test_an_environment_that_changed_since_curation_is_refused_before_any_training(
@@ -319,7 +321,7 @@ def test_an_environment_that_changed_since_curation_is_refused_before_any_traini
     run(only=["base"])
     write_pin(paths.stage("curate"), make_pin(TravelDesk(), [], []))
     with pytest.raises(ValueError, match=r"data\.environment: "):
-        run(only=["kl_0"])
+        run(only=["base"])
     assert fake.calls == ["base-11"]
 
 
@@ -327,7 +329,7 @@ def test_runs_on_another_torch_are_not_mixed(run: Any, monkeypatch: pytest.Monke
     run(only=["base"])
     monkeypatch.setattr("tasks.stages.evaluate.measurement_key.package_versions", lambda: {"torch": "9.9"})
     with pytest.raises(ValueError, match=r"packages\.torch: .* → 9\.9"):
-        run(only=["kl_0"])
+        run(only=["base"])
 
 
 def test_a_variant_that_params_yaml_already_is_would_train_the_base_twice(run: Any, fake: FakeTraining):

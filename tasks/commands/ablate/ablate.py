@@ -103,8 +103,7 @@ def ablate(
     train: Train = train_policy,
     measure: Measure | None = None,
 ) -> dict[str, Any]:
-    """Run the variants in `only` (none: all); returns the content of results.json, with every finished run of these
-    seeds.
+    """Run the variants in `only` (none: all); returns the content of results.json, which has these runs alone.
 
     ValueError, before any training, where a stage's artifacts are missing, a variant changes nothing, or a finished run
     had other settings, data or code.
@@ -115,7 +114,7 @@ def ablate(
     refuse_drift(settings.environment, paths, what="ablate: its results")
     problems = {split: read_split(paths, split) for split in ("train", "select")}
     start = require(paths.stage("warm_start") / "model")
-    runs = plan_runs(variants, params, paths, only=only, num_seeds=num_seeds)
+    runs = plan_runs(variants, params, paths, num_seeds=num_seeds)
     for number, run in enumerate(runs, start=1):
         title = f"{number} of {len(runs)}: {run.variant.name}, seed {run.settings.seed}"
         if run.played.exists():
@@ -130,10 +129,8 @@ def ablate(
     return write_results(runs, variants, settings, paths)
 
 
-def plan_runs(
-    variants: list[Variant], params: dict[str, Any], paths: Paths, *, only: Sequence[str], num_seeds: int
-) -> list[Run]:
-    """The runs asked for and those finished before, seed by seed, so that each round is a complete comparison."""
+def plan_runs(variants: list[Variant], params: dict[str, Any], paths: Paths, *, num_seeds: int) -> list[Run]:
+    """Seed by seed, so that each round is a complete comparison."""
     data = {name: content_hash(paths.split(name)) for name in ("train", "select")}
     data["warm_start"] = content_hash(paths.stage("warm_start") / "model")
     data["environment"] = content_hash(paths.stage("curate") / PIN_FILE)
@@ -145,8 +142,6 @@ def plan_runs(
     for seed in range(params["seed"], params["seed"] + num_seeds):
         for variant in variants:
             folder = paths.stage("ablation") / f"{variant.name}-{seed}"
-            if only and variant.name not in only and not (folder / "select.jsonl").exists():
-                continue
             settings = variant.settings.model_copy(update={"seed": seed})
             chosen = settings.model_dump(mode="json")
             inputs = {"settings": chosen, "data": data, "select": played, **code_of(settings, {**params, **chosen})}

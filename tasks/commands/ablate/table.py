@@ -184,7 +184,9 @@ def caveats(results: Row) -> list[str]:
     else:
         lines = ["Seeds are pooled: an interval says what other problems would change; the runs show how seeds differ."]
     if not any(variant["name"] == BASE for variant in variants):
-        lines.append("Nothing is compared, since the base has not run. Run again with `--only base`.")
+        lines.append(
+            "Nothing is compared, since the base is not among them. Add `--only base`; finished runs are kept."
+        )
     lines += [
         f"{variant['name']} trained like {variant['same_as']}, with exactly the same numbers: the change had no effect."
         for variant in variants

@@ -25,18 +25,20 @@ class Variant:
 
 
 def read_variants(params: dict[str, Any], only: Sequence[str], file: Path = VARIANTS_FILE) -> list[Variant]:
-    """Every variant, the base first. ValueError for an unknown name in `only` and for an overlay without effect."""
+    """The variants in `only` (none: all), the base first. ValueError for an unknown name and for an overlay without
+    effect.
+    """
     overlays: dict[str, dict[str, Any]] = {BASE: {}, **read_params(file)}
     for name in only:
         if name not in overlays:
             close = difflib.get_close_matches(name, overlays, n=2, cutoff=0.5)
             hint = f"Did you mean {' or '.join(close)}? " if close else ""
             raise ValueError(f"{name!r} is not a variant, so nothing was run. {hint}Variants: {', '.join(overlays)}.")
-    asked = [name for name in overlays if not only or name in only]
-    return [read_variant(name, overlay, params, file, is_asked=name in asked) for name, overlay in overlays.items()]
+    asked = {name: overlay for name, overlay in overlays.items() if not only or name in only}
+    return [read_variant(name, overlay, params, file) for name, overlay in asked.items()]
 
 
-def read_variant(name: str, overlay: dict[str, Any], params: dict[str, Any], file: Path, *, is_asked: bool) -> Variant:
+def read_variant(name: str, overlay: dict[str, Any], params: dict[str, Any], file: Path) -> Variant:
     source = Path(f"{file}, variant {name}")
     known = TrainSections.model_fields
     if not isinstance(overlay, dict) or not set(overlay) <= set(known):
@@ -46,7 +48,7 @@ def read_variant(name: str, overlay: dict[str, Any], params: dict[str, Any], fil
         )
     merged = merge_values(params, overlay)
     changes = [line.strip() for line in difference(_spell(params), _spell(merged))]
-    if is_asked and overlay and not changes:
+    if overlay and not changes:
         raise ValueError(
             f"{source}: {PARAMS_FILE} already has these values ({json.dumps(overlay)}), so it would train the base "
             f"again. Leave it out with --only, or go back to the default values."
