@@ -228,14 +228,23 @@ def _differences_table(compared: Comparison, confidence: float) -> Table:
     table = new_table("B minus A", "points", f"{level_text(confidence)} interval", "p", "problems", "")
     for name, row in [("all categories", compared.difference), *compared.by_category.items()]:
         numbers = [f"{100 * row['difference']:+.1f}", f"{100 * row['ci_low']:+.1f} to {100 * row['ci_high']:+.1f}"]
-        numbers += [f"{row.get('p_adjusted', row['p_value']):.3g}", str(row["num_problems"])]
+        numbers += [p_text(row), str(row["num_problems"])]
         style = "bold" if row is compared.difference else None
         table.add_row(printable(name), *numbers, row["word"], style=style)
     return table
 
 
+def p_text(row: Mapping[str, Any]) -> str:
+    return f"{_p_value(row):.3g}"
+
+
+def _p_value(row: Mapping[str, Any]) -> float:
+    """Adjusted where it is one of several."""
+    return float(row.get("p_adjusted", row["p_value"]))
+
+
 def _with_word(row: Mapping[str, Any], confidence: float) -> dict[str, Any]:
-    if row.get("p_adjusted", row["p_value"]) > 1 - confidence:
+    if _p_value(row) > 1 - confidence:
         return {**row, "word": "unclear"}
     return {**row, "word": "better" if row["difference"] > 0 else "worse"}
 

@@ -97,11 +97,10 @@ def test_the_terminal_table_fits_80_columns_and_keeps_every_variant_on_one_line(
 
 def test_an_alarm_is_told_with_its_iteration_and_reason():
     text = " ".join(printed(results_of(*ALL)).split())
-    assert "at 3" in text
     assert "kl_0_overlong_kept, seed 11: stopped at iteration 3: completions grew 2.1 times" in text
     assert "Measured: iteration-0004." in text
     seeds = variant("kl_0", one_run(1), one_run(1, seed=12, stopped_at=2), one_run(1, seed=13))
-    assert "1 of 3" in printed(results_of(seeds))
+    assert "| 1 of 3 |" in markdown(results_of(seeds))
 
 
 def test_a_roll_back_is_told_although_the_run_went_on():
@@ -137,6 +136,18 @@ def test_the_markdown_table_has_a_line_a_variant_and_a_line_a_run():
     assert len(rows) == 2 * (2 + len(ALL))
     assert "| kl_0 | train.kl_weight: 0.001 → 0.0 | 25.0% |" in text
     assert "iterations. \\| Read" in text  # a bar in a reason does not end its cell
+
+
+def test_the_adjusted_p_is_beside_its_difference():
+    """All four problems lost is p = 2/2⁴ = 0.125 alone, and twice that as the smaller of two."""
+    results = results_of(variant("base", one_run(4)), variant("kl_0", one_run(0)), variant("kl_0.04", one_run(4)))
+    _, kl_0, same = results["variants"]
+    assert (kl_0["difference"]["p_value"], kl_0["difference"]["p_adjusted"]) == (0.125, 0.25)
+    for text, bar in ((markdown(results), " | "), (printed(results), " ")):
+        rows = [" ".join(line.split()) for line in text.splitlines()]
+        assert any("p, " in row and "Holm" in row for row in rows)
+        assert any(f"{points(kl_0['difference'])}{bar}0.25" in row for row in rows)
+        assert any(f"{points(same['difference'])}{bar}1" in row for row in rows)
 
 
 def test_a_curve_is_smoothed_over_the_iterations_before():

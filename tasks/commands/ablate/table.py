@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.commands.ablate.variants import BASE, Variant
-from tasks.commands.compare import STYLES, compare_each
+from tasks.commands.compare import STYLES, compare_each, p_text
 from tasks.core.records import Trajectory
 from tasks.core.text import counted
 from tasks.measurement.points import level_text
@@ -109,6 +109,7 @@ def markdown(results: Row) -> str:
             ", ".join(variant["changes"]) or "–",
             *_numbers(variant["result"]),
             points(variant["difference"]),
+            _p(variant["difference"]),
             percent(variant["result"]["outcomes"]["overlong"]),
             stopped(variant),
         ]
@@ -128,7 +129,7 @@ def markdown(results: Row) -> str:
     ]
     parts = [
         *("# Ablation", *what_was_compared(results)),
-        _pipes(["variant", "changed", *shared, "against base", "overlong", "stopped"], rows),
+        _pipes(["variant", "changed", *shared, "against base", "p, adjusted by Holm", "overlong", "stopped"], rows),
         "## Each run",
         _pipes(["variant", "seed", "iterations", "last snapshot", *shared, "the sentinel"], each),
         *caveats(results),
@@ -139,12 +140,12 @@ def markdown(results: Row) -> str:
 def print_ablation(results: Row, places: dict[str, Path], console: SafeConsole) -> None:
     from rich.text import Text
 
-    table = new_table("Ablation", "success", "interval", "tokens", "against base", "stopped")
+    table = new_table("Ablation", "success", "interval", "tokens", "against base", "p, Holm")
     for variant in results["variants"]:
         difference = variant["difference"]
         colored = Text(points(difference), STYLES[difference["word"]] if difference else "")
         is_base = variant["name"] == BASE
-        row = [variant["name"], *_numbers(variant["result"]), colored, stopped(variant)]
+        row = [variant["name"], *_numbers(variant["result"]), colored, _p(difference)]
         table.add_row(*row, style="bold" if is_base else None)
     console.print(table)
     console.print()
@@ -196,7 +197,7 @@ def caveats(results: Row) -> list[str]:
     if compared > 1:
         lines.append(
             f"The intervals of the {compared} differences are joint (each at "
-            f"{level_text(results['confidence_of_each'])}), and their p-values are adjusted by Holm."
+            f"{level_text(results['confidence_of_each'])})."
         )
     return lines
 
@@ -207,6 +208,10 @@ def points(difference: Row | None) -> str:
         return "–"
     middle, low, high = (_signed(difference[key]) for key in ("difference", "ci_low", "ci_high"))
     return f"{middle} ({low}, {high})"
+
+
+def _p(difference: Row | None) -> str:
+    return "–" if difference is None else p_text(difference)
 
 
 def stopped(variant: Row) -> str:
