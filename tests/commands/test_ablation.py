@@ -13,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.commands.ablate.figure import ablation_figure, mean_curve, smoothed
-from tasks.commands.ablate.table import VariantRun, caveats, compare_variants, markdown, points, print_ablation
+from tasks.commands.ablate.table import (
+    WARM_START,
+    VariantRun,
+    caveats,
+    compare_variants,
+    markdown,
+    points,
+    print_ablation,
+)
 from tasks.commands.ablate.variants import Variant
 from tasks.core.console import SafeConsole
 from tasks.core.settings import Paths, load, read_params
@@ -29,7 +37,9 @@ Runs = tuple[str, list[VariantRun]]  # a variant's name and its runs
 REASON = "completions grew 2.1 times within 20 iterations. | Read the kept trajectories."
 
 
-def one_run(solved: int, *, seed: int = 11, length: int = 4, stopped_at: int | None = None) -> VariantRun:
+def one_run(
+    solved: int, *, seed: int = 11, length: int = 4, stopped_at: int | None = None, snapshot: str = "iteration-0004"
+) -> VariantRun:
     """A run whose last snapshot solves the first `solved` of four problems."""
     rows = [
         {"iteration": n, "success_rate": solved / 4 * n / length, "mean_sampled_tokens": 50.0 + n}
@@ -37,7 +47,7 @@ def one_run(solved: int, *, seed: int = 11, length: int = 4, stopped_at: int | N
     ]
     alarm = {"iteration": stopped_at, "signal": "completion_length", "reason": REASON} if stopped_at else None
     played = [trajectory(f"p{number}", number < solved) for number in range(4)]
-    return VariantRun(seed, rows, alarm, "iteration-0004", played)
+    return VariantRun(seed, rows, alarm, snapshot, played)
 
 
 def variant(name: str, *runs: VariantRun) -> Runs:
@@ -138,6 +148,29 @@ def test_the_markdown_table_has_a_line_a_variant_and_a_line_a_run():
     assert "iterations. \\| Read" in text  # a bar in a reason does not end its cell
 
 
+def test_a_variant_that_was_never_trained_is_named_as_the_warm_start_and_has_no_difference():
+    """Both sides need a trained seed among those they share: the base has seeds 11 and 12."""
+    base = variant("base", one_run(4), one_run(4, seed=12))
+    early = [one_run(1, seed=seed, stopped_at=2, snapshot=WARM_START) for seed in (11, 12)]
+    cases = {
+        "kl_0 (warm start)": (early, False),
+        "kl_0 (warm start in 1 of 2 seeds)": ([early[0], one_run(1, seed=12)], True),
+        "kl_0 (warm start in 1 of 3 seeds)": ([*early[:1], one_run(1, seed=13), one_run(1, seed=14)], False),
+        "kl_0": ([one_run(1), one_run(1, seed=12)], True),
+    }
+    for name, (runs, is_compared) in cases.items():
+        results = results_of(base, variant("kl_0", *runs))
+        assert (results["variants"][1]["difference"] is not None) == is_compared
+        assert f"| {name} | train" in markdown(results)
+        told = [line for line in caveats(results) if "untrained" in line]
+        assert told == [f"{name}: stopped before the first snapshot, so the untrained model was measured."] * (
+            name != "kl_0"
+        )
+        assert name in " ".join(printed(results, width=120).split())
+    of_warm_start = results_of(variant("base", early[0]), variant("kl_0", one_run(4)))
+    assert of_warm_start["variants"][1]["difference"] is None
+
+
 def test_the_adjusted_p_is_beside_its_difference():
     """All four problems lost is p = 2/2⁴ = 0.125 alone, and twice that as the smaller of two."""
     results = results_of(variant("base", one_run(4)), variant("kl_0", one_run(0)), variant("kl_0.04", one_run(4)))
@@ -211,15 +244,16 @@ def test_a_run_of_one_iteration_with_seeds_of_unequal_length_can_be_drawn(tmp_pa
 
 @pytest.mark.slow
 def test_a_panel_begins_at_the_lowest_value_that_was_measured_and_a_run_without_any_has_no_line(tmp_path: Path):
-    """60% and more after a first iteration that lost its episodes; `kl_0` lost all of them."""
+    """60% and more after a first iteration that lost its episodes; `kl_0` lost all of them and was never trained."""
     drawn: list[Any] = []
-    base, other = one_run(4), one_run(4)
+    base, other = one_run(4), one_run(4, snapshot=WARM_START)
     base.training[:] = [{"iteration": 1}, *({"iteration": n, "success_rate": 0.64} for n in (2, 3, 4))]
     other.training[:] = [{"iteration": n} for n in (1, 2, 3, 4)]
     both = [variant("base", base), variant("kl_0", other)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tasks.commands.ablate.figure.save_png", lambda figure, out: drawn.append(figure.axes[0]))
+        patch.setattr("tasks.commands.ablate.figure.save_png", lambda figure, out: drawn.extend(figure.axes))
         ablation_figure(results_of(*both), training_of(*both), Paths(tmp_path), tmp_path / "a.png")
     assert drawn[0].get_ylim()[0] == pytest.approx(0.6, abs=0.02)
     names = {text.get_text() for text in drawn[0].texts}
     assert "base" in names and "kl_0" not in names
+    assert "warm start" in {text.get_text() for text in drawn[2].texts}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.commands.ablate.table import VariantRun, compare_variants, markdown, print_ablation
+from tasks.commands.ablate.table import WARM_START, VariantRun, compare_variants, markdown, print_ablation
 from tasks.commands.ablate.variants import Variant, read_variants
 from tasks.commands.profile import difference, merge_values
 from tasks.commands.select_play import play_select, refuse_drift
@@ -226,6 +226,6 @@ def read_run(run: Run) -> VariantRun:
         seed=run.settings.seed,
         training=[row for _, row in read_jsonl(run.trained / "metrics.jsonl")],
         alarm=read_json(run.trained / "alarm.json"),
-        snapshot=run.last_snapshot.name if run.last_snapshot else "warm start",
+        snapshot=run.last_snapshot.name if run.last_snapshot else WARM_START,
         trajectories=[trajectory for _, trajectory in read_trajectories(run.played)],
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.commands.ablate.table import caveats, points, stopped, what_was_compared
+from tasks.commands.ablate.table import WARM_START, caveats, num_untrained, points, stopped, what_was_compared
 from tasks.commands.ablate.variants import BASE
 from tasks.core.settings import Paths
 from tasks.measurement.points import level_text
@@ -233,3 +233,5 @@ def _row_words(axes: Axes, row: int, variant: dict[str, Any], color: str, style:
     write(axes, ends, (right, row), (COLUMNS[1], 0), color=style.muted, **where)
     if variant["difference"] is not None:
         write(axes, points(variant["difference"]), (right, row), (COLUMNS[2], 0), color=style.muted, **where)
+    elif num_untrained(variant) == len(variant["runs"]):
+        write(axes, WARM_START, (right, row), (COLUMNS[2], 0), color=style.muted, **where)

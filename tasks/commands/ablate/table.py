@@ -24,6 +24,7 @@ from tasks.report.summary import new_table
 if TYPE_CHECKING:
     from tasks.core.console import SafeConsole
 
+WARM_START = "warm start"  # what a run measured that was stopped before its first snapshot
 Row = dict[str, Any]
 
 
@@ -37,8 +38,9 @@ class VariantRun:
 
 
 def compare_variants(runs: Mapping[Variant, Sequence[VariantRun]], *, confidence: float) -> Row:
-    """The content of results.json. `difference` is null for the base, and where no run of it has the same seed;
-    `same_as` is an earlier variant with exactly equal metrics, for which a difference of 0.0 is no evidence.
+    """The content of results.json. `difference` is null for the base, and where no run of it has the same seed or one
+    of the two was trained in none; `same_as` is an earlier variant with exactly equal metrics, for which a difference
+    of 0.0 is no evidence.
     """
     base = next((mine for variant, mine in runs.items() if variant.name == BASE), [])
     sides = {
@@ -76,10 +78,14 @@ def _pool(runs: Sequence[VariantRun]) -> list[Trajectory]:
 def _on_shared_seeds(
     base: Sequence[VariantRun], runs: Sequence[VariantRun]
 ) -> tuple[list[Trajectory], list[Trajectory]]:
-    """The episodes of the seeds that both have: another seed of the base would add its luck to the comparison."""
+    """The episodes of the seeds that both have: another seed of the base would add its luck to the comparison. None
+    where one of the two was trained with none of them: that would compare the untrained warm start.
+    """
     shared = {run.seed for run in base} & {run.seed for run in runs}
-    first, second = (_pool([run for run in side if run.seed in shared]) for side in (base, runs))
-    return first, second
+    first, second = ([run for run in side if run.seed in shared] for side in (base, runs))
+    if any(all(run.snapshot == WARM_START for run in side) for side in (first, second)):
+        return [], []
+    return _pool(first), _pool(second)
 
 
 def _trained_alike(variant: Variant, runs: Mapping[Variant, Sequence[VariantRun]]) -> str | None:
@@ -105,7 +111,7 @@ def markdown(results: Row) -> str:
     shared = ("success", f"{level_text(results['confidence'])} interval", "tokens")
     rows = [
         [
-            variant["name"],
+            row_name(variant),
             ", ".join(variant["changes"]) or "–",
             *_numbers(variant["result"]),
             points(variant["difference"]),
@@ -144,9 +150,8 @@ def print_ablation(results: Row, places: dict[str, Path], console: SafeConsole) 
     for variant in results["variants"]:
         difference = variant["difference"]
         colored = Text(points(difference), STYLES[difference["word"]] if difference else "")
-        is_base = variant["name"] == BASE
-        row = [variant["name"], *_numbers(variant["result"]), colored, _p(difference)]
-        table.add_row(*row, style="bold" if is_base else None)
+        numbers, style = _numbers(variant["result"]), "bold" if variant["name"] == BASE else None
+        table.add_row(row_name(variant), *numbers, colored, _p(difference), style=style)
     console.print(table)
     console.print()
     alarms = [
@@ -193,6 +198,11 @@ def caveats(results: Row) -> list[str]:
         for variant in variants
         if variant["same_as"]
     ]
+    lines += [
+        f"{row_name(variant)}: stopped before the first snapshot, so the untrained model was measured."
+        for variant in variants
+        if num_untrained(variant)
+    ]
     compared = sum(variant["difference"] is not None for variant in variants)
     if compared > 1:
         lines.append(
@@ -200,6 +210,18 @@ def caveats(results: Row) -> list[str]:
             f"{level_text(results['confidence_of_each'])})."
         )
     return lines
+
+
+def row_name(variant: Row) -> str:
+    """The variant, with how much of its row is the warm start and no result of training."""
+    name, untrained, seeds = str(variant["name"]), num_untrained(variant), len(variant["runs"])
+    if untrained == 0:
+        return name
+    return f"{name} ({WARM_START})" if untrained == seeds else f"{name} ({WARM_START} in {untrained} of {seeds} seeds)"
+
+
+def num_untrained(variant: Row) -> int:
+    return sum(run["snapshot"] == WARM_START for run in variant["runs"])
 
 
 def points(difference: Row | None) -> str:
