@@ -34,9 +34,11 @@ class Changes:
     best_failures: dict[tuple[str, int], float] = field(default_factory=dict)
     worst_successes: dict[tuple[str, int], float] = field(default_factory=dict)
     num_unscored: int = 0
+    num_without_reward: int = 0
 
     def add(self, trajectory: Trajectory, new: Score) -> None:
         old = trajectory.score or _success_alone(trajectory)
+        self.num_without_reward += trajectory.score is None
         key = (trajectory.problem_id, trajectory.draw)
         self.old.append(old)
         self.new.append(new)
@@ -108,7 +110,9 @@ def table(changes: Changes) -> list[str]:
     lines = [f"{'mean per trajectory':<26}{'before':>10}{'now':>10}"]
     lines.append(_row("total", [s.reward for s in changes.old], [s.reward for s in changes.new]))
     for name in names:
-        old, new = ([score.parts.get(name, 0.0) for score in scores] for scores in (changes.old, changes.new))
+        old, new = (
+            [score.parts[name] for score in scores if name in score.parts] for scores in (changes.old, changes.new)
+        )
         lines.append(_row(f"  {name}", old, new))
     pairs = [pair for group in changes.groups.values() for pair in combinations(group, 2)]
     advantages = [(_signs(group, 0), _signs(group, 1)) for group in changes.groups.values()]
@@ -124,15 +128,21 @@ def table(changes: Changes) -> list[str]:
         f"{num_flips:,} of {len(changes.new):,} advantages changed their sign",
         f"{signal[0]:,} of {counted(len(advantages), 'group')} had a signal, {signal[1]:,} have one now",
         f"a failure earns as much as a success in {counted(changes.num_failures_above, 'group')}",
-        *(
-            [f"{counted(changes.num_unscored, 'trajectory', 'trajectories')} cannot be scored: unchanged"]
-            * bool(changes.num_unscored)
-        ),
+        *_notes(changes),
     ]
 
 
-def _row(name: str, old: Sequence[float], new: Sequence[float]) -> str:
-    return f"{name:<26}{fmean(old):>10.4f}{fmean(new):>10.4f}"
+def _row(name: str, *columns: Sequence[float]) -> str:
+    """The mean of each column; a dash where nobody measured it."""
+    return f"{name:<26}" + "".join(f"{fmean(values):>10.4f}" if values else f"{'–':>10}" for values in columns)
+
+
+def _notes(changes: Changes) -> Iterator[str]:
+    if changes.num_without_reward:
+        told = counted(changes.num_without_reward, "trajectory was", "trajectories were")
+        yield f"{told} stored without a reward: before is success alone"
+    if changes.num_unscored:
+        yield f"{counted(changes.num_unscored, 'trajectory', 'trajectories')} cannot be scored: unchanged"
 
 
 def _order(first: Pair, second: Pair, which: int) -> int:

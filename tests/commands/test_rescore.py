@@ -11,7 +11,7 @@ import yaml
 
 from tasks.commands.rescore import rescore
 from tasks.core.files import write_jsonl
-from tasks.core.records import Trajectory, Turn
+from tasks.core.records import Score, Trajectory, Turn
 from tasks.core.settings import Paths, read_params
 from tasks.tracking.lineage import reward_tags
 from tests.conftest import ROOT
@@ -55,7 +55,8 @@ def test_each_trajectory_gets_its_parts_weights_and_total_in_a_new_file(project:
 def test_the_table_has_totals_parts_ranks_and_signs(project: Path):
     lines = [" ".join(line.split()) for line in rescore(Path("old.jsonl"), None)]
     assert "total 0.3333 0.1333" in lines  # (0.8 − 0.1 − 0.3)/3
-    assert "step_penalty 0.0000 -0.2000" in lines
+    assert "outcome 0.3333 0.3333" in lines and "step_penalty – -0.2000" in lines
+    assert "3 trajectories were stored without a reward: before is success alone" in lines
     assert "0 of 3 pairs of a group changed their order, and 1 that were equal differ" in lines
     assert "0 of 3 advantages changed their sign" in lines
     assert "1 of 1 group had a signal, 1 have one now" in lines
@@ -66,7 +67,18 @@ def test_a_rescored_file_is_compared_with_the_scores_it_has(project: Path):
     rescore(Path("old.jsonl"), None)
     write_params([])
     lines = [" ".join(line.split()) for line in rescore(Path("artifacts/rescore/old.jsonl"), Path("again.jsonl"))]
-    assert "total 0.1333 0.3333" in lines and "step_penalty -0.2000 0.0000" in lines
+    assert "total 0.1333 0.3333" in lines and "step_penalty -0.2000 –" in lines
+    assert not any("without a reward" in line for line in lines)
+
+
+def test_a_mean_is_of_those_that_were_measured(project: Path):
+    """A penalty of 0.2 in one stored row and of none in another: their mean is not 0.1."""
+    scored = episode(True, 4, 0)
+    scored.score = Score(0.8, {"outcome": 1.0, "step_penalty": -0.2})
+    write_jsonl(Path("mixed.jsonl"), [scored.to_row(), episode(False, 2, 1).to_row()])
+    lines = [" ".join(line.split()) for line in rescore(Path("mixed.jsonl"), None)]
+    assert "step_penalty -0.2000 -0.1500" in lines  # 4 and 2 turns now
+    assert "1 trajectory was stored without a reward: before is success alone" in lines
 
 
 def test_nothing_is_written_over(project: Path):
