@@ -1,14 +1,8 @@
-r"""The command `score`: plays recorded calls in an environment and judges them; no model is involved.
+"""The command `score`: plays recorded calls in an environment and judges them; no model is involved.
 
-Input and output are JSON lines in the same order:
-
-    {"problem_id": "p1", "turns": [[{"name": "add", "arguments": {"a": 1}}]]}
-    {"problem_id": "p1", "valid": true, "error_type": null, "responses": [["{\"sum\": 1}"]]}
-
-`turns` has a list of calls for each user request, from the first on; only these are judged. `answers` has one closing
-message per request, for an environment that reads them. `error_type` is the environment's own name of the fault, else
-the first failed check. A line that cannot be scored gives `{"error": ...}`. The environment finds problems by id
-(`find_problem`) where it can; else they are looked up among those that `curate` would read.
+Input and output are JSON lines in the same order, in the form that tasks/environments/README.md describes. The
+environment finds problems by id (`find_problem`) where it can; else they are looked up among those that `curate` would
+read.
 """
 
 from __future__ import annotations
@@ -18,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from pydantic import Field, ValidationError
@@ -27,7 +21,7 @@ from tasks.core import json_text
 from tasks.core.records import Problem, Record, ToolCall
 from tasks.core.settings import load, read_params
 from tasks.core.terminal import tell
-from tasks.core.text import counted
+from tasks.core.text import counted, first_few
 from tasks.environments.catalog import load_bare_environment
 from tasks.environments.settings import check_environment_name
 from tasks.stages.curate.settings import CurateSections
@@ -36,6 +30,8 @@ from tasks.storage.inputs import copy_argument
 from tasks.tools.base import Environment, EnvironmentFault, Verdict
 from tasks.tools.replay import Script, play
 
+FORMAT = "tasks/environments/README.md, Recorded calls"
+NO_ANSWER = "no answer was given, and the reference has one: add `answers`, a closing message per request"
 Find = Callable[[str], Problem | None]
 
 
@@ -46,11 +42,14 @@ class Line(Record):
 
 
 def score(environment_name: str, calls: str) -> bool:
-    """Score a file, or standard input for `-`; False where a line could not be scored."""
+    """Score a file, or standard input for `-`; False where a line could not be scored, ValueError where none of a file
+    could.
+    """
     settings = _for_environment(load(CurateSections, read_params()), environment_name)
     all_scored = True
     with _opened(calls) as lines, closing(load_bare_environment(settings.environment)) as environment:
-        for result in score_lines(environment, lines, _finder(environment, settings)):
+        results = score_lines(environment, lines, _finder(environment, settings))
+        for result in results if calls == "-" else refuse_unscored(results, calls):
             tell(json.dumps(result))  # whoever writes line by line reads each score before the next
             all_scored &= "error" not in result
     return all_scored
@@ -66,6 +65,19 @@ def score_lines(environment: Environment, lines: Iterable[bytes], find: Find) ->
                 yield {"error": f"line {number}: {error}"}
 
 
+def refuse_unscored(results: Iterator[dict[str, Any]], calls: str) -> Iterator[dict[str, Any]]:
+    """The results; ValueError where every line is an error, since the file is then another than was meant."""
+    first: list[dict[str, Any]] = []
+    for result in results:
+        first.append(result)
+        if "error" not in result:
+            return chain(first, results)
+    if first:
+        told = first_few([result["error"] for result in first], by="; ")
+        raise ValueError(f"--calls {calls}: no line can be scored ({told}). The format is in {FORMAT}.")
+    return iter(())
+
+
 def _play(environment: Environment, problem: Problem, line: Line) -> dict[str, Any]:
     messages = [*line.answers, *[None] * len(line.turns)]
     (played,) = play(environment, [Script(problem, list(zip(line.turns, messages, strict=False)))])
@@ -78,7 +90,13 @@ def _play(environment: Environment, problem: Problem, line: Line) -> dict[str, A
         "valid": played.verdict.success,
         "error_type": _error_type(played.verdict),
         "responses": [[reply.text for reply in islice(replies, len(turn))] for turn in line.turns],
+        **({"note": NO_ANSWER} if not played.verdict.success and _lacks_answers(problem, line) else {}),
     }
+
+
+def _lacks_answers(problem: Problem, line: Line) -> bool:
+    is_answered = any(turn.answer for turn in problem.reference[: len(line.turns)])
+    return is_answered and "answers" not in line.model_fields_set
 
 
 def _error_type(verdict: Verdict) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tasks.commands.score import score_lines
+from tasks.commands.score import FORMAT, refuse_unscored, score_lines
 from tasks.core.records import Problem
 from tasks.environments.bfcl.environment import BFCL
 from tasks.environments.bfcl.problems import problems
@@ -115,13 +115,30 @@ def test_a_world_that_reads_closing_messages_finds_them_in_answers() -> None:
     world, find = TravelDesk(), {quote.id: quote}.get
     answer = quote.reference[0].answer
 
-    right, silent, rest = score_lines(
-        world, [line_of(quote, answers=[answer]), line_of(quote), line_of(quote, answers=["It costs 10 EUR."])], find
+    right, silent, rest, empty = score_lines(
+        world,
+        [line_of(quote, answers=[answer]), line_of(quote)]
+        + [line_of(quote, answers=given) for given in (["It costs 10 EUR."], [])],
+        find,
     )
 
     assert (right["valid"], right["error_type"]) == (True, None)
     assert json.loads(right["responses"][0][-1])["status"] == "ok"
     assert (silent["valid"], silent["error_type"]) == (rest["valid"], rest["error_type"]) == (False, "response")
+    assert "answers" in silent["note"] and not any("note" in item for item in (right, rest, empty))
+
+
+def test_a_file_of_which_no_line_can_be_scored_is_told_once_with_its_format() -> None:
+    """Of 80 lines three are told. One that can be scored makes each a result of its own."""
+    wrong = [{"error": f"line {number}: problem_id: Field required"} for number in range(1, 81)]
+    with pytest.raises(ValueError, match=r"calls\.jsonl: .*line 3: .*and 77 more.*README\.md") as refused:
+        refuse_unscored(iter(wrong), "calls.jsonl")
+    assert "line 4" not in str(refused.value) and "\n" not in str(refused.value)
+    page, title = FORMAT.split(", ")
+    assert f"\n## {title}\n" in (ROOT / page).read_text(encoding="utf-8")
+    mixed = [*wrong[:2], {"problem_id": "p"}, *wrong[2:]]
+    assert list(refuse_unscored(iter(mixed), "calls.jsonl")) == mixed
+    assert list(refuse_unscored(iter([]), "calls.jsonl")) == []
 
 
 def test_hostile_names_and_keys_are_ordinary_replies() -> None:

@@ -49,7 +49,9 @@ def ablate(
 @command(results)
 def score(
     environment: Annotated[str, Option("--environment", metavar="NAME", help="A folder of tasks/environments.")],
-    calls: Annotated[str, Option("--calls", metavar="FILE", help="JSONL, see tasks/commands/score.py; - is stdin.")],
+    calls: Annotated[
+        str, Option("--calls", metavar="FILE", help="JSONL, see tasks/environments/README.md; - is stdin.")
+    ],
 ) -> Any:
     """Play recorded calls, and judge them."""
     from tasks.commands import score as verb
