@@ -21,9 +21,12 @@ def refuse_to_replace(
     reads: Iterable[Path] = (),
 ) -> None:
     """ValueError where `out` is there and `is_own` does not know it as `kind`, or where it is or contains a file that
-    the command reads. An empty file may be replaced, by a file and not by a folder.
+    the command reads. An empty file may be replaced, by a file and not by a folder. A new folder has no name of a file,
+    such as b7.csv.
     """
     if not out.exists():
+        if is_folder and out.suffix[1:].isalpha():
+            raise ValueError(f"{out}: is the name of a {out.suffix} file, and a folder would be made there. {remedy}")
         return
     place = out.resolve()
     read = next((file for file in reads if file.resolve().is_relative_to(place)), None)

@@ -157,6 +157,8 @@ def test_what_cannot_be_found_or_written_is_one_line(paths: Paths):
         atif_of("elsewhere")
     with pytest.raises(ValueError, match="does not name a model version"):
         atif_of("models:/../../x")
+    with pytest.raises(ValueError, match=r"b7\.csv: .*, or a \.jsonl or \.json file"):
+        atif_of(out="b7.csv")
     with pytest.raises(ValueError, match="--format csv is not known"):
         export(None, None, file_format="csv", with_tokens=True)
 

@@ -39,6 +39,17 @@ def test_what_is_not_there_or_empty_is_free_and_another_file_is_not(tmp_path: Pa
         refuse(Path("/dev/null"), is_own=False)
 
 
+def test_a_folder_gets_no_name_of_a_file_and_one_that_is_there_keeps_its_own(tmp_path: Path):
+    for name in ("b7.csv", "b7.JSONL", "b7.html"):
+        with pytest.raises(ValueError, match=rf"{name}: is the name of a .*Name a new file\.$"):
+            refuse(tmp_path / name, is_own=True, is_folder=True)
+        refuse(tmp_path / name, is_own=True)
+    for name in ("b7", "atif-v1.8", ".hidden"):
+        refuse(tmp_path / name, is_own=True, is_folder=True)
+    (tmp_path / "run.old").mkdir()
+    refuse(tmp_path / "run.old", is_own=True, is_folder=True)
+
+
 def test_a_file_says_what_it_is_by_its_first_line_or_as_a_whole(tmp_path: Path):
     file = tmp_path / "file"
     for text, found in (

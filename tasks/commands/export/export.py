@@ -44,7 +44,7 @@ def export(reference: str | None, out: Path | None, *, file_format: str, with_to
         out,
         kind="an export of turnwise",
         is_own=_is_document if is_file else _is_folder_of_documents,
-        remedy=f"Name a new {'file' if is_file else 'folder'} with --out.",
+        remedy="Name a new file with --out." if is_file else "Name a new folder with --out, or a .jsonl or .json file.",
         is_folder=not is_file,
         reads=[source.trajectories for source in sources],
     )
