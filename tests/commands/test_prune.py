@@ -162,6 +162,8 @@ def test_a_cache_outside_the_folder_is_left_alone(
     make_database(project)
     Path("artifacts/mlflow").mkdir(parents=True)
     Path("empty.db").rename("artifacts/mlflow/mlflow.db")
+    Path("artifacts/ablation").mkdir()
+    Path("artifacts/ablation/table.md").write_text("hm")
     with monkeypatch.context() as patch:  # a run is at work
 
         def refuse(artifacts: Path) -> None:
@@ -169,7 +171,8 @@ def test_a_cache_outside_the_folder_is_left_alone(
 
         patch.setattr(prune_module, "only_run", refuse)
         assert prune(keep=1, yes=False) is False
-        assert "results of older runs, 6 files" in capsys.readouterr().out
+        told = capsys.readouterr().out
+        assert "results of older runs, 6 files" in told and "artifacts/ablation (2 bytes)" in told
         with pytest.raises(AnotherRun):
             prune(keep=1, yes=True)
 
@@ -228,6 +231,24 @@ def test_what_a_run_removes_while_the_list_is_made_is_not_in_it(tmp_path: Path):
         os.utime(tmp_path / ".resume/train" / name, (1, 1 if name == "older" else 2))
     gone.symlink_to(tmp_path / "nothing")
     assert [(Path(item.place).name, item.size) for item in prune_module._of_checkpoints(paths)] == [("older", 3)]
+
+
+def test_an_ablation_is_named_with_its_size_and_one_run_is_no_number(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    paths = Paths(tmp_path)
+    prune_module._tell_what_stays(paths)
+    assert not capsys.readouterr().out
+    (tmp_path / "ablation/base-7/train").mkdir(parents=True)
+    (tmp_path / "ablation/base-7/train/model.safetensors").write_bytes(b"x" * 1500)
+    prune_module._tell_what_stays(paths)
+    told = capsys.readouterr().out
+    assert f"{tmp_path / 'ablation'} (1.5 kB) belongs to no run" in told and "Delete the folder" in told
+    removal = Removal("here", "files", 0, lambda: None)
+    for found in ([], [removal]):
+        for keep, last in ((1, "the last run"), (3, "the last 3 runs")):
+            prune_module._print(found, keep)
+            assert last in capsys.readouterr().out
 
 
 def test_a_file_with_a_link_elsewhere_frees_nothing(tmp_path: Path):

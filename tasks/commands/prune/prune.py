@@ -72,6 +72,7 @@ def prune(*, keep: int | None, yes: bool) -> bool:
         registry = open_registry(settings.tracking, settings.promote.model_name)
         found = list(_find(settings, paths, registry, keep))
         _print(found, keep)
+        _tell_what_stays(paths)
         if not found:
             return True
         if not yes:
@@ -203,10 +204,11 @@ def _lineage_locks(registry: Registry) -> Iterator[str]:
 
 
 def _print(found: list[Removal], keep: int) -> None:
+    last = "the last run" if keep == 1 else f"the last {keep:,} runs"
     if not found:
-        tell(f"Nothing to remove: all there is belongs to the last {counted(keep, 'run')}, or is needed.")
+        tell(f"Nothing to remove: all there is belongs to {last}, or is needed.")
         return
-    table = Table(title=f"What nothing needs, beyond the last {counted(keep, 'run')}", title_justify="left")
+    table = Table(title=f"What nothing needs, beyond {last}", title_justify="left")
     for name in ("where", "what"):
         table.add_column(name, overflow="fold")
     table.add_column("size", justify="right", no_wrap=True)
@@ -214,6 +216,14 @@ def _print(found: list[Removal], keep: int) -> None:
         table.add_row(removal.place, removal.what, decimal(removal.size))
     SafeConsole().print(table)
     tell(f"On this machine that frees {freed(found)}; files with another link elsewhere free nothing.")
+
+
+def _tell_what_stays(paths: Paths) -> None:
+    """An ablation is of no run, and a person alone knows whether its results are still needed."""
+    folder = paths.stage("ablation")
+    if folder.exists():
+        size = decimal(_total_size(file for file in folder.rglob("*") if file.is_file()))
+        tell(f"{folder} ({size}) belongs to no run and is not looked at. Delete the folder if nobody needs it.")
 
 
 def freed(found: Iterable[Removal]) -> str:
