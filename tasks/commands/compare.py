@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 NAMES = ("a", "b")  # of the two columns in links of the page, unless the page has colours for both policies' names
 STYLES = {"better": "green", "worse": "red", "unclear": ""}  # how the terminal shows a difference
 Sides = tuple[list[Trajectory], list[Trajectory]]
+UNBOUNDED = 1 << 20  # columns: wider than any table
 COLOURED = {"base", "warm_start", "best", "frontier"}
 
 
@@ -189,7 +190,13 @@ def _is_one_problem(ours: Trajectory, theirs: Trajectory) -> bool:
 
 
 def print_comparison(compared: Comparison, labels: Sequence[str], confidence: float, console: SafeConsole) -> None:
-    console.print(_policies_table(compared, labels, confidence))
+    """The names are above their table where a word of them is too long for it: no path is broken."""
+    names = [f"{name.upper()}  {printable(label)}" for name, label in zip(NAMES, labels, strict=True)]
+    table = _policies_table(compared, names, confidence)
+    if console.measure(table, options=console.options.update(max_width=UNBOUNDED)).minimum > console.width:
+        console.print("\n".join([*names, ""]), soft_wrap=True)
+        table = _policies_table(compared, [name.upper() for name in NAMES], confidence)
+    console.print(table)
     console.print()
     console.print(_differences_table(compared, confidence))
     if len(compared.by_category) > 1:
@@ -201,15 +208,15 @@ def print_comparison(compared: Comparison, labels: Sequence[str], confidence: fl
         console.print(f"· {note}")
 
 
-def _policies_table(compared: Comparison, labels: Sequence[str], confidence: float) -> Table:
+def _policies_table(compared: Comparison, names: Sequence[str], confidence: float) -> Table:
     from tasks.report.results import interval, percent
     from tasks.report.summary import new_table
 
     columns = ("success", f"{level_text(confidence)} interval", "problems", "samples", "tokens", "calls", "invalid")
     table = new_table("Shared problems", *columns)
-    for name, label, result in zip(NAMES, labels, compared.results, strict=True):
+    for name, result in zip(names, compared.results, strict=True):
         table.add_row(
-            f"{name.upper()}  {printable(label)}",
+            name,
             percent(result["success_rate"]),
             interval(dict(result)),
             str(result["num_problems"]),

@@ -153,6 +153,23 @@ def test_the_table_says_how_far_b_is_from_a_and_shows_names_as_text(tmp_path: Pa
     assert r"[red]quote\x1b[2J" in text
 
 
+@pytest.mark.parametrize("width", [80, 140])
+def test_a_path_is_never_broken_and_stands_above_a_table_that_it_does_not_fit(tmp_path: Path, width: int):
+    paths = [f"artifacts/ablation/{name}-7/select.jsonl" for name in ("base", "kl_0_overlong_kept")]
+    compared = compare_trajectories(
+        [source(tmp_path, "a", played("--")), source(tmp_path, "b", played("++"))], LABELS, confidence=0.95
+    )
+    for labels, is_above in ((LABELS, False), (paths, width == 80)):
+        out = io.StringIO()
+        print_comparison(compared, labels, 0.95, SafeConsole(file=out, width=width))
+        rows = [line.rstrip() for line in out.getvalue().splitlines() if line.startswith(("A ", "B "))][:-1]
+        told = [f"{letter}  {label}" for letter, label in zip("AB", labels, strict=True)]
+        if is_above:
+            assert rows[:2] == told and [row.split()[:2] for row in rows[2:]] == [["A", "0.0%"], ["B", "100.0%"]]
+        else:
+            assert [row.partition(" 0.0%")[0].partition(" 100.0%")[0].rstrip() for row in rows] == told
+
+
 def test_a_category_called_all_is_a_row_of_its_own_beside_that_of_all_categories(tmp_path: Path):
     """B solves one of its two problems more, and one of all four."""
     a = source(tmp_path, "a", [*played("--", category="all"), *played("++", first=2, category="book/none")])
