@@ -12,6 +12,7 @@ from tasks.core import json_text
 from tasks.gateway.completions import ProtocolError
 from tasks.gateway.wire import WireProtocol
 
+MAX_BODY_BYTES = 8 << 20
 DRAINED_BODIES = 8  # of the largest size: a body that is too large is read on, so that its sender gets an answer
 
 
@@ -21,17 +22,17 @@ def key_of(request: Request) -> str:
     return key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """ProtocolError 413 above `max_bytes`. ClientDisconnect if the sender hangs up."""
+async def read_body(request: Request) -> bytes:
+    """ProtocolError 413 above MAX_BODY_BYTES. ClientDisconnect if the sender hangs up."""
     pieces, num_bytes = list[bytes](), 0
     async for piece in request.stream():
         num_bytes += len(piece)
-        if num_bytes <= max_bytes:
+        if num_bytes <= MAX_BODY_BYTES:
             pieces.append(piece)
-        elif num_bytes > DRAINED_BODIES * max_bytes:
+        elif num_bytes > DRAINED_BODIES * MAX_BODY_BYTES:
             break
-    if num_bytes > max_bytes:
-        message = f"The body is larger than {max_bytes:,} bytes; send a shorter history."
+    if num_bytes > MAX_BODY_BYTES:
+        message = f"The body is larger than {MAX_BODY_BYTES:,} bytes; send a shorter history."
         raise ProtocolError(413, message, code="request_too_large")
     return b"".join(pieces)
 

@@ -32,7 +32,6 @@ from tasks.gateway.waiting import told
 from tasks.gateway.wire import WireProtocol
 
 LOOPBACK = "127.0.0.1"
-MAX_BODY_BYTES = 8 << 20
 KEEP_ALIVE_SECONDS = 10.0  # between two comments of a stream whose turn is not written yet
 IDLE_SECONDS = 300  # after which a connection without requests is closed: an agent may think between two turns
 START_SECONDS, CLOSE_SECONDS = 30.0, 5
@@ -54,13 +53,12 @@ class Gateway:
         *,
         tools: ToolHost | None = None,
         port: int = 0,
-        max_body_bytes: int = MAX_BODY_BYTES,
         keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
         health: Health | None = None,
         hooks: Mapping[str, Hook] | None = None,
         is_keyless: bool = False,
     ):
-        self.backend, self.tools, self.max_body_bytes = backend, tools, max_body_bytes
+        self.backend, self.tools = backend, tools
         self.keep_alive_seconds, self.health, self.hooks = keep_alive_seconds, health, hooks or {}
         self.port, self.is_keyless = port, is_keyless
         self.refusals = Refusals()
@@ -184,7 +182,7 @@ class Gateway:
             return Starlette(routes=routes, exception_handlers={HTTPException: self._no_such_page})
         from tasks.gateway.tool_endpoint import ToolEndpoint
 
-        endpoint = ToolEndpoint(self.tools, self._closing, self.refusals, max_body_bytes=self.max_body_bytes)
+        endpoint = ToolEndpoint(self.tools, self._closing, self.refusals)
         return Starlette(
             routes=[*routes, Route("/mcp", endpoint)],
             exception_handlers={HTTPException: self._no_such_page},
@@ -192,9 +190,7 @@ class Gateway:
         )
 
     def _turns(self, protocol: WireProtocol) -> TurnEndpoint:
-        return TurnEndpoint(
-            protocol, self.backend, self._closing, self.refusals, self.max_body_bytes, self.keep_alive_seconds
-        )
+        return TurnEndpoint(protocol, self.backend, self._closing, self.refusals, self.keep_alive_seconds)
 
     async def _list_models(self, request: Request) -> Response:
         try:
@@ -218,7 +214,7 @@ class Gateway:
     def _answer(self, hook: Hook) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             try:
-                body = await read_body(request, self.max_body_bytes)
+                body = await read_body(request)
                 status, reply = await asyncio.to_thread(told, lambda: hook(dict(request.headers), body))
             except ProtocolError as error:
                 return self.refusals.reply(protocol_of(request), error)

@@ -28,7 +28,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from tasks.gateway.completions import ProtocolError, ToolHost
-from tasks.gateway.http_io import Refusals, key_of
+from tasks.gateway.http_io import MAX_BODY_BYTES, Refusals, key_of
 from tasks.gateway.protocols import chat
 from tasks.gateway.waiting import Waiting, told
 from tasks.tools.base import Tool, ToolReply
@@ -37,11 +37,11 @@ from tasks.tools.base import Tool, ToolReply
 class ToolEndpoint:
     """An ASGI app; `run` is around its life. `closing` is set when the gateway closes."""
 
-    def __init__(self, host: ToolHost, closing: asyncio.Event, refusals: Refusals, *, max_body_bytes: int):
+    def __init__(self, host: ToolHost, closing: asyncio.Event, refusals: Refusals):
         self.host, self.closing, self.refusals = host, closing, refusals
         server = Server[dict[str, Any]]("turnwise", on_list_tools=self._list, on_call_tool=self._call)
         self._manager = StreamableHTTPSessionManager(
-            server, json_response=True, stateless=True, max_request_body_size=max_body_bytes
+            server, json_response=True, stateless=True, max_request_body_size=MAX_BODY_BYTES
         )
 
     def run(self) -> AbstractAsyncContextManager[None]:

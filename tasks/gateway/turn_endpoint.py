@@ -37,7 +37,6 @@ class TurnEndpoint:
     backend: Backend
     closing: asyncio.Event
     refusals: Refusals
-    max_body_bytes: int
     keep_alive_seconds: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,7 +61,7 @@ class TurnEndpoint:
         names = told(lambda: self.backend.models(key))
         if request.method != "POST":
             raise ProtocolError(405, f"{request.url.path} is asked with POST.", code="method_not_allowed")
-        asked = self.protocol.read(as_object(await read_body(request, self.max_body_bytes)))
+        asked = self.protocol.read(as_object(await read_body(request)))
         check_model(asked.request.model, names)
         return asked, told(lambda: self.backend.complete(key, asked.request))
 

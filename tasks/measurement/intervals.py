@@ -32,8 +32,8 @@ class ClusteredMean:
     freedom: float
 
 
-def clustered_mean(values: Sequence[float], groups: Sequence[Hashable] | None = None) -> ClusteredMean:
-    """`groups` has one entry per value; None is a group for each.
+def clustered_mean(values: Sequence[float], groups: Sequence[Hashable]) -> ClusteredMean:
+    """`groups` has one entry per value.
 
     Variance: Cameron, Gelbach and Miller 2008 (doi:10.1162/rest.90.3.414). Degrees of freedom: Satterthwaite's
     2·E²/Var, from the fourth moment; they are few where a few groups cause all the spread.
@@ -44,7 +44,7 @@ def clustered_mean(values: Sequence[float], groups: Sequence[Hashable] | None = 
         raise ValueError("no problem was measured, so there is no interval. Give at least one problem.")
     numbers = np.asarray(values, dtype=np.float64)
     places: dict[Hashable, int] = {}
-    labels = [places.setdefault(group, len(places)) for group in (range(len(numbers)) if groups is None else groups)]
+    labels = [places.setdefault(group, len(places)) for group in groups]
     sums, sizes = np.bincount(labels, numbers), np.bincount(labels, np.ones(len(labels)))
     mean, num, weight = float(numbers.mean()), len(sums), float((sizes**2).sum())
     squares = (sums - sizes * mean) ** 2
@@ -62,7 +62,7 @@ def clustered_mean(values: Sequence[float], groups: Sequence[Hashable] | None = 
 
 def clustered_interval(
     success_by_problem: Sequence[float],
-    groups: Sequence[Hashable] | None = None,
+    groups: Sequence[Hashable],
     *,
     confidence: float,
     num_episodes: int | None = None,
@@ -87,7 +87,7 @@ def clustered_interval(
 
 
 def paired_interval(
-    differences: Sequence[float], groups: Sequence[Hashable] | None = None, *, confidence: float
+    differences: Sequence[float], groups: Sequence[Hashable], *, confidence: float
 ) -> tuple[float, float]:
     """As `clustered_interval`, of differences in −1..1: Tango's score interval where groups are single samples, by
     Student's t.
@@ -102,9 +102,7 @@ def paired_interval(
     return _not_rejected(tail, found.mean, -most, most, (1 - confidence) / 2)
 
 
-def difference_p_value(
-    differences: Sequence[float], groups: Sequence[Hashable] | None = None, *, above: float
-) -> float:
+def difference_p_value(differences: Sequence[float], groups: Sequence[Hashable], *, above: float) -> float:
     """One-sided p-value: small where the true mean difference is shown to be above `above`.
 
     It is at most α exactly where the lower end of `paired_interval` at confidence 1 − 2α is not below `above`. With

@@ -22,8 +22,6 @@ def minimum_detectable_difference(
     power: float,
     success_rate: float = 0.5,
     num_groups: int | None = None,
-    share_between_problems: float = SHARE_BETWEEN_PROBLEMS,
-    shared_difficulty: float = SHARED_DIFFICULTY,
 ) -> float:
     """The true difference of success that a paired comparison of two policies finds with probability `power`; 1.0 where
     no difference is that large.
@@ -36,9 +34,7 @@ def minimum_detectable_difference(
     return min(
         1.0,
         _quantiles(0.5 - confidence / 2, power, num_problems, num_groups)
-        * _standard_error(
-            variance, num_problems, samples_per_problem, num_groups, share_between_problems, shared_difficulty
-        ),
+        * _standard_error(variance, num_problems, samples_per_problem, num_groups),
     )
 
 
@@ -94,23 +90,16 @@ def _quantiles(level: float, power: float, num_problems: int, num_groups: int | 
     return float(stdtrit(freedom, 1 - level) + stdtrit(freedom, power))
 
 
-def _standard_error(
-    variance: float,
-    num_problems: int,
-    samples_per_problem: int,
-    num_groups: int | None,
-    share_between_problems: float = SHARE_BETWEEN_PROBLEMS,
-    shared_difficulty: float = SHARED_DIFFICULTY,
-) -> float:
+def _standard_error(variance: float, num_problems: int, samples_per_problem: int, num_groups: int | None) -> float:
     """`variance` is the sum of both policies' p(1−p)."""
     if min(num_problems, samples_per_problem) < 1:
         raise ValueError(
             f"{num_problems} problems with {samples_per_problem} samples each measure nothing, so no difference could "
             f"be found. Give at least one of both."
         )
-    between = share_between_problems * (1 - shared_difficulty)
+    between = SHARE_BETWEEN_PROBLEMS * (1 - SHARED_DIFFICULTY)
     of_groups = SHARE_BETWEEN_GROUPS * between * (num_problems / (num_groups or num_problems))
-    of_problems = (1 - SHARE_BETWEEN_GROUPS) * between + (1 - share_between_problems) / samples_per_problem
+    of_problems = (1 - SHARE_BETWEEN_GROUPS) * between + (1 - SHARE_BETWEEN_PROBLEMS) / samples_per_problem
     # Two made-up problems join, so that few problems promise no more than their interval can keep.
     total = num_problems + 2
     return math.sqrt((num_problems * variance * (of_groups + of_problems) + 1) / total / total) * total / num_problems

@@ -85,7 +85,6 @@ class Cluster:
 
     address: str
     namespace: str
-    is_own: bool
     unanswered: int = field(default=0, init=False)
     looked: float = field(default=0.0, init=False)
 
@@ -158,7 +157,7 @@ def connected(settings: RaySettings, bundles: Sequence[Bundle]) -> Iterator[Clus
             cpus = max(os.cpu_count() or 1, math.ceil(sum(bundle["CPU"] for bundle in bundles)))
             ray.init("local", num_cpus=cpus, include_dashboard=False, _temp_dir=str(folder), **quiet)
         signal.signal(signal.SIGTERM, on_terminate)  # Ray's handler ends with status 15
-        yield Cluster(ray.get_runtime_context().gcs_address, namespace, is_own=folder is not None)
+        yield Cluster(ray.get_runtime_context().gcs_address, namespace)
     finally:
         family = psutil.Process().children(recursive=True)
         ray.shutdown()

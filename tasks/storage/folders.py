@@ -153,16 +153,13 @@ def check_name(name: str, folder: S3Url) -> None:
         )
 
 
-def get_folder(store: Store, url: S3Url, target: Path, manifest: Manifest | None = None) -> Manifest:
+def get_folder(store: Store, url: S3Url, target: Path) -> None:
     """Make `target` the folder at `url`; it is replaced when every file is there and right."""
-    if manifest is None:
-        found = find_manifest(store, url)
-        if found is None:
-            raise Absent(f"{url}: is no folder that turnwise wrote, so there is nothing to read. Correct the URL.")
-        manifest = found.manifest
+    found = find_manifest(store, url)
+    if found is None:
+        raise Absent(f"{url}: is no folder that turnwise wrote, so there is nothing to read. Correct the URL.")
     with atomic_folder(target) as temporary:
-        fetch_files(store, url, manifest.files, temporary)
-    return manifest
+        fetch_files(store, url, found.manifest.files, temporary)
 
 
 def fetch_files(store: Store, url: S3Url, files: Mapping[str, StoredFile], target: Path) -> None:

@@ -58,9 +58,9 @@ class FinishedRun:
         return f"run {self.run_id[:8]} of {self.finished_at[:16].replace('T', ' ')} UTC"
 
 
-def inputs_now(promote: Mapping[str, Any], lock_file: Path = LOCK_FILE) -> Inputs:
+def inputs_now(promote: Mapping[str, Any]) -> Inputs:
     """What dvc.lock says each stage ran with, results of other stages aside, and the section `promote`."""
-    lock = (read_as_dvc(lock_file.read_bytes()) or {}).get("stages", {}) if lock_file.exists() else {}
+    lock = (read_as_dvc(LOCK_FILE.read_bytes()) or {}).get("stages", {}) if LOCK_FILE.exists() else {}
     made = {out["path"] for entry in lock.values() for out in entry.get("outs") or []}
     stages = {
         stage: {

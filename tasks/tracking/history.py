@@ -27,7 +27,8 @@ from tasks.tracking.journal import Entry, read_journal
 from tasks.tracking.registry import Registry
 from tasks.tracking.versions import Version
 
-ANCHOR, DECIDED_AT = "anchor", "decided_at"  # in the body of a promotion
+# In the body of a promotion: the version that stays the anchor (None where the new champion becomes it), and a time.
+ANCHOR, DECIDED_AT = "anchor", "decided_at"
 
 
 @dataclass(slots=True)
@@ -135,11 +136,6 @@ def _remember(history: ChampionHistory, version: int | None, body: dict[str, Any
 def _place(path: Sequence[int], version: int) -> int:
     """The last place of a version on the path, where it may be twice."""
     return len(path) - 1 - list(reversed(path)).index(version)
-
-
-def anchor_event(stays: int | None) -> dict[str, Any]:
-    """For a promotion's entry: the version that stays the anchor, None where the new champion becomes it."""
-    return {ANCHOR: stays}
 
 
 def anchors(entries: Iterable[Entry]) -> list[int]:

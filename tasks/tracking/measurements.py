@@ -7,7 +7,7 @@ people.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,17 +29,13 @@ PAGE = 1000  # runs of one answer
 Row = dict[str, Any]
 
 
-def log_measurement(
-    settings: TrackingSettings, kind: str, name: str, row: Row, *, model: str, files: Sequence[Path] = ()
-) -> str:
+def log_measurement(settings: TrackingSettings, kind: str, name: str, row: Row, *, model: str) -> str:
     """Store a measurement as a finished run; its numbers are metrics. Returns the run's id."""
     with mlflow_errors(settings):
         client: MlflowClient = connect(settings)
         tags = {**origin_tags(), "mlflow.source.name": kind, "kind": kind, MODEL_TAG: model}
         run_id = str(client.create_run(experiment_id(client, settings), run_name=name, tags=tags).info.run_id)
         log_points(client, run_id, numbers(row, "", int(row.get("number", 0))))
-        for file in files:
-            client.log_artifact(run_id, str(file))
         client.set_tag(run_id, ROW_TAG, json.dumps(row))
         client.set_terminated(run_id, "FINISHED")
     return run_id

@@ -175,14 +175,10 @@ class Registry:
             link_version(self.client, model, created)
         return as_version(created)
 
-    def download(self, version: Version, folder: Path) -> Path:
-        """The version's files in `folder`, complete or not at all."""
-        with atomic_folder(folder) as temporary:
-            self._download(version, temporary)
-        return folder
-
     def fetch(self, version: Version, folder: Path) -> Path:
-        """As `download`, but ValueError, and no folder, where files are altered; lineage only as the tags name it."""
+        """The version's files in `folder`; ValueError, and no folder, where files are altered. Lineage only as the tags
+        name it.
+        """
         with atomic_folder(folder) as temporary:
             self._download_verified(version, temporary)
             refuse_altered_lineage(version, temporary, store=self.settings.artifact_location)

@@ -151,7 +151,7 @@ def test_a_gain_of_the_detectable_size_is_found_as_often_as_stated(num_problems:
     for _ in range(num_trials):
         ours, theirs = correlated_chances(rng, num_problems, rate + gain / 2, rate - gain / 2)
         difference = (rng.binomial(num_samples, ours) - rng.binomial(num_samples, theirs)) / num_samples
-        found += paired_interval(difference.tolist(), confidence=0.95)[0] > 0
+        found += paired_interval(difference.tolist(), range(len(difference)), confidence=0.95)[0] > 0
     assert 0.74 <= found / num_trials <= 0.86
 
 

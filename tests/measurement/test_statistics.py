@@ -30,36 +30,38 @@ def episodes(success_by_problem: dict[str, list[bool]]) -> list[Trajectory]:
 
 def test_one_sample_a_problem_gives_wilsons_interval():
     # 8 of 10 at 95%, z = 1.96: (0.8 + 0.1921 ± 1.96·√(0.016 + 0.0096)) / 1.3842 = 0.716738 ± 0.226577.
-    assert clustered_interval([1.0] * 8 + [0.0] * 2, confidence=0.95) == pytest.approx((0.490162, 0.943318), abs=1e-6)
+    assert clustered_interval([1.0] * 8 + [0.0] * 2, range(10), confidence=0.95) == pytest.approx(
+        (0.490162, 0.943318), abs=1e-6
+    )
 
 
 def test_no_success_in_500_leaves_room_above_and_500_of_500_leaves_room_below():
     # Wilson at p = 0: (0, z²/(n + z²)) = 3.8415/503.8415 = 0.007624.
-    assert clustered_interval([0.0] * 500, confidence=0.95) == pytest.approx((0.0, 0.007624), abs=1e-6)
-    assert clustered_interval([1.0] * 500, confidence=0.95) == pytest.approx((1 - 0.007624, 1.0), abs=1e-6)
+    assert clustered_interval([0.0] * 500, range(500), confidence=0.95) == pytest.approx((0.0, 0.007624), abs=1e-6)
+    assert clustered_interval([1.0] * 500, range(500), confidence=0.95) == pytest.approx((1 - 0.007624, 1.0), abs=1e-6)
 
 
 def test_four_equal_samples_of_a_problem_are_worth_one():
     means = [1.0] * 60 + [0.0] * 40  # each problem solved in all of its samples, or in none
-    once = clustered_interval(means, confidence=0.95, num_episodes=100)
-    four_times = clustered_interval(means, confidence=0.95, num_episodes=400)
+    once = clustered_interval(means, range(100), confidence=0.95, num_episodes=100)
+    four_times = clustered_interval(means, range(100), confidence=0.95, num_episodes=400)
     assert four_times == once
 
 
 def test_problems_that_differ_little_make_extra_samples_count_but_never_as_more_than_they_are():
     means = [0.5, 0.75] * 50
-    told = clustered_interval(means, confidence=0.95, num_episodes=400)
+    told = clustered_interval(means, range(100), confidence=0.95, num_episodes=400)
     # s² = 0.0158 would be worth 1484 samples at p = 0.625; only 400 were taken: Wilson's at 400 is 0.6238 ± 0.0472.
     assert told == pytest.approx((0.576554, 0.671067), abs=1e-4)
 
 
 def test_problems_without_any_spread_count_once_each():
     # All means 0.5 shows no spread at all, which three problems can do by luck: Wilson's at n = 3 is 0.5 ± 0.375.
-    assert clustered_interval([0.5, 0.5, 0.5], confidence=0.95) == pytest.approx((0.125, 0.875), abs=0.001)
+    assert clustered_interval([0.5, 0.5, 0.5], range(3), confidence=0.95) == pytest.approx((0.125, 0.875), abs=0.001)
 
 
 def test_a_surer_interval_is_wider():
-    narrow, wide = (clustered_interval([1.0, 0.0, 1.0], confidence=confidence) for confidence in (0.8, 0.99))
+    narrow, wide = (clustered_interval([1.0, 0.0, 1.0], range(3), confidence=confidence) for confidence in (0.8, 0.99))
     assert wide[0] < narrow[0] < narrow[1] < wide[1]
 
 
@@ -68,7 +70,9 @@ def test_95_percent_intervals_of_one_sample_a_problem_cover_93_to_97_times_in_10
     from scipy.stats import binom
 
     # With one sample the chance of each count is binomial, so coverage is a sum and needs no simulation.
-    intervals = [clustered_interval([1.0] * wins + [0.0] * (500 - wins), confidence=0.95) for wins in range(501)]
+    intervals = [
+        clustered_interval([1.0] * wins + [0.0] * (500 - wins), range(500), confidence=0.95) for wins in range(501)
+    ]
     for percent in range(1, 100):
         rate = percent / 100
         covering = [wins for wins, (low, high) in enumerate(intervals) if low <= rate <= high]
@@ -224,4 +228,4 @@ def test_a_policy_the_environment_never_let_finish_has_no_success_rate():
 @pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0])
 def test_a_confidence_outside_0_and_1_is_refused(confidence: float):
     with pytest.raises(ValueError, match="not between 0 and 1"):
-        clustered_interval([1.0], confidence=confidence)
+        clustered_interval([1.0], range(1), confidence=confidence)

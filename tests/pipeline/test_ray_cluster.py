@@ -133,7 +133,7 @@ def test_another_token_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_hosts_are_renewed_while_ranks_are_placed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_ray, "RENEW_SECONDS", 0.01)
-    placement = on_ray.Placement("train", Cluster("127.0.0.1:1", "names", is_own=True), launch(), [], None)
+    placement = on_ray.Placement("train", Cluster("127.0.0.1:1", "names"), launch(), [], None)
     placement.servers = [Mock()]
     renew = placement.servers[0].renew.remote
     with placement.renewed():

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.tracking.history import ChampionHistory, anchor_event, anchors, summarise_journal
+from tasks.tracking.history import ChampionHistory, anchors, summarise_journal
 from tasks.tracking.journal import Entry
 
 
@@ -118,9 +118,9 @@ def entry(kind: str, **body: Any) -> Entry:
     return Entry(f"{kind}{body}", kind, "2026-11-22T10:00:00.000Z", "ada@host", body)
 
 
-FIRST = promotion(1, **anchor_event(None))
-CHEAPER = promotion(2, **anchor_event(1))
-BETTER = promotion(3, **anchor_event(None))
+FIRST = promotion(1, anchor=None)
+CHEAPER = promotion(2, anchor=1)
+BETTER = promotion(3, anchor=None)
 
 
 def test_a_cheaper_champion_leaves_the_anchor_and_a_better_one_becomes_it():
@@ -141,8 +141,8 @@ def test_where_no_anchor_is_left_the_champion_is_it():
 
 def test_what_took_the_place_of_a_deleted_anchor_keeps_it():
     """3 was deleted before 4 was promoted as cheaper, and 1 was the best that was left."""
-    assert anchors([FIRST, CHEAPER, BETTER, promotion(4, **anchor_event(1))]) == [3, 1]
-    assert anchors([FIRST, CHEAPER, promotion(4, **anchor_event(2))]) == [1, 2]
+    assert anchors([FIRST, CHEAPER, BETTER, promotion(4, anchor=1)]) == [3, 1]
+    assert anchors([FIRST, CHEAPER, promotion(4, anchor=2)]) == [1, 2]
 
 
 def test_what_a_person_adopts_is_the_anchor_only_where_there_is_none_or_numbers_begin_anew():

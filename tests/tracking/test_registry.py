@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tasks.core.files import content_hash
 from tasks.core.settings import Paths
 from tasks.models.files import files_hash
+from tasks.models.folders import weights_hash
 from tasks.tracking.aliases import lock_registry, make_champion
 from tasks.tracking.registry import Registry
 from tasks.tracking.versions import Version
@@ -35,9 +35,13 @@ def snapshot(project: Paths) -> Path:
     return folder
 
 
-def register(registry: Registry, snapshot: Path, weights: str = "c0ffee") -> Any:
+def register(registry: Registry, snapshot: Path) -> Any:
     registry.make_model()
-    named: dict[str, Any] = {"weights": weights, "folder_hash": files_hash(snapshot), "tags": {"seed": "7"}}
+    named: dict[str, Any] = {
+        "weights": weights_hash(snapshot),
+        "folder_hash": files_hash(snapshot),
+        "tags": {"seed": "7"},
+    }
     return registry.register(snapshot, **named, run_id=None, check=lambda: None)
 
 
@@ -66,9 +70,9 @@ def test_a_champion_downloads_with_its_files_at_the_root(registry: Registry, sna
     promote(registry, register(registry, snapshot))
     champion = registry.champion()
     assert champion is not None
-    assert (champion.version, champion.weights, champion.tags["seed"]) == (1, "c0ffee", "7")
-    folder = registry.download(champion, tmp_path / "out")
-    assert {file.name for file in folder.iterdir()} > {"config.json", "model.safetensors"}
+    assert (champion.version, champion.weights, champion.tags["seed"]) == (1, weights_hash(snapshot), "7")
+    folder = registry.fetch(champion, tmp_path / "out")
+    assert {file.name for file in folder.iterdir()} == {"config.json", "model.safetensors"}
     assert (folder / "model.safetensors").read_bytes() == b"weights"
 
 
@@ -94,7 +98,7 @@ def test_transformers_loads_a_downloaded_champion_as_it_is(registry: Registry, t
     promote(registry, register(registry, source))
     champion = registry.champion()
     assert champion is not None
-    loaded = AutoModelForCausalLM.from_pretrained(registry.download(champion, tmp_path / "out"))
+    loaded = AutoModelForCausalLM.from_pretrained(registry.fetch(champion, tmp_path / "out"))
     original = AutoModelForCausalLM.from_pretrained(source)
     assert all(torch.equal(left, right) for left, right in zip(loaded.parameters(), original.parameters(), strict=True))
 
@@ -108,7 +112,7 @@ def test_the_same_model_is_never_two_versions_and_another_configuration_is_anoth
     (snapshot / "config.json").write_text('{"rms_norm_eps": 0.1}', encoding="utf-8")
     assert register(registry, snapshot).version == 2
     assert versions(registry) == [1, 2]
-    assert [version.version for version in registry.with_weights("c0ffee")] == [1, 2]
+    assert [version.version for version in registry.with_weights(weights_hash(snapshot))] == [1, 2]
 
 
 def test_folders_of_the_model_are_registered_and_what_only_lies_beside_it_is_not(
@@ -118,8 +122,7 @@ def test_folders_of_the_model_are_registered_and_what_only_lies_beside_it_is_not
     for name in ("onnx/model.json", ".cache/huggingface/x.metadata", "lineage/decision.json"):
         (snapshot / name).parent.mkdir(parents=True)
         (snapshot / name).write_text(name, encoding="utf-8")
-    weights = content_hash(snapshot / "model.safetensors")
-    fetched = registry.fetch(register(registry, snapshot, weights), tmp_path / "out")
+    fetched = registry.fetch(register(registry, snapshot), tmp_path / "out")
     there = {file.relative_to(fetched).as_posix() for file in fetched.rglob("*") if file.is_file()}
     assert there == {"config.json", "model.safetensors", "onnx/model.json"}
 
@@ -144,12 +147,12 @@ def test_a_store_that_keeps_other_bytes_than_it_was_given_registers_nothing(
 
 @pytest.mark.slow
 def test_other_weights_are_another_version_and_the_old_one_stays(registry: Registry, snapshot: Path):
-    promote(registry, register(registry, snapshot, "old"))
+    promote(registry, register(registry, snapshot))
     (snapshot / "model.safetensors").write_bytes(b"new")
-    promote(registry, register(registry, snapshot, "new"))
+    promote(registry, register(registry, snapshot))
     champion = registry.champion()
     assert champion is not None
-    assert (champion.version, champion.weights) == (2, "new")
+    assert (champion.version, champion.weights) == (2, weights_hash(snapshot))
     assert versions(registry) == [1, 2]
 
 
@@ -181,7 +184,7 @@ def test_files_half_uploaded_by_a_killed_call_are_uploaded_again(
         patch.setattr(registry.client, "log_model_artifacts", half)
         with pytest.raises(Killed):
             register(registry, snapshot)
-    folder = registry.download(register(registry, snapshot), tmp_path / "out")
+    folder = registry.fetch(register(registry, snapshot), tmp_path / "out")
     assert (folder / "model.safetensors").read_bytes() == b"weights"
 
 
@@ -201,7 +204,7 @@ def test_a_champion_whose_files_are_gone_is_a_clear_error(registry: Registry, sn
     version = register(registry, snapshot)
     shutil.rmtree("artifacts/mlflow/artifacts")
     with pytest.raises(ValueError, match=r"version 1 is registered, but its files cannot be fetched.*Restore"):
-        registry.download(version, tmp_path / "out")
+        registry.fetch(version, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

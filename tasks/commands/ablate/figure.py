@@ -53,29 +53,27 @@ class Line:
     stopped: str
 
 
-def ablation_figure(
-    results: dict[str, Any], training: dict[str, list[Rows]], paths: Paths, out: Path, *, style: Style = LIGHT
-) -> Path:
+def ablation_figure(results: dict[str, Any], training: dict[str, list[Rows]], paths: Paths, out: Path) -> Path:
     """Draw results.json and the training rows of each variant, one list per seed, as a PNG at `out`."""
     num_rows = len(results["variants"])
     notes = [part for line in caveats(results) for part in textwrap.wrap(line, int(WIDTH * 14))]
     words = [part for line in what_was_compared(results)[:1] for part in textwrap.wrap(line, int(WIDTH * 12.4))]
     above = TOP + LINE * max(0, len(words) - 4)
     height = above + CURVES + BETWEEN + ROW * num_rows + BOTTOM + NOTE * len(notes)
-    colors = _colors(results, style)
+    colors = _colors(results, LIGHT)
     with drawing(paths):
-        figure = new_figure(WIDTH, height, style)
-        draw_heading(figure, "What each choice changes in training", words, style)
-        look: dict[str, Any] = {"color": style.muted, "fontsize": TINY, "linespacing": 1.35, "va": "bottom"}
+        figure = new_figure(WIDTH, height, LIGHT)
+        draw_heading(figure, "What each choice changes in training", words, LIGHT)
+        look: dict[str, Any] = {"color": LIGHT.muted, "fontsize": TINY, "linespacing": 1.35, "va": "bottom"}
         figure.text(MARGIN / WIDTH, 0.18 / height, "\n".join(notes), **look)
         panel = (WIDTH - LEFT - GUTTER - 2 * NAMES) / 2
         for number, key in enumerate(("success_rate", "mean_sampled_tokens")):
             left = LEFT + number * (panel + NAMES + GUTTER)
-            axes = empty_panel(figure, left, above, panel, CURVES, style, grid="y")
-            _draw_curves(axes, key, results, _lines(results, training, key, colors), style)
+            axes = empty_panel(figure, left, above, panel, CURVES, LIGHT, grid="y")
+            _draw_curves(axes, key, results, _lines(results, training, key, colors), LIGHT)
         top, width = above + CURVES + BETWEEN, WIDTH - LEFT - 3.6 * NAMES
-        final = empty_panel(figure, LEFT + NAMES, top, width, ROW * num_rows, style, grid="x")
-        _draw_final(final, results, colors, style)
+        final = empty_panel(figure, LEFT + NAMES, top, width, ROW * num_rows, LIGHT, grid="x")
+        _draw_final(final, results, colors, LIGHT)
         save_png(figure, out)
     return out
 

@@ -65,10 +65,9 @@ class TransformersEngine:
         max_concurrent_episodes: int,
         kv_cache_bytes: int | None,
         num_threads: int,
-        policy_version: int = 0,
     ):
         runs_in_c = check_architecture(model, max_tokens=max_context)
-        self.model, self.policy_version = model, policy_version
+        self.model, self.policy_version = model, 0
         cached = position_bytes(model)
         check_budget(kv_cache_bytes, max_context=max_context, cached=cached)
         is_shared = kv_cache_bytes is None or kv_cache_bytes // NUM_SHARDS >= smallest_cache(max_context, cached)

@@ -28,6 +28,7 @@ from tasks.core.text import one_line
 from tasks.learning.shared.tensor_files import HostCopies, Tensors, read_tensors, write_tensors
 
 MANIFEST, STATE = "manifest.json", "state.json"
+KEPT = 2  # checkpoints of a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The newest `keep` checkpoints of one run in `folder`, named by iteration or step, and its snapshots beside them.
+    """The newest KEPT checkpoints of one run in `folder`, named by iteration or step, and its snapshots beside them.
 
     A snapshot stays on disk while any kept checkpoint lists it, even when the run has given it up: a kill between any
     two writes leaves a checkpoint with all of its snapshots. Refused checkpoints go to `refused/`; the snapshots follow
@@ -48,8 +49,8 @@ class Checkpoints:
     before it stays.
     """
 
-    def __init__(self, folder: Path, *, unit: Literal["iteration", "step"] = "iteration", keep: int = 2):
-        self.folder, self.unit, self.keep = folder, unit, keep
+    def __init__(self, folder: Path, *, unit: Literal["iteration", "step"] = "iteration"):
+        self.folder, self.unit = folder, unit
         self.snapshots, self.refused = folder / "snapshots", folder / REFUSED
         self.snapshot_hashes: dict[str, str] = {}
         self.given_up: set[str] = set()
@@ -102,7 +103,7 @@ class Checkpoints:
                     self.snapshot_hashes[name] = content_hash(self.snapshots / name)
             body = {"step": step, "files": files, "snapshots": self.snapshot_hashes}
             write_json(temporary / MANIFEST, {**body, "hash": json_hash(body)})
-        for old in numbered_folders(self.folder)[: -self.keep]:
+        for old in numbered_folders(self.folder)[:-KEPT]:
             shutil.rmtree(old)
         self._remove_unneeded_snapshots()
 

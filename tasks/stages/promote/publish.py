@@ -152,11 +152,11 @@ def write_lineage(
 
 
 def promotion_event(decision: Mapping[str, Any]) -> dict[str, Any]:
-    from tasks.tracking.history import DECIDED_AT, anchor_event
+    from tasks.tracking.history import ANCHOR, DECIDED_AT
 
     anchor, override = decision.get("anchor"), decision.get("override")
     stays = anchor["version"] if anchor and not anchor["is_next"] else None
-    event = {"event": "promotion", DECIDED_AT: decision["decided_at"], **anchor_event(stays)}
+    event = {"event": "promotion", DECIDED_AT: decision["decided_at"], ANCHOR: stays}
     if override:
         return {**event, "override": override["kind"], "reason": override["reason"]}
     return {**event, "reason": " ".join(decision["reasons"])}

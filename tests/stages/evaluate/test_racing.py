@@ -228,4 +228,4 @@ def test_the_best_of_16_equal_snapshots_looks_better_than_it_is_and_the_gate_on_
 
 def is_better(ours: np.ndarray, theirs: np.ndarray) -> bool:
     differences = ours.astype(float) - theirs.astype(float)
-    return paired_interval(differences.tolist(), confidence=0.95)[0] > 0
+    return paired_interval(differences.tolist(), range(len(differences)), confidence=0.95)[0] > 0

@@ -189,7 +189,7 @@ class Pipeline:
         champion = registry.champion()
         if champion is None:
             return None
-        folder = registry.download(champion, Path("fetched"))
+        folder = registry.fetch(champion, Path("fetched"))
         return champion.version, float((folder / "model.safetensors").read_text())
 
     def num_versions(self) -> int:
