@@ -162,7 +162,7 @@ def _iterate(run: training.TrainingRun, watches: Watches) -> Iteration:
     assert alarm is None, alarm
     groups = run.trainer.last_groups
     rollout, environment, reward = (watch.seconds - then for watch, then in zip(parts, before, strict=True))
-    with_loss, _ = divide(groups, run.trainer.settings)
+    with_loss, _ = divide(groups, run.trainer.settings, iteration=run.iteration)
     return Iteration(seconds, rollout, environment, reward, groups, [group.rows for group in with_loss])
 
 

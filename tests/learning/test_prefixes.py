@@ -135,7 +135,7 @@ def test_what_is_known_survives_a_checkpoint_and_draws_the_same() -> None:
 def test_success_in_the_metrics_is_of_groups_that_were_played_from_their_start() -> None:
     """1 of 2 from the start, 3 of 3 from a prefix: 0.5, and 1.0 beside it. Episodes count all, as groups do."""
     groups = [group(PROBLEMS[0], True, False), group(PROBLEMS[1], True, True, True, replayed=2)]
-    row = rollout_metrics(groups, grpo())
+    row = rollout_metrics(groups, grpo(), None)
     assert (row["success_rate"], row["mean_reward"], row["prefixed_success_rate"]) == (0.5, 0.5, 1.0)
     assert (row["num_episodes"], row["informative_group_share"]) == (5, 0.5)
     assert (row["num_prefixed_groups"], row["mean_replayed_turns"]) == (1, 2)

@@ -59,7 +59,7 @@ def by_hand(groups: list[Group], aggregation: Aggregation, constant: int) -> Wei
 
 def by_the_trainer(groups: list[Group], options: Any, *, num_ranks: int) -> Weights:
     """What the micro-batches of all ranks say of each sampled token; none may be in two."""
-    with_loss, dropped = divide(groups, options)
+    with_loss, dropped = divide(groups, options, iteration=1)
     rows = [group.rows for group in with_loss]
     found: Weights = {}
     for rank in range(num_ranks):
@@ -155,12 +155,12 @@ def test_what_is_counted_of_an_episode_is_of_all_its_sequences() -> None:
     """5 sampled tokens at −0.5 nats; four words that repeat count only where they follow each other."""
     episode = of(tokens([1], 2, 3), tokens([1, 2, 3], 2, 3, 2), turns=3)
     group = replace(a_group(0, [1.0]), trajectories=[episode])
-    row = rollout_metrics([group], grpo())
+    row = rollout_metrics([group], grpo(), None)
     assert (episode.num_tokens, row["mean_sampled_tokens"], row["entropy"]) == (9, 5, 0.5)
     assert (
         row["mean_sequences"] == summarise([episode, of(tokens([1], 2))], confidence=0.9)["mean_sequences"] + 0.5 == 2
     )
-    assert "mean_sequences" not in rollout_metrics([a_group(0, [1.0])], grpo())
+    assert "mean_sequences" not in rollout_metrics([a_group(0, [1.0])], grpo(), None)
     assert repetition(episode) == 0.0 and repetition(of(tokens([1], 2, 3, 2, 3, 2, 3))) == pytest.approx(1 / 3)
 
 

@@ -723,7 +723,7 @@ def test_a_credit_per_turn_reaches_its_own_tokens(folder: Path) -> None:
     """Two trajectories part after their first turn: at it they are alike but for the reward."""
     group = a_group(1, [1.0, 0.0])
     trainer = a_trainer(folder, advantage="turn_leave_one_out")
-    (found,), _ = divide([group], trainer.settings)
+    (found,), _ = divide([group], trainer.settings, iteration=1)
     assert [np.unique(row.advantage).tolist() for row in found.rows] == [[1.0], [-1.0]]
     assert torch.allclose(
         gradient(trainer, [group]), gradient(a_trainer(folder, advantage="leave_one_out"), [group]), atol=1e-6

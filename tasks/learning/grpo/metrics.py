@@ -20,7 +20,7 @@ Metrics = dict[str, Any]
 NGRAM = 4  # tokens; ordinary tool calls seldom repeat this many
 
 
-def rollout_metrics(groups: Sequence[Group], settings: GRPOSettings, oldest: int | None = None) -> Metrics:
+def rollout_metrics(groups: Sequence[Group], settings: GRPOSettings, oldest: int | None) -> Metrics:
     """Shares are of trajectories, `informative_group_share` of groups; entropy is in nats per token. Groups that began
     with a prefix count as episodes and as groups; the rest is of those that were played from their start. What there
     is nothing to measure by is left out: after an outage 0 would read as a policy that solves nothing.

@@ -39,7 +39,7 @@ def oldest_version(settings: GRPOSettings, iteration: int) -> int | None:
 
 
 def divide(
-    groups: Sequence[Group], settings: GRPOSettings, *, iteration: int = 0
+    groups: Sequence[Group], settings: GRPOSettings, *, iteration: int
 ) -> tuple[list[GroupRows], list[list[int]]]:
     """The groups that carry loss, and the sampled tokens of each episode of each dropped group.
 

@@ -213,7 +213,7 @@ def refuse_stale(collect: Collect, max_staleness: int | None) -> Collect:
     return collect_checked
 
 
-def measure_staleness(groups: Sequence[Group], iteration: int, oldest: int | None = None) -> dict[str, float]:
+def measure_staleness(groups: Sequence[Group], iteration: int, oldest: int | None) -> dict[str, float]:
     """Of the sampled tokens, in iterations; where an `oldest` version is given, also the share of tokens of versions
     before it, which carry no loss.
     """

@@ -80,7 +80,7 @@ class Fake:
 def test_an_episode_that_ended_while_its_start_was_replayed_has_no_age() -> None:
     ended, played = group(6, 0), group(6, 4)
     ended.trajectories[0].num_replayed_turns = 1  # its only turn
-    assert measure_staleness([ended, played], 6) == {"staleness_mean": 1, "staleness_max": 1}
+    assert measure_staleness([ended, played], 6, None) == {"staleness_mean": 1, "staleness_max": 1}
 
 
 @pytest.mark.parametrize(("max_staleness", "versions"), [(1, [0, 0, 1, 2, 3, 4]), (2, [0, 0, 0, 1, 2, 3])])
@@ -92,7 +92,7 @@ def test_batch_i_is_written_by_version_i_minus_1_minus_n_whatever_the_timing(
     fake = Fake(max_staleness, pause=lambda: time.sleep(rng.choice([0, 0, 0.005, 0.02])))
     fake.start()
     assert [fake.train(iteration) for iteration in range(1, 7)] == versions
-    assert measure_staleness([group(6, versions[-1])], 6) == {
+    assert measure_staleness([group(6, versions[-1])], 6, None) == {
         "staleness_mean": max_staleness,
         "staleness_max": max_staleness,
     }

@@ -90,7 +90,7 @@ def blow_up(filler: str, points: int) -> list[Row]:
         share = min(0.95, max(0, iteration - ONSET) * points / 100)
         episodes = [an_episode(rng, number, share, filler) for number in range(128)]
         groups = [a_group(episodes[first : first + 8]) for first in range(0, 128, 8)]
-        rows.append({"iteration": iteration, **rollout_metrics(groups, grpo())})
+        rows.append({"iteration": iteration, **rollout_metrics(groups, grpo(), None)})
     return rows
 
 

@@ -136,7 +136,7 @@ def test_tokens_too_old_carry_no_loss_and_their_rewards_are_compared() -> None:
     assert (kept.too_old, dropped) == ([2], [[2, 1]])  # trajectories without loss, beside one
     rows = [rollout_metrics([group, alone], params, oldest) for oldest in (None, 4)]
     assert [row["informative_group_share"] for row in rows] == [1.0, 0.5]
-    (all_kept,), none_dropped = divide([group], params)
+    (all_kept,), none_dropped = divide([group], params, iteration=0)
     assert [sum(row.sampled_mask) for row in all_kept.rows] == [4, 2]
     assert (all_kept.too_old, none_dropped) == ([], [])
     by_turn = divide([group], params.model_copy(update={"advantage": "turn_leave_one_out"}), iteration=8)[0][0]

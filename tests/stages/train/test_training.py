@@ -203,7 +203,7 @@ def test_a_schedule_of_what_is_drawn_is_no_change_of_the_policys_entropy(
             row, alarm = training_run.iterate()
             assert alarm is None
             groups = training_run.trainer.last_groups
-            drawn.append((rollout_metrics(groups, options.train)["entropy"], row["entropy"]))
+            drawn.append((rollout_metrics(groups, options.train, None)["entropy"], row["entropy"]))
     sampled, policy = zip(*drawn, strict=True)
     assert max(sampled) - min(sampled) > 1
     assert max(policy) - min(policy) < 0.25

@@ -207,7 +207,7 @@ def test_with_lora_and_rollouts_ahead_the_merged_weights_arrive_and_each_turn_sa
             groups = training_run.pipeline.batch.groups
             turns = [turn for group in groups for item in group.trajectories for turn in item.turns]
             versions.append({turn.policy_version for turn in turns})
-            assert measure_staleness(groups, training_run.iteration)["staleness_max"] <= 1
+            assert measure_staleness(groups, training_run.iteration, None)["staleness_max"] <= 1
         merged = load_model(training_run.checkpoints.snapshots / "iteration-0006", compute=on_cpu(1))
         training_run.engine.refresh(PolicyWeights.of(merged), 99)
         ids = [list(range(20, 60))]
