@@ -13,6 +13,7 @@ from typing import Any
 from tasks.core.files import number_of, read_json
 
 LEARNT_FILE = "learnt.json"
+START = "iteration-0000"  # the snapshot that a run starts from
 RECENT = 10  # iterations up to a snapshot whose batches say how often it succeeds on what it trained on
 MUCH_MORE = 0.1  # success in training above that on test, from which on it is told
 NEARLY = 0.01  # success within this of 0 or of 1 is reported as "every episode"
@@ -49,10 +50,11 @@ def learnt_by_iteration(rows: Sequence[Mapping[str, Any]], signal: Sequence[bool
     return found
 
 
-def skipped_row(snapshot: str) -> dict[str, Any]:
+def skipped_row() -> dict[str, Any]:
+    """Of a run that trains nothing."""
     return {
         "is_trained": False, "num_iterations": 0, "num_with_signal": 0, "success_rate": None,
-        "untrained_snapshots": [snapshot],
+        "untrained_snapshots": [START],
     }  # fmt: skip
 
 

@@ -79,7 +79,7 @@ def draw_levels(axes: Axes, levels: Sequence[Level], last: int, style: Style) ->
     # Of the x axis; a base that was passed on untrained has a curve of no length.
     inch = max(last, 1) / (width - EDGE - LANE * (1 + max(lane.values())))
     axes.set_xlim(0, inch * width)
-    heights = apart([level.rate for level in levels], gap=LABEL * unit, low=0.0, high=1.0)
+    heights = apart([level.rate for level in levels], gap=LABEL * unit)
     for level, height in zip(levels, heights, strict=True):
         x, is_best = last + (EDGE + LANE * lane[level.policy]) * inch, level.policy == "best"
         look: dict[str, Any] = {"color": level.color, "clip_on": False}

@@ -172,13 +172,13 @@ def spread(heights: list[float], *, gap: float) -> list[float]:
     return [placed[index] for index in range(len(heights))]
 
 
-def apart(heights: list[float], *, gap: float, low: float, high: float) -> list[float]:
-    """The heights in order, moved until each is `gap` from the next and, where there is room, in `low`..`high`."""
+def apart(heights: list[float], *, gap: float) -> list[float]:
+    """The heights in order, moved until each is `gap` from the next and, where there is room, in 0..1."""
     order = sorted(range(len(heights)), key=lambda index: heights[index])
     ranked = [heights[index] for index in order]
     ranked = [(up + down) / 2 for up, down in zip(spread(ranked, gap=gap), _spread_down(ranked, gap), strict=True)]
-    ranked = spread([max(low, height) for height in ranked], gap=gap)
-    ranked = _spread_down([min(high, height) for height in ranked], gap)
+    ranked = spread([max(0.0, height) for height in ranked], gap=gap)
+    ranked = _spread_down([min(1.0, height) for height in ranked], gap)
     return [height for _, height in sorted(zip(order, ranked, strict=True))]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tasks.core.records import Problem, Trajectory, Turn
-from tasks.rewards.left_details import left_details, left_share
+from tasks.rewards.left_details import judged_share, left_details
 from tasks.rewards.limits import UNIT, Bounds, EpisodeLimits
 from tasks.rewards.part_settings import BuiltInPart, RankedPart
 from tasks.rewards.retrieval import ndcg, recall
@@ -102,6 +102,6 @@ BUILT_IN: dict[str, Part] = {
     ),
     "ndcg": _ranked(ndcg),
     "recall": _ranked(recall),
-    "judge": _share(lambda trajectory: left_share(trajectory, "judge", "score")),
-    "soundness": _share(lambda trajectory: left_share(trajectory, "judge", "soundness")),
+    "judge": _share(lambda trajectory: judged_share(trajectory, "score")),
+    "soundness": _share(lambda trajectory: judged_share(trajectory, "soundness")),
 }

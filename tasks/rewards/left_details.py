@@ -22,12 +22,12 @@ def left_details(trajectory: Trajectory, name: str, keys: Sequence[str]) -> dict
     return left
 
 
-def left_share(trajectory: Trajectory, name: str, key: str) -> float:
-    """A number from 0 to 1 from `details[name][key]`."""
-    value = left_details(trajectory, name, (key,))[key]
+def judged_share(trajectory: Trajectory, key: str) -> float:
+    """A number from 0 to 1 from `details["judge"][key]`."""
+    value = left_details(trajectory, "judge", (key,))[key]
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:  # NaN is not either
         raise ValueError(
-            f"details of problem {trajectory.problem_id!r}: {name}.{key} is no number from 0 to 1, so it could "
+            f"details of problem {trajectory.problem_id!r}: judge.{key} is no number from 0 to 1, so it could "
             f"outweigh success or spoil the weights. Correct what leaves it there."
         )
     return float(value)

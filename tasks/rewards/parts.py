@@ -45,10 +45,10 @@ def part_value(part: PartSettings, problem: Problem, trajectory: Trajectory) -> 
     return BUILT_IN[part.name].value(problem, trajectory, part)
 
 
-def check_score(score: Any, *, reward_name: str, problem: Problem, trajectory: Trajectory) -> Score:
+def check_score(score: Any, *, problem: Problem, trajectory: Trajectory) -> Score:
     """ValueError unless all numbers are finite: one NaN would spread to the group's advantages and the weights."""
     where = (
-        f"reward {reward_name!r} of problem {problem.id!r} "
+        f"the reward of problem {problem.id!r} "
         f"(draw {trajectory.draw}, sample {trajectory.sample_index}; the episode ended in {trajectory.outcome})"
     )
     remedy = "Make it return a Score of finite floats; call it on the stored trajectory to find the cause."

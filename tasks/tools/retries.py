@@ -41,7 +41,7 @@ class RetryingEpisode(EpisodeWrapper):
         try:
             answer = self.inner.call(name, arguments)
         except EnvironmentFault as fault:
-            return background.run(self._call_again(name, arguments, fault, num_retries=1))
+            return background.run(self._call_again(name, arguments, fault))
         if isinstance(answer, Future):
             return background.run(self._await_answer(name, arguments, answer))
         return answer
@@ -50,11 +50,10 @@ class RetryingEpisode(EpisodeWrapper):
         try:
             return await asyncio.wrap_future(answer)
         except EnvironmentFault as fault:
-            return await self._call_again(name, arguments, fault, num_retries=1)
+            return await self._call_again(name, arguments, fault)
 
-    async def _call_again(
-        self, name: str, arguments: Mapping[str, Any], fault: EnvironmentFault, *, num_retries: int
-    ) -> ToolReply:
+    async def _call_again(self, name: str, arguments: Mapping[str, Any], fault: EnvironmentFault) -> ToolReply:
+        num_retries = 1
         while fault.may_pass and num_retries <= self.settings.max_retries:
             await asyncio.sleep(self.settings.backoff_seconds * 2 ** (num_retries - 1))
             try:

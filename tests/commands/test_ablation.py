@@ -201,14 +201,14 @@ def test_the_mean_over_seeds_ends_where_the_first_of_them_was_stopped():
 
 
 def test_names_that_would_overlap_are_moved_apart_both_ways():
-    assert apart([0.5, 0.5], gap=0.2, low=0, high=1) == pytest.approx([0.4, 0.6])
-    assert apart([1.0, 0.95], gap=0.2, low=0, high=1) == pytest.approx([1.0, 0.8])
-    assert apart([0.0, 0.0, 0.7], gap=0.2, low=0, high=1) == pytest.approx([0.0, 0.2, 0.7])
+    assert apart([0.5, 0.5], gap=0.2) == pytest.approx([0.4, 0.6])
+    assert apart([1.0, 0.95], gap=0.2) == pytest.approx([1.0, 0.8])
+    assert apart([0.0, 0.0, 0.7], gap=0.2) == pytest.approx([0.0, 0.2, 0.7])
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=7))
 def test_names_never_overlap_keep_their_order_and_stay_in_the_panel(heights: list[float]):
-    placed = apart(heights, gap=0.1, low=0.0, high=1.0)
+    placed = apart(heights, gap=0.1)
     order = sorted(range(len(heights)), key=lambda index: (heights[index], index))
     steps = [placed[above] - placed[below] for below, above in itertools.pairwise(order)]
     assert all(step >= 0.1 - 1e-9 for step in steps)

@@ -62,7 +62,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     monkeypatch.chdir(tmp_path)
     shutil.copy(ROOT / "params.yaml", "params.yaml")
     paths = write_artifacts(ARTIFACTS, problems_per_type=2, num_snapshots=2)
-    write_json(ARTIFACTS / "train" / "learnt.json", skipped_row("iteration-0000"))
+    write_json(ARTIFACTS / "train" / "learnt.json", skipped_row())
     spent = {"best": {"seconds": 1.5, "episodes": 22}}
     write_json(ARTIFACTS / "timings" / "evaluate.json", {"select": {}, "test": spent, "evaluation": "0" * 64})
     idle = dict.fromkeys(("iteration_seconds", "trainer_idle_seconds", "engine_idle_seconds"), 1.0)

@@ -151,7 +151,7 @@ def test_an_agent_behind_an_endpoint_reads_the_policy_as_its_system_message(
 ) -> None:
     endpoint, url = served(solution(EXCHANGE))
     with closing(Endpoint(settings(url))) as model:
-        (played,) = play_endpoint(model, WORLDS["retail"], [EXCHANGE], max_turns=9, seed=0, stage="test", label="test")
+        (played,) = play_endpoint(model, WORLDS["retail"], [EXCHANGE], max_turns=9, seed=0, label="test")
     assert played.outcome == "success"
     opening = endpoint.asked[0]["messages"]
     assert [message["role"] for message in opening] == ["system", "user"]

@@ -306,7 +306,7 @@ def test_names_of_levels_that_lie_close_are_moved_apart_upwards():
 
 
 def test_names_near_the_top_are_moved_down():
-    assert apart([0.99, 0.98, 0.0], gap=0.1, low=0.0, high=1.0) == pytest.approx([1.0, 0.9, 0.0])
+    assert apart([0.99, 0.98, 0.0], gap=0.1) == pytest.approx([1.0, 0.9, 0.0])
 
 
 def test_whiskers_that_would_hide_one_another_stand_side_by_side():

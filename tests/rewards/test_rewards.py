@@ -142,24 +142,24 @@ def test_params_of_the_old_form_are_told_the_new_one():
 
 def test_a_good_score_comes_back_as_it_was():
     score = Score(1.2, {"outcome": 1.0, "format": 0.2})
-    assert check_score(score, reward_name="mine", problem=PROBLEM, trajectory=episode()) is score
+    assert check_score(score, problem=PROBLEM, trajectory=episode()) is score
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, "0.5", True, 10**400, [1.0]])
-def test_a_reward_that_is_no_finite_number_names_the_reward_the_problem_and_the_trajectory(value: Any):
+def test_a_reward_that_is_no_finite_number_names_the_problem_and_the_trajectory(value: Any):
     played = made_up("p0", False, sample_index=3)
     with pytest.raises(ValueError) as refusal:
-        check_score(Score(value, {}), reward_name="mine", problem=PROBLEM, trajectory=played)
+        check_score(Score(value, {}), problem=PROBLEM, trajectory=played)
     message = str(refusal.value)
-    assert message.startswith("reward 'mine' of problem 'p0' (draw 0, sample 3; the episode ended in failure): ")
+    assert message.startswith("the reward of problem 'p0' (draw 0, sample 3; the episode ended in failure): ")
     assert f"its reward is {value!r}" in message and "Make it return a Score of finite floats" in message
 
 
 def test_a_part_that_is_nan_is_named():
     with pytest.raises(ValueError, match="its part 'style' is nan"):
-        check_score(Score(1.0, {"style": math.nan}), reward_name="mine", problem=PROBLEM, trajectory=episode())
+        check_score(Score(1.0, {"style": math.nan}), problem=PROBLEM, trajectory=episode())
 
 
 def test_a_reward_that_returns_no_score_is_refused():
     with pytest.raises(ValueError, match="returned None, which is not a Score"):
-        check_score(None, reward_name="mine", problem=PROBLEM, trajectory=episode())
+        check_score(None, problem=PROBLEM, trajectory=episode())

@@ -178,7 +178,7 @@ def _name_lines(axes: Axes, lines: list[Line], style: Style) -> None:
     low, high = axes.get_ylim()
     edge = axes.get_xlim()[1]
     ends = [(len(mean), mean[-1]) for mean in (mean_curve(line.curves) for line in lines)]
-    heights = apart([(value - low) / (high - low) for _, value in ends], gap=0.21 / CURVES, low=0.0, high=1.0)
+    heights = apart([(value - low) / (high - low) for _, value in ends], gap=0.21 / CURVES)
     words: dict[str, Any] = {"coords": "data", "size": SMALL}
     for line, (iteration, value), height in zip(lines, ends, heights, strict=True):
         joint, beside = 1.045 * edge, low + height * (high - low)

@@ -124,4 +124,4 @@ def _is_within(score: Score, least: float, most: float) -> bool:
 
 def _score(context: DoctorContext, problem: Problem, played: Trajectory) -> Score:
     score = reward(problem, played, context.settings.reward.unjudged())
-    return check_score(score, reward_name="reward", problem=problem, trajectory=played)
+    return check_score(score, problem=problem, trajectory=played)

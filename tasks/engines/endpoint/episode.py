@@ -228,13 +228,12 @@ def play_endpoint(
     *,
     max_turns: int,
     seed: int,
-    stage: str,
     label: str,
     finished: FinishedEpisodes | None = None,
 ) -> list[Trajectory]:
     """Play the first problems with a model behind an endpoint; order is problems × samples.
 
-    The stage's name is that of other models' episodes, so tools draw the same random numbers. `finished` episodes are
+    The stage is that of other models' test episodes, so tools draw the same random numbers. `finished` episodes are
     paid for and not repeated; new ones are added to them.
     """
     settings = model.settings
@@ -243,7 +242,7 @@ def play_endpoint(
         environment,
         max_concurrent_episodes=settings.max_concurrent_episodes,
         seed=seed,
-        stage=stage,
+        stage="test",
     )
     keys = measured_keys(problems[: settings.num_problems], settings.samples_per_problem)
     return collect_missing(collector, keys, finished, label=label)

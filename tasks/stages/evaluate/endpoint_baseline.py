@@ -33,7 +33,6 @@ def measure_endpoint(
             problems,
             max_turns=settings.sampling.max_turns,
             seed=settings.seed,
-            stage="test",
             label=f"test: {endpoint.name}",
             finished=FinishedEpisodes(resume / "test_frontier.jsonl"),
         )

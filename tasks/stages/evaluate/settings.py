@@ -31,8 +31,10 @@ class AlsoSettings(OtherEnvironmentSettings):
         custom = _class_of(self)
         return self.name if custom is None else f"{self.name}-{custom.rpartition(':')[2]}"
 
-    def budget_key(self, name: str) -> str:
-        """The key of params that one of its budgets is from."""
+    @property
+    def budget_key(self) -> str:
+        """The key of params that the budget of an episode is from."""
+        name = "max_tokens_per_episode"
         return f"evaluate.also[].budgets.{name}" if name in self.budgets.given() else f"sampling.{name}"
 
 

@@ -59,8 +59,8 @@ def _read_other(
             found = solvable_problems(other, environment, seed=settings.seed)
             for problem in found.solvable:  # the bare environment has no user to refuse it
                 check_user(environment, settings.environment.user, problem)
-            played, key = settings.play_in(other).sampling, other.budget_key("max_tokens_per_episode")
-            check_prompts(chat, config, environment, found.solvable, played, budget_key=key)
+            played = settings.play_in(other).sampling
+            check_prompts(chat, config, environment, found.solvable, played, budget_key=other.budget_key)
         for learner in learners:
             refuse_seen(found.solvable, learner)
     except ValueError as error:

@@ -74,8 +74,7 @@ def score_group(
     """
     kept = [item for item in trajectories if not item.is_lost and item.own_turns]
     scores = [
-        check_score(reward(problem, trajectory, rewards), reward_name="reward", problem=problem, trajectory=trajectory)
-        for trajectory in kept
+        check_score(reward(problem, trajectory, rewards), problem=problem, trajectory=trajectory) for trajectory in kept
     ]
     for trajectory, score in zip(kept, scores, strict=True):
         trajectory.score = score

@@ -33,7 +33,7 @@ from tasks.core.splits import read_split
 from tasks.core.terminal import tell, warn
 from tasks.core.text import one_line
 from tasks.drift.pin import check_pin
-from tasks.measurement.learnt import LEARNT_FILE, learnt_row, skipped_row, untrained_sentence, what_to_do
+from tasks.measurement.learnt import LEARNT_FILE, START, learnt_row, skipped_row, untrained_sentence, what_to_do
 from tasks.models.files import POINTER
 from tasks.stages.train.alarms import Alarm
 from tasks.stages.train.outlook import Baseline, expect, read_baseline, warning_of
@@ -114,8 +114,8 @@ def skip_training(model: Path, output: Path) -> None:
     """Write a pointer to the model as the only snapshot, so that the graph keeps one shape."""
     from tasks.models.folders import write_pointer
 
-    write_pointer(output / "snapshots" / "iteration-0000", str(model))
-    write_json(output / LEARNT_FILE, skipped_row("iteration-0000"))
+    write_pointer(output / "snapshots" / START, str(model))
+    write_json(output / LEARNT_FILE, skipped_row())
     write_metrics(output, [])
     tell("train: the baseline gate said skip_rl, so the model is passed on untrained")
 

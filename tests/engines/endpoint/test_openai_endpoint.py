@@ -340,7 +340,7 @@ def test_what_was_finished_before_a_kill_counts_in_the_share_that_may_be_lost(
         options = settings(url, max_retries=0, max_concurrent_episodes=1, num_problems=20, samples_per_problem=1)
         with closing(Endpoint(options)) as model:
             trajectories = play_endpoint(
-                model, Notebook(limits), problems(20), max_turns=6, seed=0, stage="test", label="test",
+                model, Notebook(limits), problems(20), max_turns=6, seed=0, label="test",
                 finished=FinishedEpisodes(tmp_path / "episodes.jsonl"),
             )  # fmt: skip
         return [item.outcome for item in trajectories]
@@ -405,9 +405,7 @@ def test_requests_in_flight_are_bounded(served: tuple[ChatEndpoint, str]) -> Non
 
 def test_the_first_problems_are_played_as_often_as_asked(served: tuple[ChatEndpoint, str]) -> None:
     with closing(Endpoint(settings(served[1], num_problems=3, samples_per_problem=2))) as endpoint:
-        done = play_endpoint(
-            endpoint, Notebook(QUICK), problems(20), max_turns=6, seed=0, stage="test", label="test: m"
-        )
+        done = play_endpoint(endpoint, Notebook(QUICK), problems(20), max_turns=6, seed=0, label="test: m")
     assert [(t.problem_id, t.sample_index) for t in done] == [(f"n{i:02d}", k) for i in range(3) for k in range(2)]
 
 

@@ -49,9 +49,7 @@ def _a_key(monkeypatch: pytest.MonkeyPatch) -> None:
 def played(server: Server, *, max_turns: int = 4, **changed: Any) -> list[Trajectory]:
     changed = {"model": MODEL, "max_output_tokens": 40, "timeout_seconds": 120.0, **changed}
     with closing(Endpoint(settings(server.url, **changed))) as endpoint:
-        return play_endpoint(
-            endpoint, TravelDesk(), PROBLEMS, max_turns=max_turns, seed=0, stage="test", label="test: vLLM"
-        )
+        return play_endpoint(endpoint, TravelDesk(), PROBLEMS, max_turns=max_turns, seed=0, label="test: vLLM")
 
 
 def test_tool_calls_through_the_chat_api_are_the_turns_the_weights_write_token_by_token(server: Server) -> None:

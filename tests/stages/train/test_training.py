@@ -716,7 +716,7 @@ def test_a_reward_that_is_not_a_number_names_reward_problem_and_trajectory(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grouping, "reward", lambda problem, trajectory, settings: Score(float("nan"), {}))
-    with pytest.raises(ValueError, match=r"reward 'reward' of problem 'td-3-\d+' \(draw 1, sample 0"):
+    with pytest.raises(ValueError, match=r"the reward of problem 'td-3-\d+' \(draw 1, sample 0"):
         run(settings(), start, tmp_path)
 
 
