@@ -122,7 +122,7 @@ def compare_categories(
     first: list[Trajectory], second: list[Trajectory], *, confidence: float
 ) -> tuple[dict[str, dict[str, Any]], float]:
     """`compare_each` of the categories that both were measured in, with both success rates."""
-    from tasks.measurement.statistics import summarise
+    from tasks.measurement.statistics import success_rate
 
     sides: dict[str, Sides] = {}
     for category in sorted({item.category for item in (*first, *second)}):
@@ -131,7 +131,7 @@ def compare_categories(
             sides[category] = ours, theirs
     rows, of_each = compare_each(sides, confidence=confidence)
     for category, row in rows.items():
-        row["rates"] = [summarise(side, confidence=confidence)["success_rate"] for side in sides[category]]
+        row["rates"] = [success_rate(side) for side in sides[category]]
     return rows, of_each
 
 

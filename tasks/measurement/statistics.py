@@ -110,11 +110,7 @@ def summarise(trajectories: Iterable[Episode], *, confidence: float) -> Result:
     """
     check_confidence(confidence)
     episodes = [EpisodeSummary.of(item) for item in trajectories]
-    if all(item.is_lost for item in episodes):
-        raise ValueError(
-            f"{counted(len(episodes), 'trajectory', 'trajectories')}, all ended by an environment error, so there is "
-            f"no success rate. Look for the fault in the environment's tools, then run the stage again."
-        )
+    _refuse_only_lost(episodes)
     categories = sorted(_by_category(episodes).items())
     return {
         **_summary(episodes, confidence),
@@ -124,6 +120,20 @@ def summarise(trajectories: Iterable[Episode], *, confidence: float) -> Result:
             if not all(item.is_lost for item in items)
         },
     }
+
+
+def success_rate(trajectories: Sequence[Episode]) -> float:
+    """That of `summarise` alone."""
+    _refuse_only_lost(trajectories)
+    return _round(mean([sum(samples) / len(samples) for samples in success_by_problem(trajectories).values()]))
+
+
+def _refuse_only_lost(episodes: Sequence[Episode]) -> None:
+    if all(item.is_lost for item in episodes):
+        raise ValueError(
+            f"{counted(len(episodes), 'trajectory', 'trajectories')}, all ended by an environment error, so there is "
+            f"no success rate. Look for the fault in the environment's tools, then run the stage again."
+        )
 
 
 def paired_difference(challenger: list[Trajectory], other: list[Trajectory], *, confidence: float) -> Difference:

@@ -125,7 +125,7 @@ def test_only_tokens_the_clip_holds_back_count_as_clipped() -> None:
     """Ratios 1.5, 1.5, 0.5, 0.5 with advantages + − + −: the first is above with gain, the last below with loss."""
     ratios = torch.log(torch.tensor([1.5, 1.5, 0.5, 0.5]))
     advantages = torch.tensor([1.0, -1.0, 1.0, -1.0])
-    assert is_clipped(ratios, torch.zeros(4), advantages, low=0.2, high=0.2).tolist() == [True, False, False, True]
+    assert is_clipped(ratios, advantages, low=0.2, high=0.2).tolist() == [True, False, False, True]
 
 
 def test_with_cispo_a_token_counts_as_clipped_where_its_weight_is_another() -> None:
@@ -134,7 +134,7 @@ def test_with_cispo_a_token_counts_as_clipped_where_its_weight_is_another() -> N
     """
     ratios = torch.log(torch.tensor([1.5, 1.5, 0.5, 0.5, 1.1, 1.5]))
     advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, 0.0])
-    found = has_bounded_weight(ratios, torch.zeros(6), advantages, low=0.2, high=0.2)
+    found = has_bounded_weight(ratios, advantages, low=0.2, high=0.2)
     assert found.tolist() == [True, True, True, True, False, False]
 
 

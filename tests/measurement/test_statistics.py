@@ -15,6 +15,7 @@ from tasks.measurement.statistics import (
     paired_difference,
     pass_at_k,
     pass_hat_k,
+    success_rate,
     summarise,
 )
 from tests.measurement.synthetic import trajectory
@@ -229,3 +230,11 @@ def test_a_policy_the_environment_never_let_finish_has_no_success_rate():
 def test_a_confidence_outside_0_and_1_is_refused(confidence: float):
     with pytest.raises(ValueError, match="not between 0 and 1"):
         clustered_interval([1.0], range(1), confidence=confidence)
+
+
+def test_the_success_rate_alone_is_that_of_the_summary():
+    """2 of 3 samples of one problem and 0 of 1 of another: (⅔ + 0) / 2."""
+    played = episodes({"p0": [True, True, False], "p1": [False]})
+    assert success_rate(played) == summarise(played, confidence=0.95)["success_rate"] == 0.333333
+    with pytest.raises(ValueError, match="1 trajectory, all ended by an environment error"):
+        success_rate([trajectory(outcome="environment_error")])

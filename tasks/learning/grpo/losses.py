@@ -105,17 +105,15 @@ def aggregation_weights(
     return torch.full_like(episode_length_S, 1 / (num_episodes * constant_length))
 
 
-def is_clipped(policy_logp_M: Tensor, old_logp_M: Tensor, advantage_M: Tensor, *, low: float, high: float) -> Tensor:
+def is_clipped(log_ratio_M: Tensor, advantage_M: Tensor, *, low: float, high: float) -> Tensor:
     """Which tokens the clip of PPO and GSPO stops: above the band with a gain, below it with a loss; [M]."""
-    ratio_M = (policy_logp_M - old_logp_M).exp()
+    ratio_M = log_ratio_M.exp()
     return ((advantage_M > 0) & (ratio_M > 1 + high)) | ((advantage_M < 0) & (ratio_M < 1 - low))
 
 
-def has_bounded_weight(
-    policy_logp_M: Tensor, old_logp_M: Tensor, advantage_M: Tensor, *, low: float, high: float
-) -> Tensor:
+def has_bounded_weight(log_ratio_M: Tensor, advantage_M: Tensor, *, low: float, high: float) -> Tensor:
     """Which tokens have another weight by the clip of CISPO: outside of the band, with a gain or a loss; [M]."""
-    ratio_M = (policy_logp_M - old_logp_M).exp()
+    ratio_M = log_ratio_M.exp()
     return (advantage_M != 0) & ((ratio_M > 1 + high) | (ratio_M < 1 - low))
 
 

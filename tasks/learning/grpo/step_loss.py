@@ -119,16 +119,10 @@ def _count(
     policy_logp_M: Tensor, old_logp_M: Tensor, tensors: MicroBatch, settings: GRPOSettings, sums: StepSums
 ) -> None:
     """How many tokens are clipped, and the largest ratio."""
-    difference_M = policy_logp_M - old_logp_M
+    log_ratio_M = policy_logp_M - old_logp_M
     if settings.loss == "gspo":
-        difference_M = sequence_means(difference_M, tensors.sequence_M)
+        log_ratio_M = sequence_means(log_ratio_M, tensors.sequence_M)
     clips = has_bounded_weight if settings.loss == "cispo" else is_clipped
-    is_clipped_M = clips(
-        difference_M,
-        torch.zeros_like(difference_M),
-        tensors.advantage_M,
-        low=settings.clip_low,
-        high=settings.clip_high,
-    )
+    is_clipped_M = clips(log_ratio_M, tensors.advantage_M, low=settings.clip_low, high=settings.clip_high)
     sums.clipped = is_clipped_M.sum().item()
-    sums.ratio_max = difference_M.max().exp().item()
+    sums.ratio_max = log_ratio_M.max().exp().item()

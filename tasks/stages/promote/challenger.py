@@ -14,7 +14,7 @@ from tasks.core.files import require
 from tasks.core.records import Trajectory
 from tasks.core.settings import Paths
 from tasks.drift.pin import DriftCheck
-from tasks.measurement.statistics import summarise
+from tasks.measurement.statistics import success_rate, summarise
 from tasks.models.settings import ComputeSettings
 from tasks.rollouts.settings import DistributionSettings, PlaySettings
 from tasks.stages.evaluate.measurement_key import Parts
@@ -98,7 +98,7 @@ def read_challenger(paths: Paths, *, compute: ComputeSettings) -> Challenger:
 
 
 def _refuse_other_result(paths: Paths, trajectories: list[Trajectory], evaluation: dict[str, Any]) -> None:
-    found = summarise(trajectories, confidence=0.95)["success_rate"]
+    found = success_rate(trajectories)
     recorded = evaluation["test"]["best"]["success_rate"]
     if found != recorded:
         raise ValueError(

@@ -12,7 +12,7 @@ from tasks.core.terminal import tell
 from tasks.core.text import counted
 from tasks.measurement.points import points_text
 from tasks.measurement.power import detectable_change
-from tasks.measurement.statistics import groups_by_problem, paired_difference, summarise
+from tasks.measurement.statistics import groups_by_problem, paired_difference, success_rate, summarise
 from tasks.stages.evaluate.measurement_key import list_parts
 from tasks.stages.promote.allowance import allowance_warnings
 from tasks.stages.promote.challenger import Challenger, measure_challenger, measurement_row
@@ -96,7 +96,7 @@ def measure_both_sides(
         anchor = find_anchor(opponent, unseen, conditions)
 
         on_unseen = measured.on(unseen, confidence=confidence)
-        success = summarise(opponent.trajectories, confidence=confidence)["success_rate"]
+        success = success_rate(opponent.trajectories)
         detectable = find_detectable_difference(settings, on_unseen, success, alpha=alpha)
         if detectable != planned:
             tell(f"promote: {detectable_text(detectable, f'{opponent.name}, as measured')}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tasks.core.files import read_json
 from tasks.core.records import Trajectory
 from tasks.core.settings import Paths
-from tasks.measurement.statistics import summarise
+from tasks.measurement.statistics import success_rate
 from tasks.stages.evaluate.results import evaluated_episodes, refuse_other_files
 from tasks.stages.promote.checks.cost import Anchor
 from tasks.stages.promote.episodes import Conditions, Episodes, KeptEpisodes, episodes_of_version, find_episodes
@@ -119,7 +119,7 @@ class FoundAnchor(Anchor):
         return {
             "name": self.name,
             "version": self.version,
-            "success_rate": _success(self),
+            "success_rate": success_rate(self.trajectories),
             "deleted": self.deleted,
             "is_next": is_next_anchor(challenger, self, alpha=alpha),
         }
@@ -143,7 +143,7 @@ def find_anchor(opponent: Opponent, unseen: Unseen, conditions: Conditions) -> F
     played = unseen.keep(episodes_of_version(version, conditions).trajectories)
     found = FoundAnchor(f"the anchor, version {version.version}", played, version.version, deleted)
     # The deleted anchor was better than the one before it, and the champion almost as good as the deleted one.
-    return max(of_champion, found, key=_success) if deleted else found
+    return max(of_champion, found, key=lambda anchor: success_rate(anchor.trajectories)) if deleted else found
 
 
 def unmeasured_anchor_row(conditions: Conditions) -> dict[str, Any] | None:
@@ -154,7 +154,3 @@ def unmeasured_anchor_row(conditions: Conditions) -> dict[str, Any] | None:
     if not path:
         return None
     return {"name": f"version {path[-1]}", "version": path[-1], "success_rate": None, "deleted": None, "is_next": False}
-
-
-def _success(anchor: Anchor) -> float:
-    return summarise(anchor.trajectories, confidence=0.95)["success_rate"]

@@ -16,7 +16,7 @@ from tasks.core.records import Trajectory
 from tasks.core.text import counted
 from tasks.measurement.points import interval_text, level_text, points
 from tasks.measurement.significance import smallest_p_value
-from tasks.measurement.statistics import CategoryResult, Difference, summarise
+from tasks.measurement.statistics import CategoryResult, Difference, success_rate, summarise
 from tasks.report.marks import WAYS, Way
 from tasks.stages.promote.checks.categories import check_categories
 from tasks.stages.promote.checks.check import Check, p_text
@@ -120,7 +120,7 @@ def check_better(
             f"; {counted(sum(sides.num_lost), 'lost episode')} counted against it, {points(worst['difference'])} "
             f"points ({interval_text(worst)}, {p_text(worst['p_value'])})"
         )
-    success = summarise(sides.other, confidence=policy.confidence)["success_rate"]
+    success = success_rate(sides.other)
     sentence = (
         f"Against {other_name} ({success:.1%}) that is {points(gain['difference'])} points, "
         f"{level_text(confidence)} interval {interval_text(gain)}, {p_text(gain['p_value'])}{lost}: "
