@@ -26,7 +26,6 @@ MEAN_PARTS = "mean_parts"  # in a row of metrics: what each part of the reward a
 EQUAL_REWARDS = 1e-6  # rewards closer than this are equal
 COMPOSED = AfterValidator(partial(normalize, "NFC"))
 OF_A_THOUGHT = ("thought", "num_thought_tokens", "thought_was_cut")
-OF_TOKENS = ("token_ids", "sampled_mask", "sampler_logp", "token_versions")
 Limit = Literal["max_turns", "max_tokens_per_episode", "max_completion_tokens"]
 Begun = Literal["", "edited_history", "compaction", "another_agent", "parallel"]
 
@@ -243,17 +242,10 @@ class Trajectory:
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Trajectory:
-        """Also of a row whose four lists of tokens are beside its other fields: one sequence, as all episodes were.
-        KeyError or TypeError for a row that lacks a field.
-        """
+        """KeyError or TypeError for a row that lacks a field."""
         score = row.get("score")
         turns = [Turn(**turn) for turn in row["turns"]]
-        if "token_ids" in row:
-            tokens = {name: row[name] for name in OF_TOKENS if name in row}
-            row = {name: value for name, value in row.items() if name not in tokens}
-            sequences = [TokenSequence(**tokens)] if tokens["token_ids"] else []
-        else:
-            sequences = [TokenSequence(**sequence) for sequence in row["sequences"]]
+        sequences = [TokenSequence(**sequence) for sequence in row["sequences"]]
         return cls(**{**row, "sequences": sequences, "turns": turns, "score": score and Score(**score)})
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, model_validator
@@ -15,8 +14,6 @@ from tasks.rewards.part_settings import OwnPart, PartSettings
 
 OUTCOME = "outcome"
 JUDGED = {"judge", "soundness"}  # parts that read what environment.judge left
-OLD_WEIGHTS = {"format_weight": "format", "execution_weight": "call_validity"}
-OLD_KEYS = {*OLD_WEIGHTS, "function", "function_weight"}
 
 
 def _read_part(given: Any) -> Any:
@@ -52,19 +49,6 @@ class RewardSettings(Settings):
 
     parts: list[Annotated[PartSettings, BeforeValidator(_read_part)]]
     allow_undominated: bool
-
-    @model_validator(mode="before")
-    @classmethod
-    def _tell_the_new_form(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and (old := OLD_KEYS & given.keys()):
-            parts = [f"{{name: {OLD_WEIGHTS[key]}, weight: {given[key]}}}" for key in OLD_WEIGHTS if given.get(key)]
-            if given.get("function"):
-                parts.append(f"{{name: mine, weight: {given.get('function_weight')}, function: {given['function']}}}")
-            raise ValueError(
-                f"{', '.join(sorted(old))}: the parts of a reward are a list now, so these would have no effect. Write "
-                f"parts: [{', '.join(parts)}] and allow_undominated: false instead"
-            )
-        return given
 
     @model_validator(mode="after")
     def _each_name_is_one_part(self) -> RewardSettings:

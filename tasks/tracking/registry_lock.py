@@ -157,7 +157,7 @@ def _parse(key: str, text: str) -> Other | None:
         said = dict(json.loads(text))
         if _is_dead(said):
             return None
-        return Other(key, text, int(said.get("place", 0)), bool(said.get("holds", True)), said)
+        return Other(key, text, int(said["place"]), bool(said["holds"]), said)
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
 

@@ -1,10 +1,9 @@
-"""Stored trajectories: of one sequence, of several, and rows of before, whose tokens are beside their other fields."""
+"""Stored trajectories, of one sequence and of several."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -14,36 +13,12 @@ from tasks.report.token_heat import Numbers, TokenReader
 from tasks.rewards.stored import turn_tokens
 from tests.measurement.synthetic import trajectory
 
-BEFORE: dict[str, Any] = {
-    "problem_id": "td-7-004983", "category": "cancel/none", "request": "Cancel booking B90.", "draw": 0,
-    "sample_index": 0, "policy_version": 3, "environment_fingerprint": "b90788db", "token_ids": [5, 6, 7, 8],
-    "sampled_mask": [False, True, False, True], "sampler_logp": [0.0, -0.5, 0.0, -0.25],
-    "turns": [
-        {"text": "a", "calls": [], "replies": [], "errors": [], "stop_reason": "end_of_turn", "follow_up": "And?",
-         "policy_version": 3},
-        {"text": "b", "calls": [], "replies": [], "errors": [], "stop_reason": "end_of_turn", "follow_up": None,
-         "policy_version": 4},
-    ],
-    "outcome": "success", "limit": None, "checks": {"state": True}, "num_calls": 0, "num_invalid_calls": 0,
-    "fault": None, "details": {}, "split_group": "booking B90", "token_versions": [0, 3, 0, 4],
-}  # fmt: skip
-OF_TOKENS = ("token_ids", "sampled_mask", "sampler_logp", "token_versions")
-
-
-def test_a_row_of_before_is_read_as_one_sequence_and_written_as_rows_are_now() -> None:
-    read = Trajectory.from_row(BEFORE)
-    assert read.sequences == [TokenSequence(*(BEFORE[name] for name in OF_TOKENS))]
-    assert read.sampled_versions(read.sequences[0]) == [3, 4]
-    now = {name: value for name, value in BEFORE.items() if name not in OF_TOKENS}
-    assert read.to_row() == now | {"sequences": [{name: BEFORE[name] for name in OF_TOKENS}]}
-    behind_an_endpoint = BEFORE | {"token_ids": [], "sampled_mask": [], "sampler_logp": [], "token_versions": []}
-    assert Trajectory.from_row(behind_an_endpoint).sequences == []
-
 
 def test_a_row_without_any_tokens_is_refused_and_is_no_endpoints() -> None:
-    cut = {name: value for name, value in BEFORE.items() if name not in OF_TOKENS}
+    row = trajectory().to_row()
+    del row["sequences"]
     with pytest.raises(KeyError, match="sequences"):
-        Trajectory.from_row(cut)
+        Trajectory.from_row(row)
 
 
 def with_a_helper() -> Trajectory:

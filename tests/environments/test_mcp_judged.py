@@ -37,11 +37,3 @@ def test_a_server_without_a_checker_is_judged_and_needs_a_judge_that_decides(mcp
     for judge in (None, {**row, "decides": False}):
         with pytest.raises(ValueError, match="only a judge can say whether an episode succeeded"):
             mcp_server.environment_settings(**changed, judge=judge)
-
-
-@pytest.mark.parametrize("judge", [None, {"url": "https://judge.example.org/v1"}])
-def test_a_judge_in_its_old_place_is_told_the_new_one(judge: Any) -> None:
-    settings = mcp_server.environment_settings(url="http://h/mcp", command=None).settings
-    assert settings is not None
-    with pytest.raises(ValueError, match=r"so this one would have no effect\. Write it as environment\.judge"):
-        type(settings).model_validate({**settings.model_dump(), "judge": judge})

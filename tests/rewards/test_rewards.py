@@ -126,20 +126,6 @@ def test_what_is_no_part_is_one_line_by_its_place(parts: Any, message: str):
     assert "\n" not in str(refusal.value)
 
 
-def test_params_of_the_old_form_are_told_the_new_one():
-    old = {"format_weight": 0.1, "execution_weight": 0.2, "function": "tasks.custom.a:b", "function_weight": 0.3}
-    with pytest.raises(ValueError, match=r"^params.yaml: reward: execution_weight, format_weight") as refusal:
-        load(Params, {"reward": old})
-    message = str(refusal.value)
-    assert "\n" not in message
-    assert (
-        "parts: [{name: format, weight: 0.1}, {name: call_validity, weight: 0.2}, "
-        "{name: mine, weight: 0.3, function: tasks.custom.a:b}] and allow_undominated: false" in message
-    )
-    with pytest.raises(ValueError, match=r"Write parts: \[\] and"):
-        load(Params, {"reward": dict.fromkeys(old, 0.0)})
-
-
 def test_a_good_score_comes_back_as_it_was():
     score = Score(1.2, {"outcome": 1.0, "format": 0.2})
     assert check_score(score, problem=PROBLEM, trajectory=episode()) is score

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -31,16 +31,6 @@ class MCPSettings(ServerAddress):
     checker: ObjectPath | None
     max_servers: int = Field(ge=1)
     start_timeout_seconds: float = Field(gt=0)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _tell_where_the_judge_went(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "judge" in given:
-            raise ValueError(
-                "judge is a key of environment now, not of its settings, so this one would have no effect. Write it "
-                "as environment.judge; tasks/tools/README.md has an example"
-            )
-        return given
 
     @model_validator(mode="after")
     def _one_way_to_reset(self) -> MCPSettings:
