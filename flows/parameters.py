@@ -24,13 +24,13 @@ def _check_profile(name: str) -> str:
     return name
 
 
-def _on_one_line(text: str) -> str:
+def _join_lines(text: str) -> str:
     return one_line(text, MAX_REASON + 1)  # what is too long is refused, not cut
 
 
 Profile = Annotated[
     str, AfterValidator(_check_profile), Field(json_schema_extra={"enum": [AS_IT_IS, *profile_names()]})
 ]
-Reason = Annotated[str, AfterValidator(_on_one_line), Field(max_length=MAX_REASON)]
+Reason = Annotated[str, AfterValidator(_join_lines), Field(max_length=MAX_REASON)]
 Hidden = Annotated[bool, SkipJsonSchema()]  # for callers in code; a form does not show it
 Source = Annotated[str, Field(min_length=1, pattern=r"^[^-]")]  # a leading dash would be read as an option

@@ -47,7 +47,7 @@ class Settings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_secret_in_a_url(cls, given: Any) -> Any:
+    def _refuse_secret_in_url(cls, given: Any) -> Any:
         for place, text in _texts(given, ""):
             if _has_secret(text):
                 remedy = WAY_OUT.get(place.partition(".")[0], "give it by the environment")
@@ -112,7 +112,7 @@ def is_variable_name(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch("[A-Z_][A-Z0-9_]*", value) is not None
 
 
-def _variable_name(value: Any) -> Any:
+def _check_variable_name(value: Any) -> Any:
     if not is_variable_name(value):
         raise ValueError(
             "it must be the name of an environment variable, in capitals such as SHOP_API_KEY. The value is not "
@@ -121,7 +121,7 @@ def _variable_name(value: Any) -> Any:
     return value
 
 
-VariableName = Annotated[str, BeforeValidator(_variable_name)]
+VariableName = Annotated[str, BeforeValidator(_check_variable_name)]
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)

@@ -28,13 +28,13 @@ class NamedEnvironment(Settings):
 
     @field_validator("name")
     @classmethod
-    def _is_a_folder(cls, name: str) -> str:
+    def _check_name(cls, name: str) -> str:
         check_environment_name(name)
         return name
 
     @field_validator("settings", mode="before")
     @classmethod
-    def _read_as_the_environment_says(cls, given: Any, info: ValidationInfo) -> Settings | None:
+    def _read_own_settings(cls, given: Any, info: ValidationInfo) -> Settings | None:
         name = info.data.get("name")
         return read_own_settings(ROOM, name, given) if name else None
 
@@ -50,12 +50,12 @@ class EnvironmentSettings(NamedEnvironment):
     pool: PoolSettings | None
 
     @model_validator(mode="after")
-    def _somebody_decides(self) -> EnvironmentSettings:
+    def _refuse_no_verdict(self) -> EnvironmentSettings:
         self.refuse_no_verdict()
         return self
 
     @model_validator(mode="after")
-    def _judges_what_the_user_asks(self) -> EnvironmentSettings:
+    def _check_judge_and_user(self) -> EnvironmentSettings:
         if self.user and not self.is_told_at_once:
             remedy = "Set user.reveal to at_once, or user to null"
             self.refuse_parts(of=f"user.reveal: {self.user.reveal}", remedy=remedy)
@@ -63,7 +63,7 @@ class EnvironmentSettings(NamedEnvironment):
         return self
 
     @model_validator(mode="after")
-    def _somebody_speaks(self) -> EnvironmentSettings:
+    def _refuse_no_user(self) -> EnvironmentSettings:
         self.refuse_no_user()
         return self
 
@@ -149,7 +149,7 @@ class OtherEnvironmentSettings(NamedEnvironment):
 
     @field_validator("source")
     @classmethod
-    def _is_watched(cls, source: str | None) -> str | None:
+    def _check_source_is_watched(cls, source: str | None) -> str | None:
         if source is not None:
             check_is_custom(source)
         return source

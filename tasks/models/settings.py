@@ -67,7 +67,7 @@ class LaunchSettings(Settings):
         return self.launcher in ("torchrun", "ray")
 
     @model_validator(mode="after")
-    def _whoever_starts_them_starts_them_again(self) -> LaunchSettings:
+    def _refuse_useless_restarts(self) -> LaunchSettings:
         if not self.starts_ranks and self.max_restarts > 0:
             raise ValueError(
                 f"max_restarts is {self.max_restarts} with launcher: {self.launcher}, which starts nothing again, so a "
@@ -77,7 +77,7 @@ class LaunchSettings(Settings):
         return self
 
     @model_validator(mode="after")
-    def _local_is_one(self) -> LaunchSettings:
+    def _check_num_trainers(self) -> LaunchSettings:
         if self.launcher == "local" and self.num_trainers > 1:
             raise ValueError(
                 f"num_trainers is {self.num_trainers} with launcher: local, which is one process, so the others would "
@@ -112,7 +112,7 @@ class TemplateSettings(Settings):
 
     @field_validator("kwargs")
     @classmethod
-    def _not_ours(cls, kwargs: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    def _refuse_own_variables(cls, kwargs: dict[str, JsonValue]) -> dict[str, JsonValue]:
         taken = sorted({*NOT_FOR_KWARGS, "enable_thinking"} & kwargs.keys())
         if taken:
             raise ValueError(

@@ -55,7 +55,7 @@ class PipelineSections(Settings):
     pipeline: PipelineSettings
 
 
-def _compiles(pattern: str) -> str:
+def _check_pattern(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
@@ -66,7 +66,7 @@ def _compiles(pattern: str) -> str:
 class RecordSettings(Settings):
     """What `serve --record` hides of conversations, beside secrets, and how large a file of them gets."""
 
-    redact: list[Annotated[str, Field(min_length=1), AfterValidator(_compiles)]]
+    redact: list[Annotated[str, Field(min_length=1), AfterValidator(_check_pattern)]]
     max_file_mib: int = Field(ge=1)
 
 

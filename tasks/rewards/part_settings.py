@@ -35,7 +35,7 @@ class OwnPart(Settings):
 
     @field_validator("function")
     @classmethod
-    def _is_a_function(cls, path: str) -> str:
+    def _check_function(cls, path: str) -> str:
         load_function(path)
         return path
 

@@ -51,7 +51,7 @@ class RewardSettings(Settings):
     allow_undominated: bool
 
     @model_validator(mode="after")
-    def _each_name_is_one_part(self) -> RewardSettings:
+    def _refuse_repeated_names(self) -> RewardSettings:
         names = [part.name for part in self.parts]
         for name in names:
             if names.count(name) > 1:

@@ -52,7 +52,7 @@ class EngineSettings(Settings):
 
     @field_validator("name")
     @classmethod
-    def _can_be_trained_with(cls, name: str) -> str:
+    def _check_name(cls, name: str) -> str:
         names = sorted(file.parent.name for file in FOLDER.glob("*/engine.py"))
         if name in names:
             return name
@@ -67,7 +67,7 @@ class EngineSettings(Settings):
 
     @field_validator("settings", mode="before")
     @classmethod
-    def _read_as_the_engine_says(cls, given: Any, info: ValidationInfo) -> Settings | None:
+    def _read_own_settings(cls, given: Any, info: ValidationInfo) -> Settings | None:
         name = info.data.get("name")
         return read_own_settings(ROOM, name, given) if name else None
 
@@ -104,7 +104,7 @@ class SamplingSettings(DistributionSettings):
     stop_strings: list[Annotated[str, Field(min_length=1)]]
 
     @model_validator(mode="after")
-    def _leaves_room_after_a_thought(self) -> SamplingSettings:
+    def _check_room_after_thought(self) -> SamplingSettings:
         most, thought = self.max_completion_tokens, self.max_thinking_tokens_per_turn
         if most is not None and thought is not None and most <= thought:
             raise ValueError(

@@ -32,7 +32,7 @@ class PathsSettings(Settings):
 
     @field_validator("artifacts")
     @classmethod
-    def _is_local(cls, artifacts: str) -> str:
+    def _check_artifacts(cls, artifacts: str) -> str:
         if is_url(artifacts):
             raise ValueError(
                 "it must be a local folder, since DVC caches and links what is in it. Name the bucket in paths.remote, "
@@ -43,7 +43,7 @@ class PathsSettings(Settings):
 
     @field_validator("remote")
     @classmethod
-    def _is_a_url(cls, remote: str | None) -> str | None:
+    def _check_remote(cls, remote: str | None) -> str | None:
         if remote is not None and parse_url(remote).sha256 is not None:
             raise ValueError("it is a folder that results are written to, so it has no hash. Leave #sha256=… out")
         return remote

@@ -33,7 +33,7 @@ class ServerAddress(Settings):
 
     @field_validator("environment", "headers", mode="before")
     @classmethod
-    def _names_of_variables(cls, given: Any, info: ValidationInfo) -> Any:
+    def _check_names_of_variables(cls, given: Any, info: ValidationInfo) -> Any:
         """Refuse other values without printing them: one may be a secret."""
         may_be_literal = info.field_name == "environment"
         for name, value in given.items() if isinstance(given, dict) else ():
@@ -49,7 +49,7 @@ class ServerAddress(Settings):
         return given
 
     @model_validator(mode="after")
-    def _one_way_to_the_server(self) -> ServerAddress:
+    def _check_address(self) -> ServerAddress:
         if (self.command is None) == (self.url is None):
             raise ValueError("set exactly one of command (a program to start) and url; the other is null")
         if self.command is not None and not (self.command and all(self.command)):

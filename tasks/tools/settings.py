@@ -58,7 +58,7 @@ IN_MEMORY = ToolSettings(
 )
 
 
-def _off_is_a_word(value: Any) -> Any:
+def _read_off(value: Any) -> Any:
     """YAML reads `off` as false."""
     return "off" if value is False else value
 
@@ -78,13 +78,13 @@ def check_is_custom(file: str) -> None:
 class CacheSettings(Settings):
     """Modes: see `cache/environment.py`. `frozen`: a file written by `cache freeze`, or null."""
 
-    mode: Annotated[Literal["off", "record", "replay", "strict"], BeforeValidator(_off_is_a_word)]
+    mode: Annotated[Literal["off", "record", "replay", "strict"], BeforeValidator(_read_off)]
     folder: LocalFolder
     frozen: str | None
 
     @field_validator("frozen")
     @classmethod
-    def _is_watched(cls, frozen: str | None) -> str | None:
+    def _check_frozen_is_watched(cls, frozen: str | None) -> str | None:
         if frozen is None:
             return None
         if not is_url(frozen):
@@ -126,7 +126,7 @@ class FaultSettings(Settings):
     rename_rate: Rate
 
     @model_validator(mode="after")
-    def _errors_exclude_each_other(self) -> FaultSettings:
+    def _check_sum_of_rates(self) -> FaultSettings:
         total = self.error_rate + self.timeout_rate + self.rate_limit_rate
         if total > 1:
             raise ValueError(

@@ -79,7 +79,7 @@ class TrackingSettings(Settings):
         return self.uri.startswith(SQLITE) or urlsplit(self.uri).hostname in LOOPBACK
 
     @model_validator(mode="after")
-    def _reachable_files(self) -> TrackingSettings:
+    def _check_artifact_location(self) -> TrackingSettings:
         """MLflow's client writes to a local path itself, on the machine that it runs on."""
         if self.is_local or ":/" in self.artifact_location:
             return self

@@ -59,7 +59,7 @@ class VLLMSettings(OwnEngineSettings):
     max_restarts: int = Field(ge=0)
 
     @model_validator(mode="after")
-    def _urls_are_of_servers(self) -> VLLMSettings:
+    def _refuse_unused_urls(self) -> VLLMSettings:
         if self.urls and self.mode == "in_process":
             raise ValueError(
                 "urls names servers and mode is in_process, so none of them would be used. Set mode: server, or leave "
@@ -75,7 +75,7 @@ class VLLMSettings(OwnEngineSettings):
         return self.dtype
 
     @model_validator(mode="after")
-    def _leaves_memory_for_the_trainer(self) -> VLLMSettings:
+    def _check_memory_of_trainer(self) -> VLLMSettings:
         if self.mode == "in_process" and self.gpu_memory_utilization > MAX_SHARE_IN_PROCESS:
             raise ValueError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization:g} and mode is in_process, where vLLM shares "

@@ -33,7 +33,7 @@ class VerdictSettings(Settings):
     timeout_seconds: float = Field(gt=0)
 
     @model_validator(mode="after")
-    def _names_what_it_asks(self) -> Self:
+    def _check_source(self) -> Self:
         for by, name in (("checker", "checker"), ("http", "url")):
             if (self.by == by) != (getattr(self, name) is not None):
                 raise ValueError(f"by: {by} and {name} belong together; fill in both, or set {name} to null")
@@ -66,7 +66,7 @@ class AgentSettings(Settings):
     verdict: VerdictSettings | None
 
     @model_validator(mode="after")
-    def _one_way_to_start_it(self) -> Self:
+    def _check_start(self) -> Self:
         if (self.command is None) == (self.object is None):
             raise ValueError("set exactly one of command (a program to start) and object (an async function)")
         if self.command is not None and not (self.command and all(self.command)):
@@ -76,7 +76,7 @@ class AgentSettings(Settings):
         return self
 
     @model_validator(mode="after")
-    def _one_verdict(self) -> Self:
+    def _check_verdict(self) -> Self:
         if (self.world is None) == (self.verdict is None):
             raise ValueError(
                 "set exactly one of world (its verdict counts) and verdict (of an agent that has its own tools)"

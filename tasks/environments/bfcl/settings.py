@@ -21,7 +21,7 @@ class BFCLSettings(Settings):
     turns: Literal["first", "all"]
 
     @model_validator(mode="after")
-    def _each_category_once(self) -> BFCLSettings:
+    def _refuse_repeated_categories(self) -> BFCLSettings:
         if len(set(self.categories)) < len(self.categories):
             raise ValueError("categories names one twice, so its problems would be in the data twice; name each once")
         return self

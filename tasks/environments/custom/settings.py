@@ -21,7 +21,7 @@ class CustomSettings(Settings):
 
     @field_validator("object")
     @classmethod
-    def _is_an_environment(cls, path: str) -> str:
+    def _check_class(cls, path: str) -> str:
         fault = _fault_of(load_object(path))
         if fault is not None:
             raise ValueError(f"{path} {fault} (tasks/custom/README.md has an example)")

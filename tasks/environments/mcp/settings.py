@@ -33,7 +33,7 @@ class MCPSettings(ServerAddress):
     start_timeout_seconds: float = Field(gt=0)
 
     @model_validator(mode="after")
-    def _one_way_to_reset(self) -> MCPSettings:
+    def _check_reset_and_tools(self) -> MCPSettings:
         if self.reset == "process" and self.command is None:
             raise ValueError("reset: process starts a server for each episode, which takes command, not url")
         if self.reset == "scratch" and not self._has_scratch():

@@ -31,7 +31,7 @@ class MixtureSettings(Settings):
 
     @field_validator("members")
     @classmethod
-    def _differ(cls, members: list[MemberSettings]) -> list[MemberSettings]:
+    def _check_members(cls, members: list[MemberSettings]) -> list[MemberSettings]:
         names, titles = [member.name for member in members], [member.title for member in members]
         twice = sorted({title for title in titles if titles.count(title) > 1})
         if twice:

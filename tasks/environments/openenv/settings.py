@@ -39,7 +39,7 @@ class OpenEnvSettings(ServerAddress):
     start_timeout_seconds: float = Field(gt=0)
 
     @model_validator(mode="after")
-    def _can_be_started(self) -> OpenEnvSettings:
+    def _check_command_and_splits(self) -> OpenEnvSettings:
         if self.command is not None and not any(PORT in part for part in self.command):
             raise ValueError(
                 f"command does not contain {PORT}, so the server would not listen where it is looked for. Write it "

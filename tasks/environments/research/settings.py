@@ -38,13 +38,13 @@ class ResearchSettings(Settings):
 
     @field_validator("corpus")
     @classmethod
-    def _is_watched(cls, corpus: str | None) -> str | None:
+    def _check_corpus_is_watched(cls, corpus: str | None) -> str | None:
         if corpus is not None:
             check_is_custom(corpus)
         return corpus
 
     @model_validator(mode="after")
-    def _one_corpus(self) -> ResearchSettings:
+    def _check_one_corpus(self) -> ResearchSettings:
         if (self.corpus is None) == (self.generated is None):
             raise ValueError("set exactly one of corpus (a file of yours) and generated; the other is null")
         return self

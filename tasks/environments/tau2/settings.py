@@ -21,7 +21,7 @@ class Tau2Settings(Settings):
     problems: Problems
 
     @model_validator(mode="after")
-    def _were_published(self) -> Tau2Settings:
+    def _check_problems_of_domain(self) -> Tau2Settings:
         if self.domain != "telecom" and self.problems != "base":
             raise ValueError(
                 f"problems: {self.problems} is a list of telecom's, so there would be no problem of {self.domain}. Set "

@@ -100,7 +100,7 @@ class PrefixSettings(Settings):
     depth: list[PartPoint] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _schedules_begin_at_the_first_iteration(self) -> PrefixSettings:
+    def _check_schedules(self) -> PrefixSettings:
         check_points("prefixes.share", self.share)
         check_points("prefixes.depth", self.depth)
         return self
@@ -119,7 +119,7 @@ class ExplorationSettings(Settings):
     prefixes: PrefixSettings | None
 
     @model_validator(mode="after")
-    def _schedules_begin_at_the_first_iteration(self) -> ExplorationSettings:
+    def _check_schedules(self) -> ExplorationSettings:
         check_points("temperature", self.temperature or ())
         check_points("top_p", self.top_p or ())
         check_points("samples_per_problem", self.samples_per_problem or ())
@@ -158,7 +158,7 @@ class BandSettings(Settings):
     levels: LevelsSettings | None
 
     @model_validator(mode="after")
-    def _has_a_width(self) -> BandSettings:
+    def _check_width(self) -> BandSettings:
         if self.low >= self.high:
             raise ValueError(
                 f"low is {self.low:g} and high {self.high:g}, so no solve rate is between them. "
@@ -214,7 +214,7 @@ class GRPOSettings(OptimizerSettings):
     lora: LoRASettings | None
 
     @model_validator(mode="after")
-    def _combinations_make_sense(self) -> GRPOSettings:
+    def _refuse_useless_combinations(self) -> GRPOSettings:
         for is_wrong, message in (
             (self.loss == "gspo" and max(self.clip_low, self.clip_high) > LARGEST_SEQUENCE_CLIP,
              f"clip_low is {self.clip_low:g} and clip_high {self.clip_high:g} with loss: gspo, but the mean "
@@ -251,7 +251,7 @@ class GRPOSettings(OptimizerSettings):
         return self
 
     @model_validator(mode="after")
-    def _exploration_fits_the_groups(self) -> GRPOSettings:
+    def _check_exploration(self) -> GRPOSettings:
         """`group_size` is the most: memory is planned by it."""
         if self.exploration is None:
             return self
@@ -269,7 +269,7 @@ class GRPOSettings(OptimizerSettings):
         return self
 
     @model_validator(mode="after")
-    def _streams_what_it_can(self) -> GRPOSettings:
+    def _check_streaming(self) -> GRPOSettings:
         streaming, exploration = self.streaming, self.exploration
         if streaming is None:
             return self
@@ -296,7 +296,7 @@ class GRPOSettings(OptimizerSettings):
         return self
 
     @model_validator(mode="after")
-    def _a_nucleus_is_the_policys_own(self) -> GRPOSettings:
+    def _refuse_stale_nucleus(self) -> GRPOSettings:
         """Tokens that it leaves out are never drawn, so no weight brings them back once the policy moved."""
         points = self.exploration.top_p if self.exploration else None
         on_policy = {"updates_per_batch": 1, "steps_per_batch": 1, "max_staleness": 0}

@@ -25,7 +25,7 @@ class AssessSettings(Settings):
         return self.warm_start_below > 0
 
     @model_validator(mode="after")
-    def _thresholds_in_order(self) -> AssessSettings:
+    def _check_order_of_thresholds(self) -> AssessSettings:
         if self.skip_rl_above is not None and self.skip_rl_above <= self.warm_start_below:
             raise ValueError(
                 f"skip_rl_above ({self.skip_rl_above}) is not above warm_start_below ({self.warm_start_below}), so a "

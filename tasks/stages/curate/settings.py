@@ -26,7 +26,7 @@ class SplitSettings(Settings):
     test_rotation: int = Field(ge=0)
 
     @model_validator(mode="after")
-    def _has_that_test_set(self) -> SplitSettings:
+    def _check_test_rotation(self) -> SplitSettings:
         if self.test_rotation >= self.num_test_sets:
             raise ValueError(
                 f"test_rotation is {self.test_rotation}, but num_test_sets ({self.num_test_sets}) gives only the "

@@ -86,7 +86,7 @@ class EvaluateSections(PlaySections):
     evaluate: EvaluateSettings
 
     @model_validator(mode="after")
-    def _never_trained_on_the_others(self) -> EvaluateSections:
+    def _refuse_repeated_and_trained(self) -> EvaluateSections:
         labels = [other.label for other in self.evaluate.also]
         trained = {(played.name, _class_of(played)) for played in members_of(self.environment)}
         twice = sorted({label for label in labels if labels.count(label) > 1})
@@ -106,7 +106,7 @@ class EvaluateSections(PlaySections):
         return self
 
     @model_validator(mode="after")
-    def _plays_the_others_on_live_tools(self) -> EvaluateSections:
+    def _refuse_strict_cache(self) -> EvaluateSections:
         if self.evaluate.also and self.environment.cache.mode == "strict":
             raise ValueError(
                 "evaluate.also plays in environments whose tools environment.cache.mode: strict switches off, so no "
@@ -115,13 +115,13 @@ class EvaluateSections(PlaySections):
         return self
 
     @model_validator(mode="after")
-    def _tells_in_parts_by_instructions(self) -> EvaluateSections:
+    def _check_user_of_sharded(self) -> EvaluateSections:
         if self.evaluate.sharded is not None and self.environment.user is not None:
             self.environment.user.refuse_telling_in_parts("evaluate.sharded", plain="null")
         return self
 
     @model_validator(mode="after")
-    def _speaks_to_no_agent(self) -> EvaluateSections:
+    def _refuse_talk_with_agent(self) -> EvaluateSections:
         if getattr(self.environment.settings, "drives_itself", False):
             named = [name for name in ("frontier", "reflexion", "sharded") if getattr(self.evaluate, name) is not None]
             if named:
@@ -132,7 +132,7 @@ class EvaluateSections(PlaySections):
         return self
 
     @model_validator(mode="after")
-    def _judges_no_part_of_a_request(self) -> EvaluateSections:
+    def _check_judge_of_sharded(self) -> EvaluateSections:
         if self.evaluate.sharded is not None:
             self.environment.refuse_parts(of="evaluate.sharded", remedy="Set evaluate.sharded to null")
         return self

@@ -50,7 +50,7 @@ class SentinelSettings(Settings):
         return self.model_dump(mode="json", exclude=LASTING)
 
     @model_validator(mode="after")
-    def _a_roll_back_can_happen(self) -> SentinelSettings:
+    def _check_max_rollbacks(self) -> SentinelSettings:
         if self.action == "roll_back" and self.max_rollbacks == 0:
             raise ValueError(
                 "action is roll_back with max_rollbacks 0, so the first alarm would stop the run anyway. "
@@ -84,12 +84,12 @@ class TrainSections(PlaySections):
         return super().resume_key() | {"sentinel": self.sentinel.model_dump(mode="json", include=LASTING)}
 
     @model_validator(mode="after")
-    def _outcome_dominates(self) -> TrainSections:
+    def _check_dominance(self) -> TrainSections:
         check_dominance(self.reward, episode_limits(self.sampling, self.environment))
         return self
 
     @model_validator(mode="after")
-    def _somebody_judges(self) -> TrainSections:
+    def _refuse_no_judge(self) -> TrainSections:
         judged = [part.name for part in self.reward.parts if part.name in JUDGED]
         if judged and self.environment.judge is None:
             raise ValueError(
@@ -99,7 +99,7 @@ class TrainSections(PlaySections):
         return self
 
     @model_validator(mode="after")
-    def _begins_where_an_agent_begins(self) -> TrainSections:
+    def _refuse_prefixes_of_agent(self) -> TrainSections:
         if self.environment.has_agent and self.train.exploration and self.train.exploration.prefixes:
             raise ValueError(
                 "train.exploration.prefixes begins episodes in the middle, and an agent that drives itself cannot be "
@@ -108,7 +108,7 @@ class TrainSections(PlaySections):
         return self
 
     @model_validator(mode="after")
-    def _samples_from_what_it_trains(self) -> TrainSections:
+    def _check_sampling(self) -> TrainSections:
         """With top_p, weights of whole sequences had a mean of 0.006; without it, 1."""
         if self.sampling.temperature == 0:
             raise ValueError(

@@ -73,7 +73,7 @@ class Entry(Record):
     environment: StoredEnvironment | None = None
 
     @model_validator(mode="after")
-    def _is_one_answer(self) -> Entry:
+    def _check_one_answer(self) -> Entry:
         if len(self.to_row()) != 1:
             raise ValueError("it must contain exactly one of reply, verdict and environment")
         return self

@@ -16,12 +16,12 @@ from tasks.tools.settings import check_in_process, check_is_custom
 OWN_RUBRIC = "tasks/tools/judge/rubric.md"
 
 
-def _is_custom(file: str) -> str:
+def _check_custom_file(file: str) -> str:
     check_is_custom(file)
     return file
 
 
-CustomFile = Annotated[str, AfterValidator(_is_custom)]
+CustomFile = Annotated[str, AfterValidator(_check_custom_file)]
 
 
 class AgreementSettings(Settings):
@@ -82,11 +82,11 @@ class JudgeSettings(Settings):
 
     @field_validator("rubric")
     @classmethod
-    def _is_watched(cls, rubric: str) -> str:
-        return rubric if rubric == OWN_RUBRIC else _is_custom(rubric)
+    def _check_rubric_is_watched(cls, rubric: str) -> str:
+        return rubric if rubric == OWN_RUBRIC else _check_custom_file(rubric)
 
     @model_validator(mode="after")
-    def _a_model_in_process_is_there_and_keeps_to_the_schema(self) -> JudgeSettings:
+    def _check_model_in_process(self) -> JudgeSettings:
         if self.url is not None:
             return self
         check_in_process(self.model, api_key_variable=self.api_key_variable)
@@ -98,7 +98,7 @@ class JudgeSettings(Settings):
         return self
 
     @model_validator(mode="after")
-    def _votes_can_differ_and_decide(self) -> JudgeSettings:
+    def _check_votes(self) -> JudgeSettings:
         if self.num_votes % 2 == 0:
             raise ValueError(f"num_votes is {self.num_votes}, so votes could be tied. Use an odd number")
         if self.num_votes > 1 and self.temperature == 0:

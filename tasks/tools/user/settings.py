@@ -43,7 +43,7 @@ class UserModelSettings(Settings):
         return url
 
     @model_validator(mode="after")
-    def _a_model_in_process_is_there(self) -> UserModelSettings:
+    def _check_model_in_process(self) -> UserModelSettings:
         if self.url is None:
             check_in_process(self.model, api_key_variable=self.api_key_variable)
         return self
@@ -68,13 +68,13 @@ class UserSettings(Settings):
             )
 
     @model_validator(mode="after")
-    def _reveals_as_it_says(self) -> UserSettings:
+    def _check_reveal(self) -> UserSettings:
         if self.reveal != "at_once":
             self.refuse_telling_in_parts("user.reveal", plain="at_once")
         return self
 
     @model_validator(mode="after")
-    def _has_the_model_it_needs(self) -> UserSettings:
+    def _check_model(self) -> UserSettings:
         if (self.model is None) != (self.played_by == "script"):
             needs = "needs none" if self.played_by == "script" else "needs to know which"
             raise ValueError(
