@@ -53,8 +53,8 @@ def retrain(
     """Curate, assess, warm start, train, evaluate, promote, report; what did not change is not repeated.
 
     Args:
-        profile: Rewrite params.yaml from a profile first, as `python -m tasks profile` does. params.yaml leaves it as
-            it is.
+        profile: Rewrite params.yaml from a profile first, as `python -m tasks profile` does. The choice `params.yaml`
+            leaves it as it is.
         reason: Why this run is wanted; it is recorded with the run and its model. Without one the run starts only if
             something changed.
         force: Train anew also where nothing changed, with the next seed. Needs a reason.
@@ -99,7 +99,7 @@ def _run_for_a_reason(stages: Stages, *, asked: str | None, force: bool) -> Stat
 
 
 def _end_unchanged(model: str, found: RunReasons, paths: Paths, stages: Stages) -> State[None]:
-    """With where the results of the last run are."""
+    """Show where the results of the last run are, and end the flow as Unchanged."""
     assert found.last is not None
     show_places(model, paths, run_id=found.last.run_id, run_page=None)
     if stages.is_shown:

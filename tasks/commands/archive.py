@@ -183,8 +183,8 @@ def _refuse_pruned(gone: set[str]) -> None:
 
 
 def _add_files(archive: tarfile.TarFile, folder: Path | None, copies: Mapping[str, Path]) -> dict[str, str]:
-    """Of the files that have one, the copy. A file that a run removes meanwhile, such as one of its half-written ones,
-    is left out.
+    """Add a folder's files, in place of some of them their `copies` (by name); returns the hash of each by name. Files
+    that a run removes meanwhile, such as half-written ones, are left out.
     """
     hashes: dict[str, str] = {}
     if folder is None:

@@ -82,7 +82,7 @@ def refuse_another_folder(folder: Path, sources: Sequence[Source] = ()) -> None:
 
 
 def _is_comparison(folder: Path) -> bool:
-    """By its page, beside nothing that is not of a browser: a folder of one's own may well have a `data` too."""
+    """Whether it is empty, or has the browser's page and only files of the browser: your own folder may have `data`."""
     from tasks.report.browser import files_of_browser
 
     names = {item.name for item in folder.iterdir()} if folder.is_dir() else {""}

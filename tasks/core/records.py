@@ -83,11 +83,11 @@ class Turn:
     """One assistant turn: the sampled text, its calls, and the reply to each call.
 
     `thought`: what a thinking model wrote before `text`, in which no call counts, of `num_thought_tokens`;
-    `thought_was_cut`: by its own budget. Rows of turns without a thought leave the three out.
-    `errors`: per reply, the error type, or None. `follow_up`: the user's next request, if the turn closed one.
-    `policy_version`: iterations behind the weights that wrote its last token; 0 when a model is only measured.
-    `sequence`: which of the trajectory's sequences has its tokens; rows leave out the first, 0. `answer`: what the user
-    read of a message without a call, where marks of its call format are in `text`; rows leave out None.
+    `thought_was_cut`: by its own budget. Rows of turns without a thought leave the three out. `errors`: per reply, the
+    error type, or None. `follow_up`: the user's next request, if the turn closed one. `policy_version`: iterations
+    behind the weights that wrote its last token; 0 when a model is only measured. `sequence`: which of the trajectory's
+    sequences has its tokens; rows leave out the first, 0. `answer`: what the user read of a message without a call,
+    where marks of its call format are in `text`; rows leave out None.
     """
 
     text: str

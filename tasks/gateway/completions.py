@@ -53,8 +53,7 @@ class Completion:
     """One assistant turn. `text` is its message without its calls, `thought` what came before it, None where the model
     wrote none. `token_ids` and `logp` (nats) are of the sampled tokens, of which `num_thought_tokens` are the thought.
     `version` says which policy wrote it. `ignored` are parameters of the request in whose place the policy's own were
-    used. `stop_string`: the one of the request that ended the message, which is not in
-    `text`.
+    used. `stop_string`: the one of the request that ended the message, which is not in `text`.
     """
 
     id: str

@@ -116,7 +116,7 @@ def evaluated_episodes(
 
 
 def _later_attempts(train: GRPOSettings, evaluate: EvaluateSettings, num_problems: int) -> int:
-    """With notes and without, where every attempt fails; the first is an episode of test."""
+    """The most episodes after the first attempts, which are those of test: all fail, with notes and without."""
     if evaluate.reflexion is None or not num_problems:
         return 0
     return 2 * (attempts_for(evaluate.reflexion, first_drawn_episodes(train), num_problems) - 1) * num_problems

@@ -67,8 +67,11 @@ def note_references(
     top_p: float,
     autocast: Autocast,
 ) -> None:
-    """By a forward of the reference, but where it equals the policy, as after it has moved there: its log-probs are
-    then those that the first step notes. They are of the whole distribution, those of the policy of its nucleus.
+    """Note the reference's log-probs in each batch, from a forward of the reference.
+
+    Where the reference equals the policy, as right after it moved there, no forward is needed: the log-probs that the
+    first step notes of the policy are the reference's too. Not with `top_p` below 1, since the policy's are then of its
+    nucleus and the reference's of the whole distribution.
     """
     if top_p == 1 and all(ranks.gather(reference.is_policy())):
         for batch in batches:

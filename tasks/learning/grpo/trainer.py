@@ -220,7 +220,7 @@ class GRPOTrainer:
         return groups, num_replaced
 
     def _entropy(self, groups: Sequence[Group]) -> Metrics:
-        """At one distribution for the whole run, in place of that of the tokens as they were drawn."""
+        """In place of the entropy of the tokens as drawn, one at the run's usual temperature: iterations compare."""
         found = mean_entropy(
             self.log_probs,
             [group for group in groups if group.round_number == 0 and not group.is_prefixed],

@@ -127,11 +127,11 @@ class Optimizer:
         return found
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """From whole tensors, of which each rank takes its part."""
+        """Take over the state from whole tensors, named as in `tensors`; each rank takes its part of each."""
         self.load_to_device()
         for index, master in self._named_masters():
             key = f"{MASTER}.{index}"
-            # Where several ranks load what one has saved, a weight that it keeps in float32 is the policy's alone.
+            # One process saves no master of a float32 weight, which is its own: several ranks have it from the policy.
             if self.computes_in is None or key in tensors:
                 master.copy_(part_of(tensors[key], master))
         for number, part in enumerate(self.parts):

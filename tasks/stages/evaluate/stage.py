@@ -2,9 +2,9 @@
 
 Snapshots race on `select` (`racing.py`); only the winner plays `test`. Scripted baselines and `evaluate.frontier`
 decide nothing; they play first, so that a wrong API key fails before an hour of evaluation, as does a test without
-parts where `evaluate.sharded` wants them. A model that plays again
-stays in memory where there is room, so its files are read once. A killed stage plays only what is missing. Results
-must not contain seconds, which go to artifacts/timings.
+parts where `evaluate.sharded` wants them. A model that plays again stays in memory where there is room, so its files
+are read once. A killed stage plays only what is missing. Results must not contain seconds, which go to
+artifacts/timings.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 That an environment was never seen is checked twice: its name is none that this run trains on, and no problem of it is
 one that a snapshot or an ancestor learnt from. All of it is checked before the first episode of evaluate, and by the
-doctor before training. What a base model read before it came here nobody can check. The
-field's claim of this kind: PROVE (arXiv:2606.03892) trains on its own servers and reports BFCL, τ²-bench and T-Eval.
+doctor before training. What a base model read before it came here nobody can check. The field's claim of this kind:
+PROVE (arXiv:2606.03892) trains on its own servers and reports BFCL, τ²-bench and T-Eval.
 """
 
 from __future__ import annotations

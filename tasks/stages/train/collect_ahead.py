@@ -189,8 +189,9 @@ class Pipeline:
 
 
 def refuse_stale(collect: Collect, max_staleness: int | None) -> Collect:
-    """`collect` with a ValueError where the weights that wrote a turn are too old, or newer than the policy. None
-    bounds no age: of groups that stream, tokens that are too old carry no loss.
+    """`collect` with a ValueError where a turn was written by weights that are too old, or newer than the policy.
+
+    `max_staleness` None accepts every age, for groups that stream: their tokens that are too old carry no loss.
     """
     most = sys.maxsize if max_staleness is None else max_staleness
 

@@ -2,8 +2,8 @@
 
 An engine in the same memory generates with the trainer's model itself, adapter included, or with rank 0's copy of it
 where several ranks train; where the pipeline's thread writes (`train.max_staleness` above 0), with a copy of what is
-trained, which shares what is frozen. One with its own
-memory gets tensors or the adapter, and no copy of the model is kept for it.
+trained, which shares what is frozen. One with its own memory gets tensors or the adapter, and no copy of the model is
+kept for it.
 """
 
 from __future__ import annotations
