@@ -43,8 +43,8 @@ def clustered_mean(values: Sequence[float], groups: Sequence[Hashable]) -> Clust
     if not len(values):
         raise ValueError("no problem was measured, so there is no interval. Give at least one problem.")
     numbers = np.asarray(values, dtype=np.float64)
-    places: dict[Hashable, int] = {}
-    labels = [places.setdefault(group, len(places)) for group in groups]
+    places = {group: place for place, group in enumerate(dict.fromkeys(groups))}
+    labels = [*map(places.__getitem__, groups)]
     sums, sizes = np.bincount(labels, numbers), np.bincount(labels, np.ones(len(labels)))
     mean, num, weight = float(numbers.mean()), len(sums), float((sizes**2).sum())
     squares = (sums - sizes * mean) ** 2
