@@ -12,7 +12,8 @@ from tests.conftest import ROOT
 from tests.readme import BLOCK
 
 PAGE = (ROOT / "tasks" / "engines" / "README.md").read_text(encoding="utf-8")
-EXAMPLES: list[dict[str, Any]] = [yaml.safe_load(code) for name, code in BLOCK.findall(PAGE) if name == "yaml"]
+BLOCKS: list[dict[str, Any]] = [yaml.safe_load(code) for name, code in BLOCK.findall(PAGE) if name == "yaml"]
+EXAMPLES = [block for block in BLOCKS if "engine" in block]
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda item: item["engine"]["name"])
