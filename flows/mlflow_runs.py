@@ -31,7 +31,7 @@ class RunLogger:
 
     def __init__(self, settings: TrackingSettings, params: Mapping[str, Any], paths: Paths, *, prefect_run: str):
         self._runs = FlowRuns(settings, params, paths, prefect_run=prefect_run)
-        self._uri = absolute_uri(settings.uri)
+        self._uri = absolute_uri(settings)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mlflow")
         self._calls: list[Future[Any]] = []
 

@@ -66,8 +66,7 @@ class Places:
 def find_places() -> Places:
     params = read_params()
     tracking, artifacts = load(TrackingSections, params).tracking, load_paths(params).artifacts
-    location = tracking.artifact_location
-    files = None if ":/" in location else Path(location).absolute()
+    files = tracking.files and tracking.files.absolute()
     return Places(tracking, artifacts, database_of(tracking), artifacts.absolute() / ".prefect" / "prefect.db", files)
 
 

@@ -43,7 +43,7 @@ def reproduction(row: Mapping[str, Any], lineage_folder: str, tracking: Tracking
             _shell("cd", str(Path(clone, _prefix()))),
         ]
     if row["params"] is not None:
-        commands.append(_shell("python", "-m", "tasks", "fetch", uri, copy, "--registry", absolute_uri(tracking.uri)))
+        commands.append(_shell("python", "-m", "tasks", "fetch", uri, copy, "--registry", absolute_uri(tracking)))
     if is_recorded:
         commands.append(_shell("git", "checkout", "--quiet", commit))
     if row["params"] is not None:

@@ -37,17 +37,17 @@ LEADING_TO_FILES = TABLES[-3:]
 DATABASE_PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds; Postgres restarts in one or two
 
 
-def absolute_uri(uri: str) -> str:
+def absolute_uri(settings: TrackingSettings) -> str:
     """A sqlite URI with an absolute path, its folder made; a server's URL unchanged."""
-    if not uri.startswith(SQLITE):
-        return uri
-    path = Path(uri.removeprefix(SQLITE)).absolute()
+    if settings.database is None:
+        return settings.uri
+    path = settings.database.absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
     return f"{SQLITE}{path}"
 
 
-def absolute_location(location: str) -> str:
-    return location if ":/" in location else str(Path(location).absolute())
+def absolute_location(settings: TrackingSettings) -> str:
+    return settings.artifact_location if settings.files is None else str(settings.files.absolute())
 
 
 def local_folder(location: str) -> Path | None:
@@ -70,9 +70,9 @@ def connect(settings: TrackingSettings) -> MlflowClient:
     refuse_lost_registry(settings)
     if re.match(f"{DATABASES}://", settings.uri):
         _await_database(settings)
-    uri = absolute_uri(settings.uri)
-    if uri.startswith(SQLITE):
-        _make_database(Path(uri.removeprefix(SQLITE)))
+    uri = absolute_uri(settings)
+    if settings.database is not None:
+        _make_database(settings.database.absolute())
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
     return mlflow.MlflowClient(uri, uri)
@@ -104,12 +104,11 @@ def refuse_lost_registry(settings: TrackingSettings) -> None:
     """ValueError where MLflow's database is damaged, or has no record of the files that MLflow kept: MLflow takes an
     emptied one for a new one, and the next challenger would meet no champion. A server is not checked.
     """
-    if not settings.uri.startswith(SQLITE):
+    database, location = settings.database, settings.files
+    if database is None:
         return
-    database, location = Path(settings.uri.removeprefix(SQLITE)), Path(settings.artifact_location)
     refuse_half_restored(database)
-    is_local = "://" not in settings.artifact_location
-    files = sorted(item for item in location.iterdir() if item.is_dir()) if is_local and location.is_dir() else []
+    files = sorted(item for item in location.iterdir() if item.is_dir()) if location and location.is_dir() else []
     if database.exists():
         if unusable := why_unusable(database):
             raise ValueError(explain(unusable, settings.uri))
@@ -122,7 +121,7 @@ def refuse_lost_registry(settings: TrackingSettings) -> None:
         return
     lost = _quoted(name_aside(database.parent, "lost"))
     moved = [f"{_quoted(database)}*"] if database.exists() else []  # with its journal
-    command = f"mkdir {lost} && mv {' '.join([*moved, *([_quoted(location)] if files else []), lost])}"
+    command = f"mkdir {lost} && mv {' '.join([*moved, *([_quoted(location)] if location and files else []), lost])}"
     raise ValueError(
         f"{database}: MLflow's database is damaged ({fault}). It contains the model registry: the versions, "
         f"who is champion and every run; without it all of that is lost, though the models' files stay. "
@@ -161,7 +160,7 @@ def _make_database(path: Path) -> None:
 
 def experiment_id(client: MlflowClient, settings: TrackingSettings) -> str:
     """The experiment's id; made on first use. ValueError where its files are in a folder outside this project."""
-    location = absolute_location(settings.artifact_location)
+    location = absolute_location(settings)
     experiment = client.get_experiment_by_name(settings.experiment)
     if experiment is None:
         return str(client.create_experiment(settings.experiment, artifact_location=location))
@@ -224,10 +223,10 @@ def mlflow_errors(settings: TrackingSettings) -> Iterator[None]:
 
 
 def _identity(settings: TrackingSettings) -> tuple[int, int] | None:
-    if not settings.uri.startswith(SQLITE):
+    if settings.database is None:
         return None
     try:
-        found = Path(settings.uri.removeprefix(SQLITE)).stat()
+        found = settings.database.stat()
     except OSError:
         return None
     return found.st_dev, found.st_ino

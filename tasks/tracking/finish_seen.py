@@ -12,7 +12,7 @@ from tasks.core.files import content_hash, read_json, write_json
 from tasks.core.settings import Paths
 from tasks.tracking.finished_runs import FinishedRun, last_finished, read_kept
 from tasks.tracking.measurements import read_checks
-from tasks.tracking.settings import SQLITE, TrackingSettings
+from tasks.tracking.settings import TrackingSettings
 
 SEEN_FILE = "finish_seen.json"
 
@@ -59,8 +59,8 @@ def _hash(settings: TrackingSettings) -> str | None:
 
 def _database(settings: TrackingSettings) -> Path | None:
     """MLflow's file, where that is all it knows: no server, and no journal beside it that is still to be read."""
-    if not settings.uri.startswith(SQLITE):
+    file = settings.database
+    if file is None:
         return None
-    file = Path(settings.uri.removeprefix(SQLITE))
     journals = (file.with_name(f"{file.name}-wal"), file.with_name(f"{file.name}-journal"))
     return file if file.exists() and not any(journal.exists() for journal in journals) else None

@@ -20,7 +20,7 @@ from tasks.core.provenance import LOCK_FILE
 from tasks.core.settings import PARAMS_FILE, Paths
 from tasks.core.text import one_line
 from tasks.tracking.connection import connect, mlflow_errors
-from tasks.tracking.settings import SQLITE, TrackingSettings
+from tasks.tracking.settings import TrackingSettings
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -143,8 +143,8 @@ def last_finished(settings: TrackingSettings, model: str, paths: Paths) -> Finis
     """The last finished run of a registered model, whatever machine it ran on; None before the first. One that ended
     under a clock in the future would else be the last one for years.
     """
-    if settings.uri.startswith(SQLITE) and not Path(settings.uri.removeprefix(SQLITE)).exists():
-        return None  # no flow ever ran here; making the database takes seconds
+    if settings.is_missing:
+        return None
     with mlflow_errors(settings):
         client = connect(settings)
         experiment = client.get_experiment_by_name(settings.experiment)

@@ -16,7 +16,7 @@ from tasks.tracking.connection import connect, experiment_id, mlflow_errors, pag
 from tasks.tracking.finished_runs import MODEL_TAG
 from tasks.tracking.metrics import log_points, numbers
 from tasks.tracking.runs import origin_tags
-from tasks.tracking.settings import SQLITE, TrackingSettings
+from tasks.tracking.settings import TrackingSettings
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -45,7 +45,7 @@ def read_checks(settings: TrackingSettings, model: str) -> list[Row]:
     """The rows of all finished checks of a champion, each with its run's id; the oldest first. One whose
     tag was edited until it is none is left out.
     """
-    if settings.uri.startswith(SQLITE) and not Path(settings.uri.removeprefix(SQLITE)).exists():
+    if settings.is_missing:
         return []
     with mlflow_errors(settings):
         client = connect(settings)

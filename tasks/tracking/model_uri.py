@@ -18,7 +18,7 @@ from tasks.core.terminal import warn
 from tasks.models.files import LINEAGE
 from tasks.tracking.aliases import find_discrepancies, open_registry, read_settled
 from tasks.tracking.registry import Registry
-from tasks.tracking.settings import REFUSED_IN_MODELS, SQLITE, TrackingSections, TrackingSettings
+from tasks.tracking.settings import REFUSED_IN_MODELS, TrackingSections, TrackingSettings
 from tasks.tracking.versions import ALIASES, TRAJECTORIES_FILE, Version
 
 MOST_LISTED = 10  # versions, in a message
@@ -48,11 +48,11 @@ def _tracking(address: str | None) -> TrackingSettings:
     params = read_params()
     if address is None:
         return load(TrackingSections, params).tracking
-    file = Path(address.removeprefix(SQLITE))
-    if address.startswith(SQLITE) and not file.exists():  # MLflow would make an empty one
-        raise ValueError(f"--registry {address}: there is no {file.absolute()}, so nothing is registered. Correct it.")
     given = {**params, "tracking": {**params.get("tracking", {}), "uri": address}}
-    return load(TrackingSections, given, source=Path("--registry")).tracking
+    tracking = load(TrackingSections, given, source=Path("--registry")).tracking
+    if (file := tracking.database) and not file.exists():  # MLflow would make an empty one
+        raise ValueError(f"--registry {address}: there is no {file.absolute()}, so nothing is registered. Correct it.")
+    return tracking
 
 
 def check_alias(registry: Registry, alias: str | None, *, quietly: bool = False) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tasks.core.settings import PARAMS_FILE
 from tasks.core.text import counted
-from tasks.tracking.settings import SQLITE, TrackingSettings
+from tasks.tracking.settings import TrackingSettings
 
 # Columns of MLflow's tables that have the path of a file or folder (3.17; tests/tracking looks for others).
 LOCATIONS = (
@@ -28,12 +28,12 @@ FILE = "file://"
 
 def database_of(settings: TrackingSettings) -> Path:
     """The sqlite file of the embedded registry. ValueError for a server or another database."""
-    if not settings.uri.startswith(SQLITE):
+    if settings.database is None:
         raise ValueError(
             f"tracking.uri = {settings.uri!r} is no SQLite file, and only the registry in one is handled here. Use "
             f"that server's own tools, such as pg_dump and a copy of its artifacts."
         )
-    return Path(settings.uri.removeprefix(SQLITE)).absolute()
+    return settings.database.absolute()
 
 
 def relocate(settings: TrackingSettings) -> str:
@@ -53,7 +53,7 @@ def relocate(settings: TrackingSettings) -> str:
 
 def copied_note(settings: TrackingSettings) -> str | None:
     """A sentence where this project has a copy of another project's database, which names the other's files."""
-    if not settings.uri.startswith(SQLITE) or "://" in settings.artifact_location:
+    if settings.database is None or settings.files is None:
         return None
     database, here = database_of(settings), Path.cwd()
     if not (database.exists() and database.is_relative_to(here)):

@@ -31,7 +31,7 @@ from tasks.tracking.metrics import (
     wait_for_restarts,
     wait_no_longer,
 )
-from tasks.tracking.settings import SQLITE, TrackingSettings
+from tasks.tracking.settings import TrackingSettings
 from tasks.tracking.stage_results import headline, outcome_tags, read_results
 from tasks.tracking.traces import log_traces
 
@@ -68,7 +68,7 @@ class FlowRuns:
             self.parent_id = self._create("retrain", {"kind": "flow", **self._model_tag(), **reason_tags(self.paths)})
             self._log_params(self.parent_id, dict(flatten(self.params)))
             self.client.log_dict(self.parent_id, self.params, PARAMS_FILE.name)  # to run it again
-            if not self.settings.uri.startswith(SQLITE):
+            if self.settings.database is None:
                 wait_for_restarts()
             return self.parent_id
 
@@ -168,8 +168,8 @@ class FlowRuns:
 
 def close_killed_runs(settings: TrackingSettings) -> None:
     """Close as KILLED what dead flows of this folder left open. The caller holds the folder's lock."""
-    if settings.uri.startswith(SQLITE) and not Path(settings.uri.removeprefix(SQLITE)).exists():
-        return  # no flow ever ran here; making the database takes seconds
+    if settings.is_missing:
+        return
     with mlflow_errors(settings):
         client = connect(settings)
         _close_open_runs(client, experiment_id(client, settings), settings)
@@ -179,7 +179,7 @@ def close_ended_runs(settings: TrackingSettings, find_ended: Callable[[set[str]]
     """Close as KILLED what ended runs of Prefect left open, on whatever machine. `find_ended` says which of these ids
     Prefect shows as ended; it has no word on a run that it does not know.
     """
-    if settings.uri.startswith(SQLITE) and not Path(settings.uri.removeprefix(SQLITE)).exists():
+    if settings.is_missing:
         return
     with mlflow_errors(settings):
         client = connect(settings)
@@ -197,7 +197,7 @@ def _close_open_runs(client: MlflowClient, experiment: str, settings: TrackingSe
     machine may have a folder of the same path, so there the process must be known to be gone: calling a working run
     KILLED is worse.
     """
-    is_shared, here = not settings.uri.startswith(SQLITE), str(Path.cwd())
+    is_shared, here = settings.database is None, str(Path.cwd())
     # The folder is compared here: MLflow's filter takes no apostrophe in a text.
     for run in client.search_runs([experiment], "attributes.status = 'RUNNING'"):
         is_ours = run.data.tags.get("folder") == here

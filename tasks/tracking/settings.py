@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -74,14 +75,29 @@ class TrackingSettings(Settings):
     num_traces: int = Field(ge=0)
 
     @property
+    def database(self) -> Path | None:
+        """MLflow's sqlite file; None where `uri` is a server or another database."""
+        return Path(self.uri.removeprefix(SQLITE)) if self.uri.startswith(SQLITE) else None
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether no flow ever ran here: a question to MLflow would make its sqlite file first, which takes seconds."""
+        return self.database is not None and not self.database.exists()
+
+    @property
+    def files(self) -> Path | None:
+        """The folder of MLflow's files; None where a bucket, a URL of a folder or the server has them."""
+        return None if ":/" in self.artifact_location else Path(self.artifact_location)
+
+    @property
     def is_local(self) -> bool:
         """Whether MLflow is a file or a server of this machine."""
-        return self.uri.startswith(SQLITE) or urlsplit(self.uri).hostname in LOOPBACK
+        return self.database is not None or urlsplit(self.uri).hostname in LOOPBACK
 
     @model_validator(mode="after")
     def _check_artifact_location(self) -> TrackingSettings:
         """MLflow's client writes to a local path itself, on the machine that it runs on."""
-        if self.is_local or ":/" in self.artifact_location:
+        if self.is_local or self.files is None:
             return self
         raise ValueError(
             f"artifact_location = {self.artifact_location!r} is a folder of this machine and uri is another's server, "

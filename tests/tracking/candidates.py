@@ -191,7 +191,7 @@ def _kill_before(method: str, count: int, victim: int | None) -> None:
 def two_at_once(tracking: TrackingSettings, folder: Path) -> list[tuple[str, Any]]:
     """Two projects on one MLflow, each with a challenger decided against the same champion."""
     context = fork_server()
-    places = {"uri": absolute_uri(tracking.uri), "artifact_location": absolute_location(tracking.artifact_location)}
+    places = {"uri": absolute_uri(tracking), "artifact_location": absolute_location(tracking)}
     tracking = tracking.model_copy(update=places)
     meeting, told, processes = context.Barrier(2), context.SimpleQueue(), []
     for name in ("x", "y"):

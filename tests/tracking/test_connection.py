@@ -21,21 +21,25 @@ from tests.conftest import ROOT
 from tests.tracking.project import SETTINGS
 
 
+def at(uri: str, location: str = "files") -> TrackingSettings:
+    return TrackingSettings(uri=uri, artifact_location=location, experiment="travel-desk", num_traces=0)
+
+
 def test_a_relative_sqlite_uri_becomes_absolute_and_its_folder_is_made(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert absolute_uri("sqlite:///a/b/mlflow.db") == f"sqlite:///{tmp_path}/a/b/mlflow.db"
+    assert absolute_uri(at("sqlite:///a/b/mlflow.db")) == f"sqlite:///{tmp_path}/a/b/mlflow.db"
     assert (tmp_path / "a/b").is_dir()
 
 
 def test_an_absolute_uri_stays_as_it_is(tmp_path: Path):
-    assert absolute_uri(f"sqlite:///{tmp_path}/mlflow.db") == f"sqlite:///{tmp_path}/mlflow.db"
-    assert absolute_uri("http://127.0.0.1:5000") == "http://127.0.0.1:5000"
+    assert absolute_uri(at(f"sqlite:///{tmp_path}/mlflow.db")) == f"sqlite:///{tmp_path}/mlflow.db"
+    assert absolute_uri(at("http://127.0.0.1:5000")) == "http://127.0.0.1:5000"
 
 
 def test_a_relative_artifact_location_becomes_absolute_and_a_bucket_stays(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert absolute_location("artifacts/mlflow") == f"{tmp_path}/artifacts/mlflow"
-    assert absolute_location("s3://bucket/mlflow") == "s3://bucket/mlflow"
+    assert absolute_location(at(SETTINGS.uri, "artifacts/mlflow")) == f"{tmp_path}/artifacts/mlflow"
+    assert absolute_location(at(SETTINGS.uri, "s3://bucket/mlflow")) == "s3://bucket/mlflow"
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ print(agent.task, len(agent("look", max_new_tokens=3, return_full_text=True)[0][
 def test_a_fresh_process_loads_the_champion_with_mlflow_and_generates(registry: Registry, tmp_path: Path):
     source = model_folder(tmp_path / "model")
     version = promote("a", folder=source)
-    environment = {"MLFLOW_TRACKING_URI": absolute_uri(SETTINGS.uri), "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin"}
+    environment = {"MLFLOW_TRACKING_URI": absolute_uri(SETTINGS), "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin"}
     done = subprocess.run([sys.executable, "-c", LOAD], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["text-generation", "True"]

@@ -53,7 +53,7 @@ def test_a_stage_that_is_handed_no_run_logs_nowhere():
 def test_rows_reach_the_run_while_training_goes_on(project: Paths):
     client = connect(SETTINGS)
     run_id = client.create_run(experiment_id(client, SETTINGS)).info.run_id
-    log = live_logger({RUN_ID_VARIABLE: run_id, URI_VARIABLE: absolute_uri(SETTINGS.uri)})
+    log = live_logger({RUN_ID_VARIABLE: run_id, URI_VARIABLE: absolute_uri(SETTINGS)})
     assert log is not None
     before = time.thread_time()
     for iteration in (1, 2, 3):
@@ -66,7 +66,7 @@ def test_rows_reach_the_run_while_training_goes_on(project: Paths):
 
 @pytest.mark.slow
 def test_a_run_that_does_not_exist_never_ends_training(project: Paths, capsys):
-    log = live_logger({RUN_ID_VARIABLE: "0" * 32, URI_VARIABLE: absolute_uri(SETTINGS.uri)})
+    log = live_logger({RUN_ID_VARIABLE: "0" * 32, URI_VARIABLE: absolute_uri(SETTINGS)})
     assert log is not None
     log({"iteration": 1, "success_rate": 0.1})
     said = ""
@@ -97,7 +97,7 @@ def test_rows_that_mlflow_did_not_take_are_sent_once_with_a_later_batch(
 
     monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
     monkeypatch.setattr("tasks.tracking.metrics._LiveLogger.BATCH_SECONDS", 0.1)
-    log = live_logger({RUN_ID_VARIABLE: run_id, URI_VARIABLE: absolute_uri(SETTINGS.uri)})
+    log = live_logger({RUN_ID_VARIABLE: run_id, URI_VARIABLE: absolute_uri(SETTINGS)})
     assert log is not None
     for iteration in (1, 2, 3):
         log({"iteration": iteration, "success_rate": iteration / 10})

@@ -56,7 +56,8 @@ def test_a_copy_beside_its_original_is_told_whose_files_it_reads(
     monkeypatch.chdir(copy)
     told = copied_note(SETTINGS) or ""
     assert str(here / SETTINGS.artifact_location) in told and "`python -m tasks registry relocate`" in told
-    address = f"sqlite:///{here / SETTINGS.uri.removeprefix('sqlite:///')}"
+    assert copied_note(SETTINGS.model_copy(update={"artifact_location": "mlflow-artifacts:/"})) is None  # no folder
+    address = f"sqlite:///{here / str(SETTINGS.database)}"
     assert copied_note(SETTINGS.model_copy(update={"uri": address})) is None  # meant, as with --registry
     (here / "params.yaml").unlink()
     assert copied_note(SETTINGS) is None

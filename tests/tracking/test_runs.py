@@ -13,12 +13,11 @@ import yaml
 from tasks.core.files import read_json, write_json, write_jsonl
 from tasks.core.settings import Paths, parse_params
 from tasks.core.stages import STAGES
-from tasks.tracking.connection import connect, experiment_id
+from tasks.tracking.connection import absolute_location, absolute_uri, connect, experiment_id
 from tasks.tracking.finished_runs import MODEL_TAG, last_finished, record_finished
 from tasks.tracking.journal import operator
 from tasks.tracking.metrics import CURVES, MAX_METRICS, Point, log_points, log_table
 from tasks.tracking.runs import FlowRuns, close_killed_runs
-from tasks.tracking.settings import SQLITE
 from tasks.tracking.stage_results import StageResults, read_results
 from tests.measurement.synthetic import write_artifacts
 from tests.tracking.project import SETTINGS
@@ -188,8 +187,8 @@ def test_what_a_killed_flow_left_open_is_closed_whatever_its_folder_is_called(
 ):
     place = Path.cwd() / name
     place.mkdir()
-    database, files = Path(SETTINGS.uri.removeprefix(SQLITE)).absolute(), Path(SETTINGS.artifact_location).absolute()
-    here = SETTINGS.model_copy(update={"uri": f"{SQLITE}{database}", "artifact_location": str(files)})
+    places = {"uri": absolute_uri(SETTINGS), "artifact_location": absolute_location(SETTINGS)}
+    here = SETTINGS.model_copy(update=places)
     flow(project)
     monkeypatch.chdir(place)
     runs = FlowRuns(here, {}, project)

@@ -61,6 +61,29 @@ def go_all_the_way(name: str, folder: Path) -> None:
         registry.client.delete_registered_model(name)
 
 
+@pytest.mark.parametrize(
+    ("location", "files"),
+    [
+        ("artifacts/mlflow", Path("artifacts/mlflow")),
+        ("/srv/mlflow", Path("/srv/mlflow")),
+        ("s3://bucket/mlflow", None),
+        ("file:///srv/mlflow", None),
+        ("mlflow-artifacts:/travel", None),
+    ],
+)
+def test_only_a_path_is_a_folder_of_files(location: str, files: Path | None):
+    assert SETTINGS.model_copy(update={"artifact_location": location}).files == files
+
+
+def test_mlflow_is_missing_where_its_file_is_and_never_where_it_is_a_server(tmp_path: Path):
+    here = SETTINGS.model_copy(update={"uri": f"sqlite:///{tmp_path}/mlflow.db"})
+    assert (here.database, here.is_missing) == (tmp_path / "mlflow.db", True)
+    (tmp_path / "mlflow.db").touch()
+    assert not here.is_missing
+    server = SETTINGS.model_copy(update={"uri": "http://127.0.0.1:1"})
+    assert (server.database, server.is_missing) == (None, False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("key", "value"), [("uri", "sqlite:///~/mlflow.db"), ("artifact_location", "~/mlflow")])
 def test_a_home_folder_that_no_shell_expands_is_refused_with_its_path(key: str, value: str):

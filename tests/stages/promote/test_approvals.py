@@ -24,6 +24,7 @@ from tasks.stages.promote.overrides import ANSWER_HOURS, ManualOverride
 from tasks.stages.promote.settings import PromoteSettings
 from tasks.stages.promote.stage import time_to_approve
 from tasks.tracking import waiting as waiting_module
+from tasks.tracking.connection import absolute_location, absolute_uri
 from tasks.tracking.journal import Entry, read_journal
 from tasks.tracking.registry import Registry
 from tasks.tracking.versions import VERIFYING_TAGS
@@ -138,10 +139,7 @@ def test_the_next_morning_it_is_approved_from_another_folder_after_an_edit_and_w
     before, num_files = tags_of_training(2), len(list(Path("artifacts/mlflow").rglob("*")))
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    places = {
-        "uri": f"sqlite:///{Path(SETTINGS.uri.removeprefix('sqlite:///')).absolute()}",
-        "artifact_location": str(Path(SETTINGS.artifact_location).absolute()),
-    }
+    places = {"uri": absolute_uri(SETTINGS), "artifact_location": absolute_location(SETTINGS)}
     edited = {**waiting.params["promote"], "minimum_success": 0.99, "approval_expires_days": 1}
     params = {"paths": {"artifacts": "artifacts"}, "promote": edited, "tracking": {**SETTINGS.model_dump(), **places}}
     (elsewhere / "params.yaml").write_text(yaml.safe_dump({**params, "train": {"learning_rate": 5}}), encoding="utf-8")
