@@ -10,8 +10,8 @@ from tasks.core.settings import load_paths, read_params
 from tasks.core.text import one_line
 from tasks.stages.promote.approvals import approve, withdraw, write_withdrawal
 from tasks.stages.promote.overrides import ManualOverride
-from tasks.stages.promote.record import DECISION_FILE
 from tasks.tracking.journal import Entry
+from tasks.tracking.versions import DECISION_FILE
 
 
 def carry_out(override: ManualOverride, *, decided_at: str | None = None) -> list[str]:

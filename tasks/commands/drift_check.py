@@ -146,7 +146,7 @@ def play_champion(
     chosen = choose_problems(problems, options, seed=settings.seed, number=number)
     (paths.artifacts / ROOM).mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=paths.artifacts / ROOM, prefix="model-") as folder:
-        distribution = promoted_sampling(registry, champion, Path(folder))
+        distribution = promoted_sampling(registry, champion)
         play = settings.play(options.samples_per_problem, drawn_from=distribution)
         model = registry.fetch_model(champion, Path(folder) / "champion")
         return play_select(model, chosen, play, settings.environment, stream=f"champion_check.{number}")
@@ -165,10 +165,9 @@ def promoted_episodes(registry: Registry, champion: Version) -> list[Trajectory]
     return found
 
 
-def promoted_sampling(registry: Registry, champion: Version, folder: Path) -> DistributionSettings | None:
+def promoted_sampling(registry: Registry, champion: Version) -> DistributionSettings | None:
     """The temperature and top-p of its evaluation; None, today's, where they are not recorded."""
-    file = registry.lineage_file(champion, "evaluation.json", folder)
-    sampling = read_json(file).get("sampling") if file else None
+    sampling = (registry.read_lineage(champion, "evaluation.json", read_json) or {}).get("sampling")
     return DistributionSettings(**sampling) if sampling else None
 
 

@@ -9,20 +9,18 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from tasks.commands.reproduction import reproduction
 from tasks.core.files import read_json
 from tasks.core.yaml_text import PLAIN
 from tasks.stages.promote.publish import with_approval
-from tasks.stages.promote.record import DECISION_FILE
 from tasks.tracking.aliases import describe_edited, edited_tags
 from tasks.tracking.history import DECIDED_AT, events_of, read_history
 from tasks.tracking.metrics import flatten
 from tasks.tracking.model_uri import find_version
 from tasks.tracking.registry import Registry
-from tasks.tracking.versions import LINEAGE_FILES, PROVENANCE_FILE, Version
+from tasks.tracking.versions import DECISION_FILE, LINEAGE_FILES, PROVENANCE_FILE, Version
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -104,13 +102,12 @@ def _find_decision(
 
 
 def _read_decision(registry: Registry, version: Version, wrong: list[str]) -> dict[str, Any] | None:
-    with TemporaryDirectory() as folder:
-        try:
-            file = registry.lineage_file(version, DECISION_FILE, Path(folder))
-        except ValueError as error:
-            wrong.append(str(error))
-            return None
-        return with_approval(registry, version, read_json(file)) if file else None
+    try:
+        decision = registry.read_lineage(version, DECISION_FILE, read_json)
+    except ValueError as error:
+        wrong.append(str(error))
+        return None
+    return with_approval(registry, version, decision) if decision else None
 
 
 def _read_earlier(registry: Registry, version: Version, wrong: list[str]) -> list[Version]:
@@ -144,15 +141,14 @@ def _read_files(registry: Registry, version: Version) -> tuple[dict[str, Any], l
     """The small files of lineage/, parsed, by name, and what is wrong with others; trajectories are only checked."""
     files: dict[str, Any] = {}
     wrong: list[str] = []
-    with TemporaryDirectory() as folder:
-        for name in LINEAGE_FILES:
-            try:
-                file = registry.lineage_file(version, name, Path(folder))
-            except ValueError as error:
-                wrong.append(str(error))
-                continue
-            if file is not None:
-                files[name] = _parse_file(file)
+    for name in LINEAGE_FILES:
+        try:
+            content = registry.read_lineage(version, name, _parse_file)
+        except ValueError as error:
+            wrong.append(str(error))
+            continue
+        if content is not None:
+            files[name] = content
     return files, wrong
 
 

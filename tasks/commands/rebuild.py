@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import chdir
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.commands.lineage import describe
@@ -79,10 +78,9 @@ def verify(uri: str, folder: Path, address: str | None, console: SafeConsole) ->
 
 
 def _params_text(registry: Registry, version: Version) -> str:
-    with TemporaryDirectory() as temporary:
-        file = registry.lineage_file(version, PARAMS_FILE.name, Path(temporary))
-        assert file is not None, "describe() has read it"
-        return file.read_text(encoding="utf-8")
+    content = registry.read_lineage(version, PARAMS_FILE.name, Path.read_bytes)
+    assert content is not None, "describe() has read it"
+    return content.decode()
 
 
 def _prepare(folder: Path, row: Mapping[str, Any], params_text: str) -> Path:

@@ -8,8 +8,8 @@ import gzip
 import os
 import re
 import shutil
-import tempfile
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
 from tasks.core.files import atomic_file
@@ -94,15 +94,14 @@ def fetch_test_trajectories(uri: str, folder: Path) -> VersionEpisodes:
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # of one small file
     registry, version = find_version(uri)
     file = folder / f"{_safe(version.model)}-{version.version}.jsonl"
-    with tempfile.TemporaryDirectory() as temporary:
-        packed = registry.lineage_file(version, TRAJECTORIES_FILE, Path(temporary))
-        if packed is None:
-            raise ValueError(
-                f"{version.name} has no {LINEAGE}/{TRAJECTORIES_FILE}, so its episodes cannot be compared. "
-                f"Name the evaluate folder of the run that made it instead."
-            )
-        with gzip.open(packed) as source, atomic_file(file) as target, target.open("wb") as sink:
-            shutil.copyfileobj(source, sink)
+    packed = registry.read_lineage(version, TRAJECTORIES_FILE, Path.read_bytes)
+    if packed is None:
+        raise ValueError(
+            f"{version.name} has no {LINEAGE}/{TRAJECTORIES_FILE}, so its episodes cannot be compared. "
+            f"Name the evaluate folder of the run that made it instead."
+        )
+    with gzip.open(BytesIO(packed)) as source, atomic_file(file) as target, target.open("wb") as sink:
+        shutil.copyfileobj(source, sink)
     return VersionEpisodes(version, file)
 
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tasks.core.files import atomic_folder, content_hash, read_json, write_json
 from tasks.core.text import one_line
@@ -38,6 +38,8 @@ from tasks.tracking.versions import CHAMPION, EARLIER_FILE, FILES_TAG, FOLDER_TA
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
+
+Content = TypeVar("Content")
 
 
 class RegisteredTags(NamedTuple):
@@ -221,24 +223,24 @@ class Registry:
         expected = version.tags.get("files_bytes", str(sum(sizes.values())))
         return None if expected == str(sum(sizes.values())) else "some of its files are gone or cut short"
 
-    def lineage_file(self, version: Version, name: str, folder: Path) -> Path | None:
-        """One of LINEAGE_FILES, fetched into `folder`; None where the version has none. ValueError where altered."""
+    def read_lineage(self, version: Version, name: str, read: Callable[[Path], Content]) -> Content | None:
+        """One of LINEAGE_FILES, as `read` reads it; None where the version has none. ValueError where altered."""
         assert name in (*LINEAGE_FILES, EARLIER_FILE)
         path = f"{version.lineage_folder}/{name}"
         expected = version.lineage_files.get(path)
         if expected is None:
             return None
-        file = self._fetched(version, f"/{path}", folder)
-        if not file.is_file() or content_hash(file) != expected:
-            raise altered(version, path, store=self.settings.artifact_location)
-        return file
+        with TemporaryDirectory() as folder:
+            file = self._fetched(version, f"/{path}", Path(folder))
+            if not file.is_file() or content_hash(file) != expected:
+                raise altered(version, path, store=self.settings.artifact_location)
+            return read(file)
 
     def earlier(self, version: Version) -> list[Version]:
         """The version as registered before, with the tags and lineage of then; the latest first."""
         found: list[Version] = []
-        with TemporaryDirectory() as folder:
-            while file := self.lineage_file(found[-1] if found else version, EARLIER_FILE, Path(folder)):
-                found.append(replace(version, tags=read_json(file)))
+        while tags := self.read_lineage(found[-1] if found else version, EARLIER_FILE, read_json):
+            found.append(replace(version, tags=tags))
         return found
 
     def _add_lineage(

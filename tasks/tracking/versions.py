@@ -10,9 +10,10 @@ from tasks.models.files import LINEAGE, TRAINED_ON
 ALIASES = CHAMPION, PREVIOUS, CHALLENGER = "champion", "previous", "challenger"
 # Not `.gz`: MLflow stores such a file on S3 as an encoding of another, and its server then hands out the unpacked one.
 TRAJECTORIES_FILE = "test_trajectories.jsonl.gzip"
+DECISION_FILE = "decision.json"
 PROVENANCE_FILE = "provenance.json"  # what each stage ran with, by stage
 LINEAGE_FILES = (
-    *("decision.json", "params.yaml", "dvc.lock", "evaluation.json", "card.json"),
+    *(DECISION_FILE, "params.yaml", "dvc.lock", "evaluation.json", "card.json"),
     *(TRAJECTORIES_FILE, TRAINED_ON, PROVENANCE_FILE),
 )
 FOLDER_TAG = "folder_hash"  # of every file of a model

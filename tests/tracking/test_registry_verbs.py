@@ -339,9 +339,9 @@ def test_a_version_has_everything_it_came_from_beside_its_weights(registry: Regi
     assert (tmp_path / "a" / "lineage" / "params.yaml").read_bytes() == Path("params.yaml").read_bytes()
     version = registry.champion()
     assert version is not None
-    file = registry.lineage_file(version, TRAJECTORIES_FILE, tmp_path)
-    assert file is not None and json.loads(gzip.decompress(file.read_bytes())) == {"played_by": "a"}
-    assert registry.lineage_file(version, "dvc.lock", tmp_path) is None
+    packed = registry.read_lineage(version, TRAJECTORIES_FILE, Path.read_bytes)
+    assert packed is not None and json.loads(gzip.decompress(packed)) == {"played_by": "a"}
+    assert registry.read_lineage(version, "dvc.lock", Path.read_bytes) is None
 
 
 def printed(row: dict[str, Any]) -> str:
@@ -391,8 +391,7 @@ def test_weights_registered_again_keep_the_lineage_they_had(registry: Registry, 
     assert last is not None
     before, then = registry.earlier(last)
     assert {len(version.lineage_files) for version in (before, last)} == {len(then.lineage_files) + 1}
-    file = registry.lineage_file(then, "params.yaml", tmp_path)
-    assert file is not None and file.read_bytes() == first["params.yaml"]
+    assert registry.read_lineage(then, "params.yaml", Path.read_bytes) == first["params.yaml"]
 
 
 def _fetched(registry: Registry, folder: Path) -> list[Path]:

@@ -15,7 +15,6 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from rich.filesize import decimal
 from rich.table import Table
@@ -194,13 +193,13 @@ def _of_checkpoints(paths: Paths) -> Iterator[Removal]:
 def _lineage_locks(registry: Registry) -> Iterator[str]:
     """Also of versions under another promote.model_name, which was trained here too."""
     registries = {registry.model: registry}
-    with TemporaryDirectory() as folder, mlflow_errors(registry.settings):
+    with mlflow_errors(registry.settings):
         for version in versions_of_experiment(registry):
             if version.model not in registries:
                 registries[version.model] = Registry(registry.settings, version.model)
-            file = registries[version.model].lineage_file(version, "dvc.lock", Path(folder))
-            if file:
-                yield file.read_text(encoding="utf-8")
+            content = registries[version.model].read_lineage(version, "dvc.lock", Path.read_bytes)
+            if content:
+                yield content.decode()
 
 
 def _print(found: list[Removal], keep: int) -> None:

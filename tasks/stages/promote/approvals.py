@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from tasks.core.files import read_json
@@ -18,7 +16,7 @@ from tasks.core.settings import Settings, load, load_paths, read_params
 from tasks.stages.promote.decision import approve_row, withdraw_row
 from tasks.stages.promote.overrides import ManualOverride
 from tasks.stages.promote.publish import promotion_event
-from tasks.stages.promote.record import DECISION_FILE, describe_version, headline, write_decision, write_outcome
+from tasks.stages.promote.record import describe_version, headline, write_decision, write_outcome
 from tasks.stages.promote.settings import PromoteSettings
 from tasks.tracking.aliases import current_champion, lock_registry, make_champion, open_registry, record
 from tasks.tracking.history import refuse_held
@@ -26,7 +24,7 @@ from tasks.tracking.journal import MAX_REASON, Entry, new_entry, operator
 from tasks.tracking.registry import Registry
 from tasks.tracking.registry_lock import RegistryLock
 from tasks.tracking.settings import TrackingSettings, model_uri
-from tasks.tracking.versions import Version
+from tasks.tracking.versions import DECISION_FILE, Version
 from tasks.tracking.waiting import Waiting, find_waiting, last_waiting_entry, stale_note, withdrawal
 
 Row = Mapping[str, Any]
@@ -170,11 +168,10 @@ def _refuse_missing_files(registry: Registry, version: Version) -> None:
 
 def _decision_of(registry: Registry, version: Version) -> dict[str, Any]:
     """The waiting decision as it was registered. ValueError where it is gone or altered."""
-    with TemporaryDirectory() as folder:
-        file = registry.lineage_file(version, DECISION_FILE, Path(folder))
-        if file is None:
-            raise ValueError(f"{version.name}: has no {DECISION_FILE}, so nobody knows what to approve. {DECIDE_ANEW}")
-        return dict(read_json(file))
+    row: dict[str, Any] | None = registry.read_lineage(version, DECISION_FILE, read_json)
+    if row is None:
+        raise ValueError(f"{version.name}: has no {DECISION_FILE}, so nobody knows what to approve. {DECIDE_ANEW}")
+    return row
 
 
 def _refuse_stale(registry: Registry, lock: RegistryLock, waiting: Waiting, champion: Version | None) -> None:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tasks.core.files import file_hash, read_json, write_json, write_jsonl
 from tasks.core.records import Trajectory
@@ -24,14 +24,15 @@ from tasks.core.terminal import tell, warn
 from tasks.rollouts.settings import PlaySettings
 from tasks.stages.evaluate.measurement_key import Parts, differing_parts, key_of, list_parts
 from tasks.stages.evaluate.results import read_episodes
+from tasks.tracking.versions import DECISION_FILE, TRAJECTORIES_FILE, Version
 
 if TYPE_CHECKING:
     from tasks.tools.base import Environment
     from tasks.tracking.journal import Journal
     from tasks.tracking.registry import Registry
-    from tasks.tracking.versions import Version
 
 ROOM = "promote"
+Content = TypeVar("Content")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,26 +135,22 @@ def registered_episodes(registry: Registry, version: Version) -> KeptEpisodes | 
 
 def registered_decision(registry: Registry, version: Version) -> dict[str, Any] | None:
     """The decision registered with its version: decision.json without the champion after it."""
-    with TemporaryDirectory() as folder:
-        file = _lineage_file(registry, version, "decision.json", Path(folder))
-        return dict(read_json(file)) if file else None
+    return _read_lineage(registry, version, DECISION_FILE, read_json)
 
 
 def _read_registered(registry: Registry, version: Version) -> list[Trajectory] | None:
-    from tasks.tracking.versions import TRAJECTORIES_FILE
-
-    with TemporaryDirectory() as folder:
-        file = _lineage_file(registry, version, TRAJECTORIES_FILE, Path(folder))
-        if file is None:
-            return None
-        with gzip.open(file, "rt", encoding="utf-8") as stream:
-            return [Trajectory.from_row(json.loads(line)) for line in stream]
+    return _read_lineage(registry, version, TRAJECTORIES_FILE, _unpack)
 
 
-def _lineage_file(registry: Registry, version: Version, name: str, folder: Path) -> Path | None:
+def _unpack(file: Path) -> list[Trajectory]:
+    with gzip.open(file, "rt", encoding="utf-8") as stream:
+        return [Trajectory.from_row(json.loads(line)) for line in stream]
+
+
+def _read_lineage(registry: Registry, version: Version, name: str, read: Callable[[Path], Content]) -> Content | None:
     """None, with a warning, for a file that is gone or altered."""
     try:
-        return registry.lineage_file(version, name, folder)
+        return registry.read_lineage(version, name, read)
     except ValueError as error:
         warn(f"warning: {error} It is not used.")
         return None

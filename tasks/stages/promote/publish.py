@@ -23,7 +23,7 @@ from tasks.models.trained_on import read_trained_on, write_trained_on
 from tasks.stages.promote.decision import approve_row
 from tasks.stages.promote.episodes import Conditions, registered_decision
 from tasks.stages.promote.overrides import ManualOverride
-from tasks.stages.promote.record import DECISION_FILE
+from tasks.tracking.versions import DECISION_FILE
 
 if TYPE_CHECKING:
     from tasks.core.provenance import Origin

@@ -19,6 +19,7 @@ from tasks.stages.promote.challenger import Challenger
 from tasks.stages.promote.decision import Decision, remarks_of
 from tasks.stages.promote.error_budget import budget_text, looks_text
 from tasks.stages.promote.overrides import ManualOverride
+from tasks.tracking.versions import DECISION_FILE
 
 if TYPE_CHECKING:
     from tasks.core.console import SafeConsole
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from tasks.stages.promote.settings import PromoteSettings
     from tasks.tracking.versions import Version
 
-DECISION_FILE, PAGE_FILE, OUTCOME_FILE = "decision.json", "decision.html", "outcome.json"
+PAGE_FILE, OUTCOME_FILE = "decision.html", "outcome.json"
 
 
 def decision_row(

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.core.files import read_json
@@ -24,8 +23,6 @@ from tasks.stages.promote.settings import MORE_PROBLEMS
 
 if TYPE_CHECKING:
     from tasks.stages.promote.episodes import Conditions
-    from tasks.tracking.registry import Registry
-    from tasks.tracking.versions import Version
 
 
 class Side(NamedTuple):
@@ -121,12 +118,7 @@ def unseen_problems(challenger: tuple[str, Path], conditions: Conditions, *, min
     (name, folder), champion, paths = challenger, conditions.champion, conditions.paths
     sides = [Side(name, read_trained_on(folder))]
     if champion is not None:
-        sides.append(Side(f"the champion, version {champion.version}", _of_version(conditions.registry, champion)))
+        trained_on = conditions.registry.read_lineage(champion, TRAINED_ON, read_trained_on_file)
+        sides.append(Side(f"the champion, version {champion.version}", trained_on))
     by_group = read_json(paths.stage("curate") / "card.json")["split"] == "groups"
     return find_unseen(read_split(paths, "test"), sides, by_group=by_group, minimum=minimum)
-
-
-def _of_version(registry: Registry, version: Version) -> TrainedOn | None:
-    with TemporaryDirectory() as folder:
-        file = registry.lineage_file(version, TRAINED_ON, Path(folder))
-        return read_trained_on_file(file) if file else None

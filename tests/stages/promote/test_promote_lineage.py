@@ -24,14 +24,14 @@ __all__ = ["pipeline"]
 pytestmark = pytest.mark.slow
 
 
-def lineage_file(name: str, folder: Path) -> tuple[Version, Any]:
+def read_lineage(name: str) -> tuple[Version, Any]:
     """A file of the champion's lineage, parsed."""
     registry = Registry(SETTINGS, "travel-desk-agent")
     champion = registry.champion()
     assert champion is not None
-    file = registry.lineage_file(champion, name, folder)
-    assert file is not None
-    return champion, yaml.safe_load(file.read_text(encoding="utf-8"))
+    content = registry.read_lineage(champion, name, Path.read_bytes)
+    assert content is not None
+    return champion, yaml.safe_load(content)
 
 
 def edit_temperature(pipeline: Pipeline) -> None:
@@ -57,7 +57,7 @@ def test_an_approval_after_an_edit_keeps_the_lineage_that_waited(pipeline: Pipel
     edit_temperature(pipeline)
     Path("params.yaml").write_text(yaml.safe_dump(pipeline.params), encoding="utf-8")
     assert "became champion" in approve(ManualOverride("approve", "looked at ten episodes"))[0]
-    champion, params = lineage_file("params.yaml", tmp_path)
+    champion, params = read_lineage("params.yaml")
     assert params["sampling"]["temperature"] == 1.0
     lineage = ("lineage_files", "params_hash", "git_commit", "dvc_lock_hash")
     assert {name: champion.tags[name] for name in lineage} == {name: waiting.tags[name] for name in lineage}
@@ -81,7 +81,7 @@ def test_the_commits_are_those_of_the_training_and_of_the_evaluation(pipeline: P
         file = provenance_file(stage, pipeline.paths)
         write_json(file, {**read_json(file), "git_commit": commit, "git_dirty": "false"})
     pipeline.promote()
-    champion, records = lineage_file("provenance.json", tmp_path)
+    champion, records = read_lineage("provenance.json")
     assert (champion.tags["git_commit"], champion.tags["evaluation.git_commit"]) == ("a" * 40, "b" * 40)
     assert champion.tags["git_dirty"] == "false"
     assert records["train"] == read_json(provenance_file("train", pipeline.paths))
