@@ -37,10 +37,11 @@ from tasks.pipeline.order import check_params
 from tasks.pipeline.reasons import RunReasons, begin_run, find_reasons
 from tasks.report.summary import print_places
 from tasks.stages.promote.origin import find_edit
+from tasks.stages.promote.record import OUTCOME_FILE
 from tasks.storage.inputs import check_storage, share_endpoint
 from tasks.tracking.connection import refuse_lost_registry
 from tasks.tracking.finish_seen import note_finish
-from tasks.tracking.versions import CHAMPION
+from tasks.tracking.versions import CHAMPION, DECISION_FILE
 
 PROMOTE = "promote"  # DVC does not run it: it has a side effect
 CHECKED_BY_DOCTOR = "warm_start"  # which may take hours; by then all that the doctor reads is there
@@ -94,7 +95,7 @@ def _run_for_a_reason(stages: Stages, *, asked: str | None, force: bool) -> Stat
     _tell_uncommitted(stages)
     verdict = _run_all(read_params(), paths, found, stages)
     add_tags(str(verdict.name).lower())
-    emit_verdict(params["promote"]["model_name"], verdict, read_json(paths.stage(PROMOTE) / "outcome.json")["champion"])
+    emit_verdict(params["promote"]["model_name"], verdict, read_json(paths.stage(PROMOTE) / OUTCOME_FILE)["champion"])
     return verdict
 
 
@@ -173,7 +174,7 @@ def _run_doctor(params: dict[str, Any], paths: Paths, stages: Stages) -> None:
 
 def run_record(done: list[StageRun], paths: Paths, *, mlflow_run_id: str, mlflow_uri: str) -> dict[str, Any]:
     """The content of run.json. `total` is the age of this process: imports, servers and waiting cost time too."""
-    decision = read_json(paths.stage(PROMOTE) / "decision.json")
+    decision = read_json(paths.stage(PROMOTE) / DECISION_FILE)
     champion = decision["champion_after"]
     seconds = {run.stage: run.seconds for run in done}
     return {

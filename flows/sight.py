@@ -28,7 +28,8 @@ from tasks.core.settings import Paths
 from tasks.core.text import one_line
 from tasks.report.marks import SIGNS, marks_of
 from tasks.stages.promote.decision import remarks_of
-from tasks.stages.promote.record import headline
+from tasks.stages.promote.record import PAGE_FILE, headline
+from tasks.tracking.versions import DECISION_FILE
 
 LOOK_SECONDS = 5.0
 MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#+!|~&])")
@@ -79,7 +80,7 @@ def show_results(
         {"stage": run.stage, "seconds": f"{run.seconds:.1f}", "": "nothing changed" if run.is_cached else ""}
         for run in done
     ]
-    decision = read_json(paths.stage("promote") / "decision.json")
+    decision = read_json(paths.stage("promote") / DECISION_FILE)
     with suppress(Exception):
         create_table_artifact(rows, key=artifact_key(model, "stages"), description=f"Why: {escape(reason)}")
         create_markdown_artifact(describe_decision(decision), key=artifact_key(model, "decision"))
@@ -105,7 +106,7 @@ def describe_decision(row: Mapping[str, Any]) -> str:
 
 
 def describe_places(paths: Paths, run_id: str, run_page: str | None) -> str:
-    report, page = paths.artifacts / "report" / "index.html", paths.stage("promote") / "decision.html"
+    report, page = paths.artifacts / "report" / "index.html", paths.stage("promote") / PAGE_FILE
     run = f"[{run_id}]({run_page})" if run_page else f"`{run_id}` (`mlflow ui`)"
     return "\n".join([f"- MLflow's run: {run}", f"- report: `{report.absolute()}`", f"- decision: `{page.absolute()}`"])
 

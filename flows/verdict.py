@@ -11,6 +11,8 @@ from prefect.states import Completed
 from tasks.core.files import read_json
 from tasks.core.settings import Paths
 from tasks.stages.promote.checks.check import p_text
+from tasks.stages.promote.record import OUTCOME_FILE
+from tasks.tracking.versions import DECISION_FILE
 
 SKIPPED, WAITING = "Skipped", "Waiting"
 NAMES = {"promote": "Promoted", "hold": "Held", "reject": "Rejected"}
@@ -19,7 +21,7 @@ NAMES = {"promote": "Promoted", "hold": "Held", "reject": "Rejected"}
 def read_verdict(paths: Paths) -> State[None]:
     """Of the run that has just ended, from promote's files."""
     folder = paths.stage("promote")
-    return name_verdict(read_json(folder / "outcome.json"), read_json(folder / "decision.json"))
+    return name_verdict(read_json(folder / OUTCOME_FILE), read_json(folder / DECISION_FILE))
 
 
 def name_verdict(outcome: Mapping[str, Any], decision: Mapping[str, Any]) -> State[None]:

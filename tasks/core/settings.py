@@ -151,12 +151,17 @@ class Paths:
 
     def __init__(self, artifacts: Path | str):
         self.artifacts = Path(artifacts)
+        self.base_model = self.stage("assess") / "base_model"
+        self.start_model = self.stage("warm_start") / "model"  # without a warm start it leads to the base model
 
     def stage(self, name: str) -> Path:
         return self.artifacts / name
 
     def split(self, name: str) -> Path:
         return self.stage("curate") / f"{name}.jsonl"
+
+    def test_episodes(self, policy: str) -> Path:
+        return self.stage("evaluate") / "trajectories" / f"test_{policy}.jsonl"
 
 
 def read_params(path: Path = PARAMS_FILE) -> dict[str, Any]:

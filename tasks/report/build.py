@@ -33,6 +33,7 @@ from tasks.report.script_files import address_of
 from tasks.report.summary import build_summary
 from tasks.rewards.settings import RewardSettings
 from tasks.rewards.stored import Rescorer
+from tasks.tracking.versions import DECISION_FILE
 
 TEMPLATES = Path(__file__).parent / "templates"
 OVERVIEW_FROM_DECISION = 'href="../report/index.html"'  # as decision.html links to it from the folder of promote
@@ -78,7 +79,7 @@ def build_report(paths: Paths, rewards: RewardSettings | None = None) -> Path:
         if decision_page:
             text = decision_page.read_text(encoding="utf-8").replace(OVERVIEW_FROM_DECISION, 'href="index.html"')
             write_text(temporary / decision_page.name, text)
-            shutil.copyfile(decision_page.with_suffix(".json"), temporary / "decision.json")
+            shutil.copyfile(decision_page.with_suffix(".json"), temporary / DECISION_FILE)
         filters: dict[str, Callable[..., Any]] = {"percent": percent, "interval": interval, "place": place_in_browser}
         page = render(
             TEMPLATES,
@@ -110,19 +111,19 @@ def _decision_page(paths: Paths, results: StoredResults) -> Path | None:
 
 def shown_policies(paths: Paths, results: StoredResults) -> list[Policy]:
     """Who was measured on `test`; base and best first, since the browser compares these."""
-    folder = paths.stage("evaluate") / "trajectories"
     snapshot = paths.stage("train") / "snapshots" / results.best_snapshot
     policies = [
-        Policy("base", "base", folder / "test_base.jsonl", paths.stage("assess") / "base_model"),
-        Policy("best", results.best_snapshot, folder / "test_best.jsonl", snapshot),
-        Policy("warm_start", "warm start", folder / "test_warm_start.jsonl", paths.stage("warm_start") / "model"),
+        Policy("base", "base", paths.test_episodes("base"), paths.base_model),
+        Policy("best", results.best_snapshot, paths.test_episodes("best"), snapshot),
+        Policy("warm_start", "warm start", paths.test_episodes("warm_start"), paths.start_model),
     ]
     champion, measured = champion_met(results), paths.stage("promote") / "trajectories.jsonl"
     if champion is not None and measured.exists():
         # Most often its tokenizer is this run's; where it is not, the page shows ids.
         policies.append(Policy("champion", champion, measured, snapshot))
-    if results.frontier is not None and (folder / "test_frontier.jsonl").exists():
-        policies.append(Policy("frontier", short_name(results.frontier["model"]), folder / "test_frontier.jsonl"))
+    frontier = paths.test_episodes("frontier")
+    if results.frontier is not None and frontier.exists():
+        policies.append(Policy("frontier", short_name(results.frontier["model"]), frontier))
     return policies
 
 

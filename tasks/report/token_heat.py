@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.core.files import read_json
 from tasks.core.records import Trajectory
+from tasks.models.files import POINTER
 from tasks.rewards.stored import TurnTokens, turn_tokens
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class TokenReader:
 
 def load_tokenizer(model: Path) -> Tokenizer | None:
     """None where there is no tokenizer to read. tokenizers alone loads it in a hundredth of transformers' time."""
-    pointer = model / "pointer.json"
+    pointer = model / POINTER
     file = (Path(read_json(pointer)["path"]) if pointer.exists() else model) / "tokenizer.json"
     if not file.exists():
         return None

@@ -34,6 +34,7 @@ from tasks.tracking.metrics import (
 from tasks.tracking.settings import TrackingSettings
 from tasks.tracking.stage_results import headline, outcome_tags, read_results
 from tasks.tracking.traces import log_traces
+from tasks.tracking.versions import DECISION_FILE
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -112,7 +113,7 @@ class FlowRuns:
             self._log_metrics(self.parent_id, self._missing(self.parent_id, headline(self.paths)))
             self.client.log_batch(self.parent_id, tags=_tags(outcome_tags(self.paths)))
             files = [self.paths.artifacts / name for name in ("progress.png", "progress.svg", "summary.json")]
-            decision = self.paths.stage("promote") / "decision.json"
+            decision = self.paths.stage("promote") / DECISION_FILE
             for file in (*files, decision, decision.with_suffix(".html")):
                 if file.exists():
                     self.client.log_artifact(self.parent_id, str(file))

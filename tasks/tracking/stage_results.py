@@ -13,6 +13,7 @@ from tasks.core.files import number_of, read_json, read_jsonl
 from tasks.core.records import BY_ENVIRONMENT, MEAN_PARTS
 from tasks.core.settings import Paths
 from tasks.tracking.metrics import MAX_METRICS, Point, flatten, numbers, row_points
+from tasks.tracking.versions import DECISION_FILE
 
 Row = Mapping[str, Any]
 INTERVAL = ("success_rate", "ci_low", "ci_high")
@@ -41,7 +42,7 @@ def read_results(stage: str, paths: Paths) -> StageResults:
         "warm_start": lambda folder: _learnt(folder / "metrics.jsonl", "step"),
         "train": lambda folder: _learnt(folder / "metrics.jsonl", "iteration"),
         "evaluate": lambda folder: _evaluated(read_json(folder / "evaluation.json")),
-        "promote": lambda folder: _decided(read_json(folder / "decision.json")),
+        "promote": lambda folder: _decided(read_json(folder / DECISION_FILE)),
     }
     try:
         return readers[stage](paths.stage(stage))

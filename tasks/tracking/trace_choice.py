@@ -45,9 +45,7 @@ def trajectories_folder(paths: Paths) -> Path:
 
 def test_files(paths: Paths) -> dict[str, Path]:
     """The file of each policy's episodes on test. A base that is also the warm start is there once."""
-    files = {
-        policy: file for policy in POLICIES if (file := trajectories_folder(paths) / f"test_{policy}.jsonl").exists()
-    }
+    files = {policy: file for policy in POLICIES if (file := paths.test_episodes(policy)).exists()}
     if "base" in files and BEFORE in files and filecmp.cmp(files["base"], files[BEFORE], shallow=False):
         del files["base"]
     return files

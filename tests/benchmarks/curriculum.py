@@ -82,7 +82,7 @@ def train_on_earlier_levels(folder: Path) -> None:
     params["train"] |= {"problem_sampler": "uniform", "snapshot_interval": EARLIER_ITERATIONS}
     problems = [problem for problem in read_split(paths, "train") if problem.level != HARDEST]
     with tempfile.TemporaryDirectory() as resume:
-        start = paths.stage("warm_start") / "model"
+        start = paths.start_model
         run = TrainingRun(load(TrainSections, params), start=start, problems=problems, resume=Path(resume))
         with closing(run):
             while not run.is_done:
@@ -98,7 +98,7 @@ def start_of(folder: Path, pool: str) -> tuple[Path, Sequence[Played]]:
     if pool != "new_level":
         baseline = read_baseline(paths)
         assert baseline is not None
-        return paths.stage("warm_start") / "model", baseline.played
+        return paths.start_model, baseline.played
     rows = [Trajectory.from_row(row) for _, row in read_jsonl(folder / "earlier" / "trajectories.jsonl")]
     baseline = baseline_of(rows, read_split(paths, "select"))
     assert baseline is not None

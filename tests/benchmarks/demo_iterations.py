@@ -121,7 +121,7 @@ def play(paths: Paths, params: dict[str, Any], *, num_threads: int) -> Played:
     with tempfile.TemporaryDirectory(dir=paths.artifacts) as folder, _clocked(watches):
         run = training.TrainingRun(
             chosen,
-            start=paths.stage("warm_start") / "model",
+            start=paths.start_model,
             problems=read_split(paths, "train"),
             resume=Path(folder) / "resume",
         )

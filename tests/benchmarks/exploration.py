@@ -71,7 +71,7 @@ def measure(folder: Path, seed: int) -> Iterator[dict[str, Any]]:
     from tasks.stages.train.stage import CollapseAlarm, train_policy
 
     paths = Paths(folder / str(seed))
-    if not (paths.stage("warm_start") / "model").exists():
+    if not (paths.start_model).exists():
         prepare(params_of(seed), paths)
         train_one(params_of(seed), paths)
     for name, changed in VARIANTS.items():
@@ -81,7 +81,7 @@ def measure(folder: Path, seed: int) -> Iterator[dict[str, Any]]:
         place, began = paths.artifacts / "variants" / name, time.process_time()
         try:
             rows = train_policy(
-                settings, start=paths.stage("warm_start") / "model",
+                settings, start=paths.start_model,
                 problems=problems[:FEW] if name.endswith(f"{FEW} problems") else problems,
                 output=place / "output", resume=place / "resume", alarms=place / "alarms",
             )  # fmt: skip

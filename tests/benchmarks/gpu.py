@@ -154,9 +154,7 @@ def against_trl() -> Row:
 
     paths, params = demo_artifacts(), demo_params()
     params["compute"] |= {"device": "cuda"}
-    found = trl_step.measure(
-        paths.stage("warm_start") / "model", read_split(paths, "train"), params, num_threads=8, rounds=3
-    )
+    found = trl_step.measure(paths.start_model, read_split(paths, "train"), params, num_threads=8, rounds=3)
     return {**found, "goal": GOAL_TRL}
 
 

@@ -72,7 +72,7 @@ class SlowWorld(EnvironmentWrapper):
 
 def start_model(folder: Path, seed: int) -> Paths:
     paths = Paths(folder / str(seed))
-    if not (paths.stage("warm_start") / "model").exists():
+    if not (paths.start_model).exists():
         prepare(params_of(seed), paths)
         train_one(params_of(seed), paths)
     return paths
@@ -88,9 +88,7 @@ def train(way: str, paths: Paths, seed: int, *, num_iterations: int) -> dict[str
     rows, quarter = [], num_iterations // 4
     load_before, processor_before = os.getloadavg()[0], time.process_time()
     with patch.object(training, "load_environment", lambda options: SlowWorld(load_environment(options))):
-        run = training.TrainingRun(
-            settings, start=paths.stage("warm_start") / "model", problems=read_split(paths, "train"), resume=place
-        )
+        run = training.TrainingRun(settings, start=paths.start_model, problems=read_split(paths, "train"), resume=place)
     with closing(run):
         for _ in range(num_iterations):
             row, alarm = run.iterate()

@@ -51,7 +51,7 @@ def params_of(paths: Paths, *, of_agent: bool) -> dict[str, Any]:
 def training(paths: Paths, resume: Path, *, of_agent: bool) -> TrainingRun:
     return TrainingRun(
         load(TrainSections, params_of(paths, of_agent=of_agent)),
-        start=paths.stage("warm_start") / "model",
+        start=paths.start_model,
         problems=read_split(paths, "train"),
         resume=resume,
     )

@@ -88,7 +88,7 @@ def continue_imitating(warm_start: Path, rows: list[Row], num_steps: int) -> Pre
 
 def test_more_imitation_does_not_teach_what_rl_does(tmp_path: Path) -> None:
     paths = demo_artifacts()
-    warm_start, evaluation = paths.stage("warm_start") / "model", read_json(paths.stage("evaluate") / "evaluation.json")
+    warm_start, evaluation = paths.start_model, read_json(paths.stage("evaluate") / "evaluation.json")
     rl_seconds = read_json(paths.artifacts / "run.json")["seconds"]["train"]
     if rl_seconds < 20:  # the stage came from the cache: count an iteration at a second, a generous guess
         rl_seconds = float(demo_params()["train"]["num_iterations"])

@@ -129,9 +129,7 @@ class Player:
 
 @contextmanager
 def training(settings: TrainSections, paths: Paths, folder: Path) -> Iterator[TrainingRun]:
-    run = TrainingRun(
-        settings, start=paths.stage("warm_start") / "model", problems=read_split(paths, "train"), resume=folder
-    )
+    run = TrainingRun(settings, start=paths.start_model, problems=read_split(paths, "train"), resume=folder)
     try:
         yield run
     finally:

@@ -86,7 +86,7 @@ def comparison(paths: Paths, folder: Path, counts: Sequence[int], num_problems: 
     params["evaluate"]["frontier"] = None
     racing = EvaluateSections.model_validate({name: params[name] for name in EvaluateSections.model_fields})
     without = racing.model_copy(update={"evaluate": racing.evaluate.model_copy(update={"racing": None})})
-    stored = [paths.stage("warm_start") / "model", *sorted((paths.stage("train") / "snapshots").iterdir())]
+    stored = [paths.start_model, *sorted((paths.stage("train") / "snapshots").iterdir())]
     select, rows = read_split(paths, "select")[:num_problems], []
     for count in counts:
         snapshots = curve(stored, count, folder / str(count))
@@ -115,7 +115,7 @@ def test_racing_grows_slower_than_the_number_of_snapshots(tmp_path: Path) -> Non
 
 def test_evaluate_of_sixteen_snapshots_takes_little_more_than_their_playing(tmp_path: Path) -> None:
     paths = demo_artifacts()
-    stored = [paths.stage("warm_start") / "model", *sorted((paths.stage("train") / "snapshots").iterdir())]
+    stored = [paths.start_model, *sorted((paths.stage("train") / "snapshots").iterdir())]
     prepare(paths, tmp_path, lambda folder: curve(stored, 16, folder))
     found = compare(tmp_path, num_pairs=3)
     write_json(paths.artifacts / "bench" / "evaluation_share.json", {**found, "machine": cpu_model()})

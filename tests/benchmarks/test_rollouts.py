@@ -87,7 +87,7 @@ def test_rollouts_and_the_bare_world_are_as_fast_as_promised(paths: Paths) -> No
         "concurrent_episodes": NUM_EPISODES,
         "num_threads": demo_params()["compute"]["num_threads"],
         "scripted_episodes_per_second": scripted_episodes_per_second(),
-        "warm_start": rollouts(paths.stage("warm_start") / "model", paths),
+        "warm_start": rollouts(paths.start_model, paths),
         "trained": rollouts(snapshot, paths),
     }
     write_json(paths.artifacts / "bench" / "rollouts.json", row)

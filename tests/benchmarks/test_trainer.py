@@ -51,7 +51,7 @@ def test_the_trainer_is_as_fast_as_promised() -> None:
 
 def measure(paths: Paths, params: dict[str, Any], console: Console) -> Figures:
     """All figures, one part after another, each on the demo's number of threads."""
-    threads, warm_start = params["compute"]["num_threads"], paths.stage("warm_start") / "model"
+    threads, warm_start = params["compute"]["num_threads"], paths.start_model
     console.print("\nMeasuring iterations of the demo …")
     played = demo_iterations.play(paths, params, num_threads=threads)
     iteration, arithmetic = demo_iterations.shares(played), floor.measure(played)

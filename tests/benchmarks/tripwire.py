@@ -94,7 +94,7 @@ def train(folder: Path, variant: str, rate: float, seed: int) -> list[Row]:
     params["train"] |= {"learning_rate": rate, "schedule": "constant", "num_iterations": NUM_ITERATIONS[rate]}
     place = folder / variant / f"{rate:g}" / str(seed)
     rows = train_policy(
-        load(TrainSections, params), start=paths.stage("warm_start") / "model", problems=read_split(paths, "train"),
+        load(TrainSections, params), start=paths.start_model, problems=read_split(paths, "train"),
         output=place / "output", resume=place / "resume", alarms=place / "alarms",
     )  # fmt: skip
     return [recorded(row) for row in rows]

@@ -30,7 +30,7 @@ def prepare(params: dict[str, Any], paths: Paths) -> None:
     settings = load(AssessSections, params)
     with closing(load_environment(settings.environment)) as environment:
         paths.stage("assess").mkdir(parents=True, exist_ok=True)
-        prepare_base_model(paths.stage("assess") / "base_model", settings, paths, environment)
+        prepare_base_model(paths.base_model, settings, paths, environment)
 
 
 def train_one(params: dict[str, Any], paths: Paths) -> dict[str, Any]:
@@ -39,9 +39,9 @@ def train_one(params: dict[str, Any], paths: Paths) -> dict[str, Any]:
     from tasks.stages.warm_start.settings import WarmStartSections
 
     settings, began = load(WarmStartSections, params), time.process_time()
-    run = WarmStartRun(settings, paths, base=paths.stage("assess") / "base_model", resume=paths.artifacts / "resume")
+    run = WarmStartRun(settings, paths, base=paths.base_model, resume=paths.artifacts / "resume")
     paths.stage("warm_start").mkdir(parents=True, exist_ok=True)
-    run.train(paths.stage("warm_start") / "model")
+    run.train(paths.start_model)
     attempts = [asdict(attempt) for attempt in run.ended]
     return {"attempts": attempts, "cpu_seconds": round(time.process_time() - began, 1)}
 

@@ -98,7 +98,7 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     for split, problems in (("train", tiny.problems(12)[4:]), ("select", tiny.problems(4))):
         write_jsonl(paths.split(split), (problem.model_dump() for problem in problems))
     write_pin(paths.stage("curate"), make_pin(TravelDesk(), [], []))
-    write_text(paths.stage("warm_start") / "model" / "model.safetensors", "weights")
+    write_text(paths.start_model / "model.safetensors", "weights")
     write_text(Path(VARIANTS_FILE), (ROOT / VARIANTS_FILE).read_text(encoding="utf-8"))
     return paths
 
@@ -270,7 +270,7 @@ def test_kept_runs_of_other_settings_are_not_mixed_in_and_not_overwritten(run: A
     run(only=["base"])
     with pytest.raises(ValueError, match=r"base-11: was made from .*train\.num_iterations: 4 → 9.*Move artifacts"):
         run(only=["base", "kl_0"], num_iterations=9)
-    write_text(paths.stage("warm_start") / "model" / "model.safetensors", "other weights")
+    write_text(paths.start_model / "model.safetensors", "other weights")
     with pytest.raises(ValueError, match=r"data\.warm_start"):
         run(only=["base", "kl_0"])
     assert fake.calls == ["base-11"]
@@ -356,7 +356,7 @@ def test_a_measurement_that_was_killed_goes_on_from_the_episodes_that_ended(
     """Of four problems with a sample each three are played, and one is left."""
     params = small_params(select_samples_per_problem=1)
     params["engine"] |= {"max_concurrent_episodes": 1}
-    tiny.model_folder(paths.stage("warm_start") / "model")
+    tiny.model_folder(paths.start_model)
     fake.fate = {"base": "early alarm"}
     kill = Kill(monkeypatch)
     kill.at = 3
@@ -371,7 +371,7 @@ def test_two_variants_for_two_real_iterations_end_in_a_table_and_a_figure(paths:
     """Random weights over a small world: nothing is learnt, and everything is exercised."""
     params = profile_params("test")
     params["train"] |= {"problems_per_iteration": 2, "group_size": 2, "snapshot_interval": 1}
-    tiny.model_folder(paths.stage("warm_start") / "model")
+    tiny.model_folder(paths.start_model)
     for split, problems in (("train", tiny.problems(12, max_level=1)[4:]), ("select", tiny.problems(4, max_level=1))):
         write_jsonl(paths.split(split), (problem.model_dump() for problem in problems))
 

@@ -32,8 +32,8 @@ def paths(tmp_path: Path) -> Paths:
     model, snapshots = tmp_path / "base", paths.stage("train") / "snapshots"
     for name in ("config.json", "model.safetensors"):
         write_text(model / name, "{}")
-    write_pointer(paths.stage("warm_start") / "model", str(model))
-    write_pointer(snapshots / "iteration-0000", str(paths.stage("warm_start") / "model"))
+    write_pointer(paths.start_model, str(model))
+    write_pointer(snapshots / "iteration-0000", str(paths.start_model))
     save_adapter(
         snapshots / "iteration-0040",
         lambda folder: write_text(folder / "adapter_model.safetensors", "adapter"),
@@ -44,7 +44,7 @@ def paths(tmp_path: Path) -> Paths:
 
 
 def test_a_whole_model_an_adapter_and_a_pointer_are_models(paths: Paths, tmp_path: Path):
-    snapshots, pointer = paths.stage("train") / "snapshots", paths.stage("warm_start") / "model"
+    snapshots, pointer = paths.stage("train") / "snapshots", paths.start_model
     assert find_folder("iteration-0040", paths) == snapshots / "iteration-0040"
     assert find_folder("iteration-0000", paths) == snapshots / "iteration-0000"
     for folder in (tmp_path / "base", pointer):

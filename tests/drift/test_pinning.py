@@ -227,7 +227,7 @@ def project(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
         write_jsonl(paths.stage("curate") / f"{name}.jsonl", [])
     write_json(paths.stage("assess") / "baseline.json", {**BASELINE, "gate": "rl"})
     pin_travel_desk(paths)
-    shutil.copytree(model, paths.stage("warm_start") / "model")
+    shutil.copytree(model, paths.start_model)
     shutil.copytree(model, paths.stage("train") / "snapshots" / "iteration-0001")
     # Below `load_model`, whoever calls it (tests/contracts/test_loading.py: nothing else loads a model).
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", load_weights)

@@ -52,7 +52,7 @@ def test_no_stage_before_evaluate_reads_a_file_of_weights_more_than_twice(paths:
     params["train"]["lora"] = {"rank": 2, "alpha": 4.0, "target_modules": "all-linear"}
     params["sentinel"] |= unwatched(params["sentinel"])
     whole = str(base / "model.safetensors")
-    started = str((paths.stage("warm_start") / "model" / "model.safetensors").absolute())
+    started = str((paths.start_model / "model.safetensors").absolute())
 
     assert reads_of("assess", params, paths, loads) == {whole: 2}
     assert len(read_json(paths.stage("assess") / "baseline.json")["decision"]["looks"]) == 3

@@ -59,7 +59,7 @@ def _leave_what_comes_before(paths: Paths) -> None:
     write_pin(paths.stage("curate"), make_pin(world, probed, [play_probes(environment_settings(), probed)]))
     write_json(paths.stage("assess") / "baseline.json", {**GATE, "samples_per_problem": 1})
     tiny.model_folder(Path("base"))
-    shutil.copytree("base", paths.stage("warm_start") / "model")
+    shutil.copytree("base", paths.start_model)
 
 
 @contextmanager

@@ -26,7 +26,6 @@ from tasks.core.settings import Paths, read_params
 from tasks.drift.pin import PIN_FILE
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.files import files_hash
-from tasks.stages.evaluate.results import episodes_file
 from tasks.stages.promote.challenger import Challenger
 from tasks.stages.promote.origin import read_origin
 from tasks.stages.promote.publish import publish
@@ -96,7 +95,7 @@ def candidate(name: str, folder: Path | None = None) -> Challenger:
     result = {"select": {f"iteration-{name}": RESULT}, "test": {"best": RESULT}, "environment": {"fingerprint": "beef"}}
     evaluation = {"best_snapshot": f"iteration-{name}", **result}
     write_json(paths.stage("evaluate") / "evaluation.json", evaluation)
-    episodes = episodes_file(paths, "best")
+    episodes = paths.test_episodes("best")
     write_jsonl(episodes, [{"played_by": name}])
     weights = content_hash(*sorted(folder.glob("*.safetensors")))
     return Challenger(f"iteration-{name}", folder, weights, files_hash(folder), evaluation, [], episodes, {}, [])

@@ -113,7 +113,7 @@ def ablate(
     variants, settings = read_variants(params, only), load(EvaluateSections, params)
     refuse_drift(settings.environment, paths, what="ablate: its results")
     problems = {split: read_split(paths, split) for split in ("train", "select")}
-    start = require(paths.stage("warm_start") / "model")
+    start = require(paths.start_model)
     runs = plan_runs(variants, params, paths, num_seeds=num_seeds)
     for number, run in enumerate(runs, start=1):
         title = f"{number} of {len(runs)}: {run.variant.name}, seed {run.settings.seed}"
@@ -132,7 +132,7 @@ def ablate(
 def plan_runs(variants: list[Variant], params: dict[str, Any], paths: Paths, *, num_seeds: int) -> list[Run]:
     """Seed by seed, so that each round is a complete comparison."""
     data = {name: content_hash(paths.split(name)) for name in ("train", "select")}
-    data["warm_start"] = content_hash(paths.stage("warm_start") / "model")
+    data["warm_start"] = content_hash(paths.start_model)
     data["environment"] = content_hash(paths.stage("curate") / PIN_FILE)
     data["accepted_drift"] = json_hash([accepted["today"] for accepted in read_accepted(paths)])
     measuring = params["evaluate"]

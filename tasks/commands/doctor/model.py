@@ -24,7 +24,7 @@ def assessed_folder(paths: Paths, model_path: str) -> Path | None:
     """`assess`'s base model, where it is the one that params.yaml names now. A warm start has its
     tokenizer and shape.
     """
-    base = paths.stage("assess") / "base_model"
+    base = paths.base_model
     if not base.exists():
         return None
     pointer = base / POINTER

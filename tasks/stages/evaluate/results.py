@@ -43,7 +43,7 @@ def refuse_other_files(folder: Path, evaluation: Mapping[str, Any], policy: str)
 
 def evaluated_episodes(paths: Paths, evaluation: Mapping[str, Any], policy: str) -> list[Trajectory]:
     """The episodes of a policy on `test`. ValueError where the file changed since."""
-    file = episodes_file(paths, policy)
+    file = paths.test_episodes(policy)
     found, recorded = file_hash(file), evaluation["contents"].get(file.name)
     if found != recorded:
         raise ValueError(
@@ -51,10 +51,6 @@ def evaluated_episodes(paths: Paths, evaluation: Mapping[str, Any], policy: str)
             f"{str(recorded)[:12]}), so what it says was not measured. {AGAIN}"
         )
     return read_episodes(file)
-
-
-def episodes_file(paths: Paths, policy: str) -> Path:
-    return paths.stage("evaluate") / "trajectories" / f"test_{policy}.jsonl"
 
 
 def read_episodes(file: Path) -> list[Trajectory]:

@@ -79,8 +79,8 @@ def run(settings: EvaluateSections, paths: Paths) -> None:
         print_race(outcome, on_select)
 
         models = {
-            "base": paths.stage("assess") / "base_model",
-            "warm_start": paths.stage("warm_start") / "model",
+            "base": paths.base_model,
+            "warm_start": paths.start_model,
             "best": snapshots[outcome.winner],
         }
         hashes = hash_folders(models)
@@ -144,7 +144,7 @@ def read_elsewhere(settings: EvaluateSections, paths: Paths, snapshots: Iterable
 
     if not settings.evaluate.also:
         return {}
-    base = paths.stage("assess") / "base_model"
+    base = paths.base_model
     return read_others(settings, load_chat(base), model_config(base), snapshots)
 
 
@@ -155,7 +155,7 @@ def refuse_no_room_for_notes(settings: EvaluateSections, paths: Paths) -> None:
     from tasks.stages.evaluate.reflexion import tokens_with_notes
 
     if settings.evaluate.reflexion is not None:
-        base = paths.stage("assess") / "base_model"
+        base = paths.base_model
         sampling = settings.plays["test"].sampling
         tokens_with_notes(settings.evaluate.reflexion, load_chat(base), model_config(base), sampling)
 

@@ -18,7 +18,7 @@ from tasks.measurement.statistics import success_rate, summarise
 from tasks.models.settings import ComputeSettings
 from tasks.rollouts.settings import DistributionSettings, PlaySettings
 from tasks.stages.evaluate.measurement_key import Parts
-from tasks.stages.evaluate.results import AGAIN, episodes_file, evaluated_episodes, read_evaluation, refuse_other_files
+from tasks.stages.evaluate.results import AGAIN, evaluated_episodes, read_evaluation, refuse_other_files
 from tasks.stages.promote.episodes import Conditions, Episodes, KeptEpisodes, find_episodes
 from tasks.stages.promote.unseen import Unseen
 
@@ -89,7 +89,7 @@ def read_challenger(paths: Paths, *, compute: ComputeSettings) -> Challenger:
         files=folder_hash(folder),
         evaluation=evaluation,
         trajectories=trajectories,
-        episodes=episodes_file(paths, "best"),
+        episodes=paths.test_episodes("best"),
         parts=evaluation["measurement"]["parts"],
         measured_again_for=[],
         untrained=read_untrained(paths.stage("train"), snapshot),
@@ -102,7 +102,7 @@ def _refuse_other_result(paths: Paths, trajectories: list[Trajectory], evaluatio
     recorded = evaluation["test"]["best"]["success_rate"]
     if found != recorded:
         raise ValueError(
-            f"{episodes_file(paths, 'best')}: its episodes succeed on {found:.1%}, and evaluation.json says "
+            f"{paths.test_episodes('best')}: its episodes succeed on {found:.1%}, and evaluation.json says "
             f"{recorded:.1%}, so one of them is not what evaluate left. {AGAIN}"
         )
 
@@ -112,7 +112,7 @@ def refuse_another_environment(paths: Paths, challenger: Challenger, fingerprint
     is_described_alike = all(item.environment_fingerprint == fingerprint for item in challenger.trajectories)
     if not is_described_alike or challenger.evaluation["environment"]["pin"] != drift.pin:
         raise ValueError(
-            f"{episodes_file(paths, 'best')}: measured in another version of the environment than today's, so its "
+            f"{paths.test_episodes('best')}: measured in another version of the environment than today's, so its "
             f"recorded success is not of today's. Run `dvc repro --force --single-item evaluate`, then promote again."
         )
 

@@ -15,6 +15,7 @@ from tasks.core.files import read_json
 from tasks.core.records import Trajectory
 from tasks.core.settings import Paths
 from tasks.measurement.statistics import success_rate
+from tasks.models.files import POINTER
 from tasks.stages.evaluate.results import evaluated_episodes, refuse_other_files
 from tasks.stages.promote.checks.cost import Anchor
 from tasks.stages.promote.episodes import Conditions, Episodes, KeptEpisodes, episodes_of_version, find_episodes
@@ -80,7 +81,7 @@ def recorded_success(challenger: Challenger, conditions: Conditions) -> Recorded
 
 def _first_opponent(challenger: Challenger, conditions: Conditions) -> Opponent:
     paths, evaluation, policy = conditions.paths, challenger.evaluation, _first_policy(conditions.paths)
-    folder = paths.stage("assess") / "base_model" if policy == "base" else paths.stage("warm_start") / "model"
+    folder = paths.base_model if policy == "base" else paths.start_model
 
     def open_unaltered() -> nullcontext[Any]:
         refuse_other_files(folder, evaluation, policy)
@@ -92,7 +93,7 @@ def _first_opponent(challenger: Challenger, conditions: Conditions) -> Opponent:
 
 
 def _first_policy(paths: Paths) -> str:
-    is_pointer = (paths.stage("warm_start") / "model" / "pointer.json").exists()
+    is_pointer = (paths.start_model / POINTER).exists()
     return "base" if is_pointer else "warm_start"
 
 

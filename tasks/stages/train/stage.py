@@ -70,7 +70,7 @@ def run(settings: TrainSections, paths: Paths, *, ranks: Ranks | None = None) ->
     if ranks is not None:
         refuse_cut(settings, ranks.size, num_here=ranks.num_here, num_gpus=num_gpus(settings.compute))
     check_pin(settings.environment, paths, stage="train")
-    start = start_model(paths)
+    start = paths.start_model
     with atomic_folder(paths.stage("train")) as folder:
         if read_json(paths.stage("assess") / "baseline.json")["gate"] == "skip_rl":
             skip_training(start, folder)
@@ -103,11 +103,7 @@ def follow(settings: TrainSections, paths: Paths, ranks: Ranks) -> None:
     """On every rank but 0, which has all but the weights: take part in its steps until it ends."""
     from tasks.stages.train.policy import follow_leader
 
-    follow_leader(settings, start_model(paths), ranks)
-
-
-def start_model(paths: Paths) -> Path:
-    return paths.stage("warm_start") / "model"
+    follow_leader(settings, paths.start_model, ranks)
 
 
 def skip_training(model: Path, output: Path) -> None:
@@ -289,7 +285,7 @@ def note_training_data(paths: Paths, output: Path) -> None:
     from tasks.models.trained_on import TrainedOn, digests_of, read_trained_on, write_trained_on
 
     own = TrainedOn(digests_of(read_split(paths, "train")), chosen=digests_of(read_split(paths, "select")))
-    known = read_trained_on(paths.stage("warm_start") / "model") | own
+    known = read_trained_on(paths.start_model) | own
     for snapshot in numbered_folders(output / "snapshots"):
         write_trained_on(snapshot, known)
 

@@ -28,7 +28,7 @@ def run(settings: WarmStartSections, paths: Paths, *, ranks: Ranks | None = None
     """`ranks`: the processes that train, of which this is rank 0; None is this one alone."""
     from tasks.models.folders import write_pointer
 
-    base = paths.stage("assess") / "base_model"
+    base = paths.base_model
     gate = read_json(paths.stage("assess") / "baseline.json")["gate"]
     with atomic_folder(paths.stage("warm_start")) as folder:
         metrics: list[dict[str, Any]] = []

@@ -26,7 +26,7 @@ def curated(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(curate, "validate", lambda *_: Validation([], {}))
         patch.chdir(ROOT)
         curate.run(load(CurateSections, params()), paths)
-    base = paths.stage("assess") / "base_model"
+    base = paths.base_model
     tiny.tokenizer().save_pretrained(base)
     config = {**params()["model"]["embedded"], "model_type": "qwen3", "vocab_size": 700}
     (base / "config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -204,7 +204,7 @@ def test_skip_rl_passes_the_base_on_and_every_later_stage_goes_through(
 ):
     from tasks.report.chart import progress_chart
 
-    base = resolve_model(paths.stage("assess") / "base_model")
+    base = resolve_model(paths.base_model)
     write_json(paths.stage("assess") / "baseline.json", {**BASELINE, "gate": "skip_rl"})
     params = read_params(ROOT / "params.yaml")
     params["environment"] = ENVIRONMENT.model_dump(mode="json")

@@ -116,8 +116,8 @@ def evaluated(
         write_jsonl(paths.split(split), (row.model_dump() for row in rows))
     for model in (
         paths.stage("train") / "snapshots" / "iteration-0001",
-        paths.stage("assess") / "base_model",
-        paths.stage("warm_start") / "model",
+        paths.base_model,
+        paths.start_model,
     ):
         model.mkdir(parents=True)
 

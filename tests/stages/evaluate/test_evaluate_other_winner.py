@@ -33,8 +33,8 @@ def test_no_episode_of_a_model_is_taken_for_one_of_another_with_its_name(
     """
     paths, kept = stage_folder(tmp_path), tmp_path / "kept"
     write_jsonl(paths.split("test"), (problem.model_dump() for problem in PROBLEMS[:2]))
-    models = [paths.stage("train") / "snapshots" / "iteration-0001", paths.stage("assess") / "base_model",
-              paths.stage("warm_start") / "model"]  # fmt: skip
+    models = [paths.stage("train") / "snapshots" / "iteration-0001", paths.base_model,
+              paths.start_model]  # fmt: skip
 
     def play_all() -> dict[Path, bytes]:
         with pytest.raises(KeyboardInterrupt):

@@ -31,7 +31,7 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     write_jsonl(paths.split("test"), (problem.model_dump() for problem in PROBLEMS[:20]))
     for name in ("iteration-0010", "iteration-0020", "iteration-0030"):
         (paths.stage("train") / "snapshots" / name).mkdir(parents=True)
-    for model in (paths.stage("assess") / "base_model", paths.stage("warm_start") / "model"):
+    for model in (paths.base_model, paths.start_model):
         model.mkdir(parents=True)
     for model in (*(paths.stage("train") / "snapshots").iterdir(), *paths.artifacts.glob("*/*model")):
         (model / "weights").write_text(model.name, encoding="utf-8")

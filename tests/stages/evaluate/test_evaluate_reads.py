@@ -66,12 +66,12 @@ def test_each_file_of_weights_is_hashed_once_and_one_model_is_built_with_room_or
     """The first that plays is loaded too, as the engine's own model."""
     write_jsonl(paths.split("select"), (problem.model_dump() for problem in PROBLEMS[:8]))
     base = tiny.model_folder(paths.artifacts / "base", seed=9)
-    write_pointer(paths.stage("assess") / "base_model", str(base))
+    write_pointer(paths.base_model, str(base))
     snapshots = [
         tiny.model_folder(paths.stage("train") / "snapshots" / name, seed=n) for n, name in enumerate(SNAPSHOTS)
     ]
     reads = read(paths, loads)
-    warm_start = paths.stage("warm_start") / "model"
+    warm_start = paths.start_model
     once = {str(folder / "model.safetensors"): 1 for folder in (base, warm_start, *snapshots)}
     assert reads == {**once, str(snapshots[0] / "model.safetensors"): 2}
     rounds = read_json(paths.stage("evaluate") / "evaluation.json")["racing"]["rounds"]
@@ -88,8 +88,8 @@ def test_the_adapters_of_lora_snapshots_are_read_again_only_without_room_and_the
 ) -> None:
     shutil.rmtree(paths.stage("train") / "snapshots")
     base = tiny.model_folder(paths.artifacts / "base", seed=9)
-    write_pointer(paths.stage("assess") / "base_model", str(base))
-    write_pointer(paths.stage("warm_start") / "model", str(base))
+    write_pointer(paths.base_model, str(base))
+    write_pointer(paths.start_model, str(base))
     for name in SNAPSHOTS:
         adapter = Adapter(
             load_model(base, compute=on_cpu(1)),

@@ -148,8 +148,8 @@ class Pipeline:
         """As if a snapshot that solves `share` of test, and has what `complete` adds, had been trained and measured."""
         folder = self.paths.stage("train") / "snapshots" / "iteration-0010"
         models = {
-            "base": (self.paths.stage("assess") / "base_model", base),
-            "warm_start": (self.paths.stage("warm_start") / "model", warm_start),
+            "base": (self.paths.base_model, base),
+            "warm_start": (self.paths.start_model, warm_start),
             "best": (folder, share),
         }
         for model, solved in models.values():
@@ -303,7 +303,7 @@ def test_without_a_champion_a_snapshot_must_be_good_enough_and_better_than_the_w
 
 def test_where_no_warm_start_was_needed_the_base_is_what_a_first_champion_must_beat(pipeline: Pipeline):
     pipeline.evaluate(0.7, warm_start=0.7, base=0.3)
-    write_pointer(pipeline.paths.stage("warm_start") / "model", "artifacts/assess/base_model")
+    write_pointer(pipeline.paths.start_model, "artifacts/assess/base_model")
     decision = pipeline.promote()
     assert decision["decision"] == "promote"
     assert decision["comparison"]["against"] == "the base"

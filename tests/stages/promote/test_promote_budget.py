@@ -14,7 +14,6 @@ import yaml
 from tasks.core.files import file_hash, read_json, write_json, write_jsonl
 from tasks.core.records import TokenSequence, Trajectory
 from tasks.stages.evaluate.noted import note_evaluation
-from tasks.stages.evaluate.results import episodes_file
 from tasks.stages.evaluate.stage import hash_episodes
 from tasks.stages.promote.allowance import holdout_set
 from tasks.tracking.journal import Entry, read_journal
@@ -128,7 +127,7 @@ def test_evaluations_between_two_promotions_are_looks(pipeline: Pipeline):  # no
     pipeline.promote()
     for share in (0.71, 0.72, 0.73, 0.73, 0.74):
         pipeline.evaluate(share)
-        episodes = file_hash(episodes_file(pipeline.paths, "best"))
+        episodes = file_hash(pipeline.paths.test_episodes("best"))
         note_evaluation(pipeline.paths, test=test.sha256, episodes=episodes, problem_ids=test.problem_ids)
     assert [pipeline.promote()["test_set"]["median_looks"] for _ in range(2)] == [5, 5]
 
@@ -139,7 +138,7 @@ def test_an_evaluation_that_is_refused_is_a_look_too(pipeline: Pipeline):  # noq
     with pytest.raises(ValueError, match="min_unseen_problems"):
         pipeline.promote()
     (look,) = entries("look")
-    assert look.body["evaluation"] == file_hash(episodes_file(pipeline.paths, "best"))
+    assert look.body["evaluation"] == file_hash(pipeline.paths.test_episodes("best"))
 
 
 def test_a_repeat_is_free_on_the_very_same_episodes_only(pipeline: Pipeline, monkeypatch: Any):  # noqa: F811
@@ -165,7 +164,7 @@ def test_a_repeat_is_free_on_the_very_same_episodes_only(pipeline: Pipeline, mon
     pipeline.evaluate(0.71)
     assert spent_anew()
 
-    file = episodes_file(pipeline.paths, "best")
+    file = pipeline.paths.test_episodes("best")
     write_jsonl(file, (item.to_row() for item in drawn_anew(0.71)))
     evaluation = read_json(pipeline.paths.stage("evaluate") / "evaluation.json")
     evaluation["contents"] = hash_episodes(file.parent)

@@ -170,7 +170,7 @@ def test_a_file_altered_while_the_decision_was_made_is_not_registered(
 
 def test_an_adapter_is_refused_where_the_model_it_belongs_to_was_altered(pipeline: Pipeline):
     pipeline.evaluate(0.9)
-    base = pipeline.paths.stage("warm_start") / "model"
+    base = pipeline.paths.start_model
     snapshot = pipeline.paths.stage("train") / "snapshots" / "iteration-0010"
 
     class Tokenizer:

@@ -99,7 +99,7 @@ def test_a_fetch_reads_what_is_stored_once_and_what_it_wrote_once(pipeline: Pipe
 def test_an_adapter_and_its_base_are_read_twice_to_hash_and_to_merge(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base = pipeline.paths.stage("warm_start") / "model"
+    base = pipeline.paths.start_model
 
     def become_adapter(snapshot: Path) -> None:
         for folder in (base, snapshot):

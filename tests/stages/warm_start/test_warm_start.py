@@ -128,11 +128,11 @@ def test_the_episodes_that_judged_the_kept_model_are_its_baseline(paths: Paths) 
 def test_what_it_was_trained_on_and_what_chose_among_its_attempts_is_in_its_folder(paths: Paths) -> None:
     write_jsonl(paths.split("select"), (problem.model_dump() for problem in SELECT))
     run(paths, stop=UNREACHABLE)
-    known = read_trained_on(paths.stage("warm_start") / "model")
+    known = read_trained_on(paths.start_model)
     assert known.trained == digests_of(PROBLEMS)
     assert known.chosen == digests_of(SELECT[: UNREACHABLE["num_problems"]])
     run(paths, stop=None)
-    assert read_trained_on(paths.stage("warm_start") / "model").chosen == digests_of([])
+    assert read_trained_on(paths.start_model).chosen == digests_of([])
 
 
 def test_a_held_out_loss_that_rises_ends_an_attempt_with_the_weights_of_the_lowest(
@@ -152,7 +152,7 @@ def test_what_is_held_out_is_not_trained_on(paths: Paths) -> None:
     params = profile_params("test")
     params["warm_start"] |= {**SHORT, "stop": {**STOP, "held_out_share": 0.3}}
     settings = load(stage.SETTINGS, params)
-    done = warm_start_run.WarmStartRun(settings, paths, base=paths.stage("assess") / "base_model", resume=Path("r"))
+    done = warm_start_run.WarmStartRun(settings, paths, base=paths.base_model, resume=Path("r"))
     assert len(done.rows) + len(done.held_out) == 20
     assert 2 <= len(done.held_out) <= 12
     trained, held_out = ({tuple(row.token_ids) for row in rows} for rows in (done.rows, done.held_out))
