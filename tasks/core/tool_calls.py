@@ -7,6 +7,8 @@ never evaluated.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tasks.core import json_text
 from tasks.core.records import ToolCall
 
@@ -21,10 +23,17 @@ def call_text(call: ToolCall) -> str:
     return f"{OPEN}\n{body}\n{CLOSE}"
 
 
-def parse_calls(text: str) -> list[ToolCall | None]:
+def _parse_call(body: str) -> ToolCall | None:
+    try:
+        return as_call(json_text.parse(body.strip()))
+    except ValueError:
+        return None
+
+
+def parse_calls(text: str, *, parse: Callable[[str], ToolCall | None] = _parse_call) -> list[ToolCall | None]:
     """The calls in an assistant message; None for a malformed one. Empty: a closing message."""
     bodies, is_whole = between_tags(text, OPEN, CLOSE)
-    calls = [_parse_call(body) for body in bodies]
+    calls = [parse(body) for body in bodies]
     return calls if is_whole else [*calls, None]
 
 
@@ -35,13 +44,6 @@ def between_tags(text: str, opening: str, closing: str) -> tuple[list[str], bool
         bodies.append(text[start + len(opening) : end])
         position = end + len(closing)
     return bodies, text.count(opening) <= len(bodies)
-
-
-def _parse_call(body: str) -> ToolCall | None:
-    try:
-        return as_call(json_text.parse(body.strip()))
-    except ValueError:
-        return None
 
 
 def as_call(value: object, *, keys: tuple[str, ...] = ("arguments",)) -> ToolCall | None:

@@ -1,4 +1,5 @@
 """What a setting may name a file or a folder by: a path, which no shell expands, or an `s3://` URL with a local copy.
+And the URL of a model's endpoint.
 
 `tasks/storage` downloads the copy and checks it, before a stage or a command reads it. Here is only the name of its
 place, so that every room can find it and none but `storage` needs boto3.
@@ -10,7 +11,9 @@ import hashlib
 import os
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import AfterValidator, Field
 
 S3 = "s3://"
 COPIES = Path(".cache/s3")  # of the workspace; `rm -r` costs a download
@@ -41,6 +44,15 @@ def refuse_home(path: str) -> str:
             f"{os.path.expanduser(path)}"
         )
     return path
+
+
+def _refuse_query(url: str) -> str:
+    if "?" in url:
+        raise ValueError("it contains a query, so no path can be added to it; put a key in api_key_variable instead")
+    return url
+
+
+EndpointUrl = Annotated[str, Field(pattern=r"^https?://"), AfterValidator(_refuse_query)]  # OpenAI-compatible
 
 
 def is_url(text: str) -> bool:

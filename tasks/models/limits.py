@@ -8,12 +8,19 @@ model's own forward (architecture.py).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+
+
+def context_length(config: Mapping[str, Any]) -> int | None:
+    """The positions that a config.json allows; None where it says nothing."""
+    positions: int | None = config.get("text_config", config).get("max_position_embeddings")
+    return positions
 
 
 def check_trainable(config: PretrainedConfig, *, packing: str, max_tokens: int, key: str = "packing") -> None:

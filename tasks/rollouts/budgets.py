@@ -17,6 +17,7 @@ from tasks.core.files import read_jsonl
 from tasks.core.records import Problem
 from tasks.core.settings import Paths
 from tasks.core.text import first_few
+from tasks.models.limits import context_length
 from tasks.rollouts.references import reference_messages
 from tasks.rollouts.settings import SamplingSettings
 from tasks.tools.base import Environment
@@ -79,7 +80,7 @@ class Fit:
         """The values that fit every reference; other advice where one exceeds the context in the model's
         config.json.
         """
-        context = config.get("text_config", config).get("max_position_embeddings")
+        context = context_length(config)
         tokens = max(size.needs["max_tokens_per_episode"] for size in self.cut)
         told = " and ".join(f"{key} to at least {value}" for key, value in self.raised.items())
         if context is not None and tokens > context:

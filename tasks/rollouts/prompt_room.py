@@ -7,6 +7,7 @@ from typing import Any
 
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Problem
+from tasks.models.limits import context_length
 from tasks.rollouts.settings import SamplingSettings
 from tasks.tools.base import Environment, Tool
 
@@ -15,7 +16,7 @@ def check_context(
     config: Mapping[str, Any], sampling: SamplingSettings, *, budget_key: str = "sampling.max_tokens_per_episode"
 ) -> None:
     """ValueError where an episode could exceed the context in the model's config.json."""
-    max_positions = config.get("text_config", config).get("max_position_embeddings")
+    max_positions = context_length(config)
     if max_positions is not None and sampling.max_tokens_per_episode > max_positions:
         raise ValueError(
             f"{budget_key} is {sampling.max_tokens_per_episode} and the model's context is "

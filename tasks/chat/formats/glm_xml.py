@@ -11,18 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from tasks.chat.formats.base import CallFormat, Calls
+from tasks.chat.formats.base import CallFormat
 from tasks.chat.formats.tags import bare_text
 from tasks.core.records import ToolCall
-from tasks.core.tool_calls import CLOSE, OPEN, between_tags
+from tasks.core.tool_calls import CLOSE, OPEN, parse_calls
 
 KEY, END_KEY, VALUE, END_VALUE = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
-
-
-def _read(text: str) -> Calls:
-    bodies, is_whole = between_tags(text, OPEN, CLOSE)
-    calls = [_read_call(body) for body in bodies]
-    return calls if is_whole else [*calls, None]
 
 
 def _read_call(body: str) -> ToolCall | None:
@@ -59,6 +53,7 @@ def _write_call(call: ToolCall, gap: str) -> str:
 
 
 SHAPE = "a call is the tool's name, and for each argument its key in tags arg_key and its value in tags arg_value"
+_read = partial(parse_calls, parse=_read_call)
 GLM_XML = CallFormat("glm xml", _read, partial(_write, gap="\n"), SHAPE, has_bare_values=True, marks=(OPEN,))
 GLM_XML_ONE_LINE = CallFormat(
     "glm xml, one line", _read, partial(_write, gap=""), SHAPE, has_bare_values=True, marks=(OPEN,)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from tasks.core.settings import Settings, VariableName
+from tasks.core.urls import EndpointUrl
 
 
 class FrontierSettings(Settings):
@@ -15,7 +16,7 @@ class FrontierSettings(Settings):
     cost.
     """
 
-    url: str = Field(pattern=r"^https?://")
+    url: EndpointUrl
     model: str = Field(min_length=1)
     api_key_variable: VariableName | None
     temperature: float | None = Field(ge=0)
@@ -27,12 +28,3 @@ class FrontierSettings(Settings):
     price_per_million_output_tokens: float | None = Field(ge=0)
     samples_per_problem: int = Field(ge=1)
     num_problems: int | None = Field(ge=1)
-
-    @field_validator("url")
-    @classmethod
-    def _no_query_in_it(cls, url: str) -> str:
-        if "?" in url:
-            raise ValueError(
-                "it contains a query, so no path can be added to it; put a key in api_key_variable instead"
-            )
-        return url

@@ -18,6 +18,7 @@ from tasks.engines.vllm.settings import VLLMSettings, settings_of
 from tasks.engines.vllm.weights_folder import WeightsFolder
 from tasks.models.files import read_header, weight_files
 from tasks.models.folders import model_config
+from tasks.models.limits import context_length
 from tasks.models.policy_weights import AdapterShape
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 
@@ -90,9 +91,8 @@ def whole_prompts(max_model_len: int) -> int:
 
 def max_model_len(model_folder: Path, sampling: SamplingSettings) -> int:
     """One token more than an episode may have, if the context allows: `token_logp` makes vLLM write one."""
-    config = model_config(model_folder)
     wanted = sampling.max_tokens_per_episode + 1
-    return min(wanted, config.get("text_config", config).get("max_position_embeddings") or wanted)
+    return min(wanted, context_length(model_config(model_folder)) or wanted)
 
 
 def vocabulary_size(model_folder: Path, tokenizer: PreTrainedTokenizerBase) -> int:

@@ -21,6 +21,7 @@ from tasks.core.records import Problem, Trajectory
 from tasks.core.terminal import tell
 from tasks.core.text import counted
 from tasks.measurement.points import difference_text
+from tasks.models.limits import context_length
 from tasks.rollouts.settings import SamplingSettings
 from tasks.stages.evaluate.settings import EvaluateSections, ReflexionSettings
 
@@ -273,7 +274,7 @@ def tokens_with_notes(
 
 
 def refuse_short_context(config: Mapping[str, Any], needed: int, room: int) -> None:
-    context = config.get("text_config", config).get("max_position_embeddings")
+    context = context_length(config)
     if context is not None and needed > context:
         raise ValueError(
             f"evaluate.reflexion: an attempt with notes takes up to {needed} tokens ({room} of them for notes), and "

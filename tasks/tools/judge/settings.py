@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from tasks.core.settings import LocalFolder, Settings, VariableName
+from tasks.core.urls import EndpointUrl
 from tasks.tools.settings import check_in_process, check_is_custom
 
 OWN_RUBRIC = "tasks/tools/judge/rubric.md"
@@ -50,7 +51,7 @@ class JudgeSettings(Settings):
     `agreement` is null for a judge that nobody measured; the lineage says so.
     """
 
-    url: str | None = Field(pattern=r"^https?://")
+    url: EndpointUrl | None
     model: str = Field(min_length=1)
     api_key_variable: VariableName | None
     decides: bool
@@ -72,13 +73,6 @@ class JudgeSettings(Settings):
     @property
     def rubric_file(self) -> Path:
         return Path(__file__).with_name("rubric.md") if self.rubric == OWN_RUBRIC else Path(self.rubric)
-
-    @field_validator("url")
-    @classmethod
-    def _no_query_in_it(cls, url: str | None) -> str | None:
-        if url is not None and "?" in url:
-            raise ValueError("it has a query, so no path can be added to it; put a key in api_key_variable instead")
-        return url
 
     @field_validator("rubric")
     @classmethod

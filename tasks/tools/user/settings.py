@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from tasks.core.settings import Settings, VariableName
+from tasks.core.urls import EndpointUrl
 from tasks.tools.settings import check_in_process
 
 Reveal = Literal["at_once", "sharded", "on_request"]
@@ -22,7 +23,7 @@ class UserModelSettings(Settings):
     be its farewell.
     """
 
-    url: str | None = Field(pattern=r"^https?://")
+    url: EndpointUrl | None
     model: str = Field(min_length=1)
     api_key_variable: VariableName | None
     instructions: str | None = Field(min_length=1)
@@ -32,15 +33,6 @@ class UserModelSettings(Settings):
     max_messages: int = Field(ge=1)
     max_retries: int = Field(ge=0)
     timeout_seconds: float = Field(gt=0)
-
-    @field_validator("url")
-    @classmethod
-    def _no_query_in_it(cls, url: str | None) -> str | None:
-        if url is not None and "?" in url:
-            raise ValueError(
-                "it contains a query, so no path can be added to it; put a key in api_key_variable instead"
-            )
-        return url
 
     @model_validator(mode="after")
     def _check_model_in_process(self) -> UserModelSettings:
