@@ -8,6 +8,8 @@ from typing import Any, Literal, NotRequired
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
+from tasks.core.records import DecisionKind, Gate
+
 
 def shape(**fields: Any) -> Any:
     """A JSON object with at least these keys."""
@@ -45,13 +47,13 @@ Evaluation = shape(
     reflexion=NotRequired[Reflexion],
     warm_start_best_of_k=NotRequired[shape(k=float, same_cost=float, **INTERVAL, tries_to_match=int | None)],
 )
-Baseline = shape(**RATE, gate=Literal["skip_rl", "rl", "warm_start"])
+Baseline = shape(**RATE, gate=Gate)
 Card = shape(hashes=dict[str, str], split=str)
 Pin = shape(fingerprint=str, description=Object, probes=list[Object])
 AcceptedDrifts = list[shape(pinned=str, today=str, changes=list[str], stages=list[str], environment=Pin)]
 Version = shape(version=int)
 Decision = shape(
-    decision=Literal["promote", "hold", "reject"],
+    decision=DecisionKind,
     reasons=NotRequired[list[str]],
     checks=NotRequired[list[Object]],
     model=str,

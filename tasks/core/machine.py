@@ -6,6 +6,7 @@ import math
 import os
 from pathlib import Path
 
+GIB = 1 << 30
 CGROUP = Path("/sys/fs/cgroup")
 
 

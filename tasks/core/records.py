@@ -27,6 +27,9 @@ EQUAL_REWARDS = 1e-6  # rewards closer than this are equal
 COMPOSED = AfterValidator(partial(normalize, "NFC"))
 OF_A_THOUGHT = ("thought", "num_thought_tokens", "thought_was_cut")
 Limit = Literal["max_turns", "max_tokens_per_episode", "max_completion_tokens"]
+Gate = Literal["skip_rl", "rl", "warm_start"]
+DecisionKind = Literal["promote", "hold", "reject"]
+Metrics = dict[str, Any]  # a row of metrics.jsonl
 Begun = Literal["", "edited_history", "compaction", "another_agent", "parallel"]
 
 

@@ -155,6 +155,14 @@ class EmbeddedModelSettings(Settings):
     thinks: bool
 
 
+class LoRASettings(Settings):
+    """Low-rank adapters through PEFT; `target_modules` is `all-linear` or a list of module names."""
+
+    rank: int = Field(ge=1)
+    alpha: float = Field(gt=0)
+    target_modules: Literal["all-linear"] | list[str]
+
+
 class ModelSettings(Settings):
     path: str = Field(min_length=1)
     template: TemplateSettings

@@ -14,10 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from tasks.core.machine import available_memory, num_processors
+from tasks.core.machine import GIB, available_memory, num_processors
 from tasks.models.settings import ComputeSettings
 
-GIB = 1 << 30
 CPU_BANDWIDTH, CPU_DOLLARS = 20e9, 0.1  # of two cores; assumptions
 MEASURE_SECONDS = 0.15
 LARGEST_MATRIX = 1024

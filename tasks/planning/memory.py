@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from tasks.core.machine import GIB
 from tasks.planning.cut import of_rank_0
-from tasks.planning.hardware import GIB
 from tasks.planning.parts import Memory, Part
 from tasks.planning.setup import Setup, evaluation_setups, num_bytes, warm_start_setup
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tasks.learning.shared.settings import LoRASettings
+from tasks.models.settings import LoRASettings
 from tasks.planning.hardware import amount
 from tasks.planning.memory import SHARE, enough_share, loaded_bytes, plan_memory, share_fault, warm_start_memory
 from tasks.planning.parts import Memory

@@ -14,11 +14,10 @@ from typing import Any
 
 from tasks.core.files import names_in
 from tasks.core.urls import local_path
-from tasks.learning.shared.settings import LoRASettings
 from tasks.models.embedded import is_embedded
 from tasks.models.files import POINTER, read_header, refuse_other_dtypes, weight_files
 from tasks.models.folders import is_adapter, model_config, resolve_model
-from tasks.models.settings import EmbeddedModelSettings, ModelSettings
+from tasks.models.settings import EmbeddedModelSettings, LoRASettings, ModelSettings
 from tasks.models.tokenizer_files import check_tokenizer
 
 OTHER_NAMES = {

@@ -21,12 +21,11 @@ from transformers import PreTrainedModel
 
 from tasks.chat.format import load_chat
 from tasks.learning.shared.lora import POLICY, Adapter
-from tasks.learning.shared.settings import LoRASettings
 from tasks.models.architecture import model_logp
 from tasks.models.differences import Differences, Tolerance, tolerance_of
 from tasks.models.folders import load_model
 from tasks.models.policy_weights import PolicyWeights
-from tasks.models.settings import ComputeSettings, on_cpu
+from tasks.models.settings import ComputeSettings, LoRASettings, on_cpu
 from tasks.models.torch_setup import find_device, product_dtype
 from tasks.rollouts.engine import Engine
 from tasks.rollouts.load import load_engine

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from tasks.core.records import Group
 from tasks.learning.grpo.trainer import GRPOTrainer
-from tasks.learning.shared.batching import Packing
 from tasks.learning.shared.rows import rows_of
+from tasks.learning.shared.settings import Packing
 from tasks.models.attention import ATTENTION, register_attention
 from tasks.models.settings import ComputeSettings
 from tests.benchmarks.floor import matrix_rate, train_operations, tree_work

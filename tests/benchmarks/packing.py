@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 
 from tasks.core.records import Group
 from tasks.learning.grpo.trainer import GRPOTrainer
-from tasks.learning.shared.batching import Packing
+from tasks.learning.shared.settings import Packing
 from tasks.models.settings import EmbeddedModelSettings, on_cpu
 from tasks.models.torch_setup import prepare_torch
 from tests.benchmarks.made_up import random_group, random_model

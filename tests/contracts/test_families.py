@@ -15,9 +15,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from tasks.chat.template import ChatTemplate
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.learning.shared.agreement import check_trainer
-from tasks.learning.shared.batching import Packing, micro_batches
+from tasks.learning.shared.batching import micro_batches
 from tasks.learning.shared.policy import token_logp
 from tasks.learning.shared.rows import Row
+from tasks.learning.shared.settings import Packing
 from tasks.models.architecture import own_logp
 from tasks.models.folders import load_model
 from tasks.models.settings import on_cpu

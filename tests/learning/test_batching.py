@@ -13,9 +13,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tasks.learning.shared import policy
-from tasks.learning.shared.batching import MicroBatch, Packing, micro_batches
+from tasks.learning.shared.batching import MicroBatch, micro_batches
 from tasks.learning.shared.policy import token_logp
 from tasks.learning.shared.rows import Row
+from tasks.learning.shared.settings import Packing
 from tasks.models.folders import load_model
 from tasks.models.settings import on_cpu
 from tasks.models.tree_blocks import tree_block_mask

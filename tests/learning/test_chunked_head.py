@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 from tasks.learning.shared import policy
 from tasks.learning.shared.batching import MicroBatch, micro_batches
 from tasks.learning.shared.chunked_head import LOGIT_BYTES, Chunks, chunk_size
-from tasks.learning.shared.policy import Autocast, token_entropy, token_logp
+from tasks.learning.shared.policy import token_entropy, token_logp
 from tasks.learning.shared.rows import Row
+from tasks.learning.shared.settings import Autocast
 from tests.contracts.families import FAMILIES, Family
 
 pytestmark = pytest.mark.slow

@@ -15,12 +15,13 @@ from torch import Tensor
 from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.sft.trainer import SupervisedTrainer
 from tasks.learning.shared import batching, lanes
-from tasks.learning.shared.batching import Packing, Share, share_of
+from tasks.learning.shared.batching import Share, share_of
 from tasks.learning.shared.checkpoints import seed_generators
 from tasks.learning.shared.lanes import Lanes
 from tasks.learning.shared.lora import Adapter
 from tasks.learning.shared.policy import token_logp
 from tasks.learning.shared.rows import Row
+from tasks.learning.shared.settings import Packing
 from tasks.models.folders import load_model
 from tasks.models.settings import on_cpu
 from tests import tiny

@@ -11,9 +11,6 @@ import torch
 from tasks.learning.grpo.advantages import Baseline, group_advantages
 from tasks.learning.grpo.credit import group_credit
 from tasks.learning.grpo.losses import (
-    Aggregation,
-    ImportanceCorrection,
-    KLEstimator,
     aggregation_weights,
     cispo_loss,
     gspo_loss,
@@ -27,6 +24,7 @@ from tasks.learning.grpo.step_loss import batch_loss, loss_batches
 from tasks.learning.shared.batching import share_of
 from tasks.learning.shared.optimizer import learning_rate
 from tasks.learning.shared.rows import Row
+from tasks.learning.shared.settings import Aggregation, ImportanceCorrection, KLEstimator
 from tests.learning.options import grpo, supervised
 from tests.learning.rows import a_group
 

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.core.records import Group, TokenSequence, Trajectory, Turn
-from tasks.learning.grpo.losses import Aggregation
 from tasks.learning.grpo.metrics import repetition, rollout_metrics
 from tasks.learning.grpo.mini_batches import divide
 from tasks.learning.grpo.prefixes import _row as messages_of
 from tasks.learning.grpo.step_loss import loss_batches
 from tasks.learning.grpo.turn_credit import turn_advantages
-from tasks.learning.shared.batching import Packing, share_of
+from tasks.learning.shared.batching import share_of
+from tasks.learning.shared.settings import Aggregation, Packing
 from tasks.measurement.statistics import summarise
 from tests.learning.options import grpo
 from tests.learning.rows import a_group, in_sequences

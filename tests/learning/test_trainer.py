@@ -18,7 +18,7 @@ from tasks.core.records import Group
 from tasks.learning.grpo.credit import carries_loss
 from tasks.learning.grpo.mini_batches import divide
 from tasks.learning.grpo.trainer import Collect, GRPOTrainer
-from tasks.learning.shared.batching import Packing, micro_batches
+from tasks.learning.shared.batching import micro_batches
 from tasks.learning.shared.checkpoints import seed_generators
 from tasks.learning.shared.host_memory import HostMemory
 from tasks.learning.shared.lora import POLICY, Adapter
@@ -26,9 +26,9 @@ from tasks.learning.shared.optimizer import Step
 from tasks.learning.shared.policy import prepare_for_gradients, token_logp
 from tasks.learning.shared.reference import Reference
 from tasks.learning.shared.rows import Row, rows_of
-from tasks.learning.shared.settings import LoRASettings
+from tasks.learning.shared.settings import Packing
 from tasks.models.folders import load_model
-from tasks.models.settings import on_cpu
+from tasks.models.settings import LoRASettings, on_cpu
 from tests import tiny
 from tests.contracts.test_families import FAMILIES, LENGTH
 from tests.learning.options import NO_EXPLORATION, grpo

@@ -19,7 +19,6 @@ from tasks.core.passing_faults import PassingFault
 from tasks.engines.vllm.server_process import serve_command
 from tasks.engines.vllm.settings import VLLMSettings
 from tasks.learning.shared.lora import Adapter
-from tasks.learning.shared.settings import LoRASettings
 from tasks.models.folders import (
     folder_hash,
     load_config,
@@ -31,7 +30,7 @@ from tasks.models.folders import (
     weights_hash,
     write_pointer,
 )
-from tasks.models.settings import PLAIN_TEMPLATE, TemplateSettings, on_cpu
+from tasks.models.settings import PLAIN_TEMPLATE, LoRASettings, TemplateSettings, on_cpu
 from tasks.models.template import template_of
 from tasks.planning.shapes import count_parameters
 from tests import tiny

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 
 from tasks.core.files import read_json
 from tasks.learning.shared.lora import Adapter
-from tasks.learning.shared.settings import LoRASettings
 from tasks.models import folders, saving
 from tasks.models.folders import (
     folder_hash,
@@ -25,7 +24,7 @@ from tasks.models.folders import (
     save_snapshot,
     stored_dtype,
 )
-from tasks.models.settings import on_cpu
+from tasks.models.settings import LoRASettings, on_cpu
 from tests import tiny
 
 CPU = on_cpu(1)

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from tasks.core.machine import GIB
 from tasks.learning.shared.settings import StreamingSettings
 from tasks.planning import memory, nearest
-from tasks.planning.hardware import GIB, GPUS, amount, find_gpu, named_gpu
+from tasks.planning.hardware import GPUS, amount, find_gpu, named_gpu
 from tasks.planning.memory import plan_memory
 from tasks.planning.nearest import arithmetic, check_size, describe, fits, nearest_that_fits
 from tasks.planning.plays import Play

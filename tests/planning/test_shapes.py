@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.learning.shared.settings import LoRASettings
 from tasks.models.files import INDEX
+from tasks.models.settings import LoRASettings
 from tasks.planning.shapes import (
     Experts,
     UnknownShape,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
+from tasks.core.machine import GIB
 from tasks.engines.transformers.decode_step import run_prefill
 
 FORWARD_BYTES = {"cpu": 512 << 20, "cuda": 2 << 30}
@@ -118,8 +119,8 @@ def check_budget(kv_cache_bytes: int | None, *, max_context: int, cached: int) -
     needed = smallest_cache(max_context, cached)
     if kv_cache_bytes < needed:
         raise ValueError(
-            f"engine.settings.kv_cache_gib is {kv_cache_bytes / 2**30:.4g}, and an episode of "
-            f"sampling.max_tokens_per_episode = {max_context:,} tokens needs {needed / 2**30:.4g} GiB: "
+            f"engine.settings.kv_cache_gib is {kv_cache_bytes / GIB:.4g}, and an episode of "
+            f"sampling.max_tokens_per_episode = {max_context:,} tokens needs {needed / GIB:.4g} GiB: "
             f"2 × {max_context:,} × {cached:,} bytes, one half for padding, so it could never be played. Set "
             f"engine.settings.kv_cache_gib to at least that, or sampling.max_tokens_per_episode to at most "
             f"{kv_cache_bytes // (2 * cached):,}."

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from tasks.core.machine import GIB
 from tasks.rollouts.settings import EngineSettings, OwnEngineSettings
 
 
@@ -27,4 +28,4 @@ def kv_cache_bytes(engine: EngineSettings) -> int | None:
     if engine.settings is None:
         return None
     assert isinstance(engine.settings, TransformersSettings)
-    return int(engine.settings.kv_cache_gib * 2**30)
+    return int(engine.settings.kv_cache_gib * GIB)

@@ -17,6 +17,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal
 
 from tasks.core.child_processes import own_guardian
+from tasks.core.machine import GIB
 from tasks.core.text import one_line
 from tasks.engines.vllm import shared as vllm_shared
 from tasks.engines.vllm.ipc import check_transfer, send_by_ipc, transfer_arguments
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from vllm import LLM, RequestOutput, SamplingParams
     from vllm.lora.request import LoRARequest
 
-GIB = 1 << 30
 ADAPTER = "adapter"  # vLLM's name for the policy's LoRA adapter
 SleepLevel = Literal[1, 2]
 SleepingPart = Literal["weights", "kv_cache"]

@@ -10,9 +10,10 @@ import base64
 import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from tasks.engines.vllm.served_tensors import Described, describe_tensors, served_tensors
+from tasks.engines.vllm.settings import Mode, Transfer
 from tasks.models.policy_weights import PolicyWeights
 from tasks.models.torch_setup import free_unused
 
@@ -22,14 +23,13 @@ if TYPE_CHECKING:
     from vllm import LLM
     from vllm.distributed.weight_transfer.base import WeightSource
 
-Transfer = Literal["disk", "ipc", "nccl"]
 BUFFER_BYTES = (
     512 << 20
 )  # of GPU memory shared with vLLM, which copies each filling once more; vLLM's default is twice it
 MODE_OF = {"ipc": "in_process", "nccl": "server"}  # IPC needs the trainer's GPU, NCCL another one
 
 
-def check_transfer(transfer: Transfer, *, mode: Literal["in_process", "server"], on_gpu: bool) -> None:
+def check_transfer(transfer: Transfer, *, mode: Mode, on_gpu: bool) -> None:
     if transfer == "disk":
         return
     if mode != MODE_OF[transfer]:

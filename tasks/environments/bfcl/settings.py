@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from tasks.core.settings import Settings
 
 BFCLCategory = Literal["multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context"]
+Turns = Literal["first", "all"]
 BFCL_CATEGORIES = get_args(BFCLCategory)
 
 
@@ -18,7 +19,7 @@ class BFCLSettings(Settings):
     judges_each_turn: ClassVar[bool] = True
 
     categories: list[BFCLCategory] = Field(min_length=1)
-    turns: Literal["first", "all"]
+    turns: Turns
 
     @model_validator(mode="after")
     def _refuse_repeated_categories(self) -> BFCLSettings:

@@ -7,16 +7,12 @@ are in nats: `policy_logp` of the weights in training, `old_logp` of the trainer
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-LARGEST_LOG_RATIO = 20.0
+from tasks.learning.shared.settings import Aggregation, ImportanceCorrection, KLEstimator
 
-Aggregation = Literal["token", "sequence", "constant"]
-KLEstimator = Literal["k2", "k3"]
-ImportanceCorrection = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
+LARGEST_LOG_RATIO = 20.0
 
 
 def ppo_loss(policy_logp_M: Tensor, old_logp_M: Tensor, advantage_M: Tensor, *, low: float, high: float) -> Tensor:

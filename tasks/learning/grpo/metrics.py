@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
-from tasks.core.records import MEAN_PARTS, Group, Score, Trajectory
+from tasks.core.records import MEAN_PARTS, Group, Metrics, Score, Trajectory
 from tasks.learning.grpo.credit import carries_loss, has_signal
 from tasks.learning.grpo.exploration import samples_at
 from tasks.learning.shared.optimizer import Step
 from tasks.learning.shared.settings import GRPOSettings
 from tasks.models.differences import Differences
 
-Metrics = dict[str, Any]
 NGRAM = 4  # tokens; ordinary tool calls seldom repeat this many
 
 

@@ -22,10 +22,9 @@ from tasks.learning.grpo.losses import (
 from tasks.learning.grpo.metrics import StepSums
 from tasks.learning.shared.batching import MicroBatch, Share
 from tasks.learning.shared.lanes import Lanes
-from tasks.learning.shared.policy import Autocast
 from tasks.learning.shared.ranks import Ranks
 from tasks.learning.shared.reference import Reference
-from tasks.learning.shared.settings import GRPOSettings
+from tasks.learning.shared.settings import Autocast, GRPOSettings
 
 
 @dataclass(slots=True)

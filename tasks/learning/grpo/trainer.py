@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tasks.core.records import Group
+from tasks.core.records import Group, Metrics
 from tasks.learning.grpo.credit import has_signal
 from tasks.learning.grpo.entropy import mean_entropy
 from tasks.learning.grpo.exploration import draws_by_schedule, temperature_at, top_p_at
 from tasks.learning.grpo.metrics import (
-    Metrics,
     StepSums,
     exploration_metrics,
     mismatch_metrics,

@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 
 from tasks.core.records import Group
 from tasks.core.text import counted
-from tasks.learning.shared.batching import MicroBatch, Packing, micro_batches
-from tasks.learning.shared.policy import Autocast, LogProbs, prepare_for_gradients
+from tasks.learning.shared.batching import MicroBatch, micro_batches
+from tasks.learning.shared.policy import LogProbs, prepare_for_gradients
 from tasks.learning.shared.rows import Row, rows_of
-from tasks.learning.shared.settings import OptimizerSettings
+from tasks.learning.shared.settings import Autocast, OptimizerSettings, Packing
 from tasks.models.architecture import check_own_forward, example_ids, own_logp
 from tasks.models.differences import Differences, Tolerance
 from tasks.models.limits import check_trainable

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,13 +23,13 @@ from torch import Tensor
 from tasks.learning.shared.dealing import deal
 from tasks.learning.shared.prefix_trees import Tree, tree_of, trees_of
 from tasks.learning.shared.rows import Row
+from tasks.learning.shared.settings import Packing
 from tasks.models.attention import Branch, TreePlan
 from tasks.models.tree_blocks import tree_block_mask
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-Packing = Literal["tree", "none"]
 MAX_UNEVEN = 1.25  # of the longer lane's positions to an even share: above it two lanes gain nothing
 
 

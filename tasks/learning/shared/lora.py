@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tasks.learning.shared.settings import LoRASettings
 from tasks.models.policy_weights import PolicyWeights
-from tasks.models.settings import Dtype
+from tasks.models.settings import Dtype, LoRASettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -21,11 +21,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from tasks.learning.shared.batching import MicroBatch
 from tasks.learning.shared.chunked_head import Chunks, chunk_size, chunked_logp
+from tasks.learning.shared.settings import Autocast
 from tasks.models.fused_forward import fits, hidden_states
 from tasks.models.head import with_replaced, without_layers
 from tasks.models.nucleus import outside_nucleus
 
-Autocast = Literal["none", "bfloat16"]
 Distribution = tuple[float, float]  # temperature and top-p
 Quantity = Literal["logp", "entropy"]
 # Of a head, hidden states [C, D], positions among them and ids of the tokens that follow them: a number per token, [M].

@@ -17,8 +17,9 @@ from transformers import PreTrainedModel
 from tasks.learning.shared.batching import MicroBatch
 from tasks.learning.shared.lanes import Lanes
 from tasks.learning.shared.lora import POLICY, REFERENCE, Adapter
-from tasks.learning.shared.policy import Autocast, LogProbs
+from tasks.learning.shared.policy import LogProbs
 from tasks.learning.shared.ranks import ALONE, Ranks
+from tasks.learning.shared.settings import Autocast
 from tasks.learning.shared.sharding import own_part, part_of, shard
 from tasks.models.settings import Dtype
 

@@ -8,9 +8,15 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from tasks.core.settings import Settings
+from tasks.models.settings import LoRASettings
 
 LARGEST_SEQUENCE_CLIP = 0.1  # beyond this, hardly any trajectory's ratio is clipped
 Beta = Annotated[float, Field(ge=0, lt=1)]
+Packing = Literal["tree", "none"]
+Autocast = Literal["none", "bfloat16"]
+Aggregation = Literal["token", "sequence", "constant"]
+KLEstimator = Literal["k2", "k3"]
+ImportanceCorrection = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 Difficulty = Literal["level", "calls", "tools", "strictness"]
 
 
@@ -25,9 +31,9 @@ class OptimizerSettings(Settings):
     betas: list[Beta] = Field(min_length=2, max_length=2)
     weight_decay: float = Field(ge=0)
     max_grad_norm: float = Field(gt=0)
-    packing: Literal["tree", "none"]
+    packing: Packing
     micro_batch_tokens: int = Field(ge=1)
-    autocast: Literal["none", "bfloat16"]
+    autocast: Autocast
     gradient_checkpointing: bool
     checkpoint_interval: int = Field(ge=1)
 
@@ -53,14 +59,6 @@ class SupervisedSettings(OptimizerSettings):
     num_steps: int = Field(ge=1)
     batch_size: int = Field(ge=1)
     stop: StopSettings | None
-
-
-class LoRASettings(Settings):
-    """Low-rank adapters through PEFT; `target_modules` is `all-linear` or a list of module names."""
-
-    rank: int = Field(ge=1)
-    alpha: float = Field(gt=0)
-    target_modules: Literal["all-linear"] | list[str]
 
 
 class Point(Settings):
@@ -200,13 +198,13 @@ class GRPOSettings(OptimizerSettings):
     loss: Literal["ppo", "gspo", "cispo"]
     clip_low: float = Field(ge=0, le=1)
     clip_high: float = Field(ge=0)
-    aggregation: Literal["token", "sequence", "constant"]
+    aggregation: Aggregation
     constant_length: int | None = Field(ge=1)
     kl_weight: float = Field(ge=0)
-    kl_estimator: Literal["k2", "k3"]
+    kl_estimator: KLEstimator
     reference_interval: int | None = Field(ge=1)
     reference_mix: float = Field(gt=0, le=1)
-    importance_correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
+    importance_correction: Literal["none", ImportanceCorrection]
     importance_cap: float = Field(gt=1)
     max_staleness: int = Field(ge=0)
     streaming: StreamingSettings | None

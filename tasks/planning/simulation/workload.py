@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from tasks.learning.shared.settings import Packing
 from tasks.planning.seconds import DecodeCosts
 
 
@@ -67,7 +67,7 @@ class Workload:
     group_size: int
     max_concurrent_episodes: int
     max_staleness: int
-    packing: Literal["tree", "none"]
+    packing: Packing
     micro_batch_tokens: int
     groups_under_way: int | None = None
 

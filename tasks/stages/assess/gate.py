@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from tasks.core.records import Trajectory
+from tasks.core.records import Gate, Trajectory
 from tasks.stages.assess.settings import AssessSettings
 
 if TYPE_CHECKING:
     from tasks.measurement.statistics import Result
 
-Gate = Literal["skip_rl", "rl", "warm_start"]
 Answer = Literal["skip_rl", "rl", "warm_start", "need_more_evidence"]
 
 

@@ -11,7 +11,7 @@ Finished episodes and notes are stored as they come, so a killed stage plays onl
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from tasks.core.text import counted
 from tasks.measurement.points import difference_text
 from tasks.models.limits import context_length
 from tasks.rollouts.settings import SamplingSettings
+from tasks.stages.evaluate.runner import Store
 from tasks.stages.evaluate.settings import EvaluateSections, ReflexionSettings
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from tasks.tools.base import Environment
 
 Attempts = dict[str, list[Trajectory]]  # by problem id, in order
-Store = Callable[[str, list[Trajectory]], None]
 COSTS = ("num_sampled_tokens", "num_thought_tokens", "num_calls", "num_invalid_calls")  # of an episode
 FILES = ("reflexion", "retries")  # of all attempts, with notes and without
 STAGE = "reflexion"  # of the random streams of later attempts, with notes and without

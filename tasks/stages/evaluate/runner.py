@@ -7,7 +7,7 @@ The split is the stage name of random streams, so all models of a split share th
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tasks.rollouts.finished import EpisodeId, FinishedEpisodes
     from tasks.tools.base import Environment
 
+Store = Callable[[str, list[Trajectory]], None]  # keep a policy's episodes under a name
 Timings = dict[str, dict[str, dict[str, float]]]
 
 

@@ -6,7 +6,7 @@ the same episodes again with the same random numbers of its own, so what differs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from tasks.core.terminal import tell
 from tasks.core.text import counted
 from tasks.environments.catalog import load_environment
 from tasks.measurement.points import difference_text
-from tasks.stages.evaluate.runner import EpisodeRunner
+from tasks.stages.evaluate.runner import EpisodeRunner, Store
 from tasks.stages.evaluate.settings import EvaluateSections, ShardedSettings
 from tasks.tools.user.environment import ReplayedUser
 from tasks.tools.user.hidden import shards_of
@@ -25,7 +25,6 @@ from tasks.tools.user.settings import Reveal, UserSettings
 if TYPE_CHECKING:
     from tasks.tools.base import Environment
 
-Store = Callable[[str, list[Trajectory]], None]
 Played = Mapping[str, list[Trajectory]]
 SCRIPT = UserSettings(played_by="script", reveal="at_once", model=None)
 SPLIT, AT_ONCE = "sharded", "at_once"

@@ -9,7 +9,7 @@ artifacts/timings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from tasks.stages.evaluate.measurement_key import Parts, key_of, key_parts
 from tasks.stages.evaluate.noted import note_evaluation
 from tasks.stages.evaluate.printout import describe_plan, diagnose, print_race
 from tasks.stages.evaluate.racing import Race, Round, race
-from tasks.stages.evaluate.runner import EpisodeRunner
+from tasks.stages.evaluate.runner import EpisodeRunner, Store
 from tasks.stages.evaluate.settings import EvaluateSections
 from tasks.stages.evaluate.sharded import choose_problems, measure_sharded
 from tasks.stages.evaluate.transfer import OtherProblems, measure_transfer, read_others
@@ -197,7 +197,7 @@ def play_reflexion(
     paths: Paths,
     *,
     resume: Path,
-    store: Callable[[str, list[Trajectory]], None],
+    store: Store,
 ) -> dict[str, Any]:
     """The row of `evaluate.reflexion`; empty where it is null."""
     from tasks.stages.evaluate.reflexion import count_rl_episodes, measure_reflexion

@@ -8,27 +8,26 @@ PROVE (arXiv:2606.03892) trains on its own servers and reports BFCL, τ²-bench 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tasks.chat.format import ChatFormat
 from tasks.core.files import json_hash
-from tasks.core.records import Problem, Trajectory
+from tasks.core.records import Problem
 from tasks.core.terminal import tell, warn
 from tasks.core.text import counted
 from tasks.environments.catalog import load_bare_environment, load_environment, read_problems_of
 from tasks.measurement.points import difference_text
 from tasks.rollouts.fault_log import TooManyFaults
-from tasks.stages.evaluate.runner import EpisodeRunner
+from tasks.stages.evaluate.runner import EpisodeRunner, Store
 from tasks.stages.evaluate.scripted_baselines import measure_baselines
 from tasks.stages.evaluate.settings import AlsoSettings, EvaluateSections
 from tasks.tools.base import Environment
 from tasks.tools.replay import Script, play
 from tasks.tools.user.environment import check_user
 
-Store = Callable[[str, list[Trajectory]], None]
 HIGHEST_LEVEL = 100
 
 

@@ -8,9 +8,10 @@ from datetime import datetime
 from itertools import takewhile
 from typing import Any, Literal
 
+from tasks.core.records import DecisionKind
 from tasks.stages.promote.checks.check import Check
 from tasks.stages.promote.overrides import ManualOverride
-from tasks.stages.promote.policy import DecisionKind, decision_of
+from tasks.stages.promote.policy import decision_of
 from tasks.tracking.waiting import HOW
 
 Approval = Literal["not_needed", "waiting", "given", "withdrawn"]

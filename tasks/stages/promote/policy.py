@@ -10,9 +10,8 @@ does not promise. So a challenger that gets better never turns `promote` into `r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
-from tasks.core.records import Trajectory
+from tasks.core.records import DecisionKind, Trajectory
 from tasks.core.text import counted
 from tasks.measurement.points import interval_text, level_text, points
 from tasks.measurement.significance import smallest_p_value
@@ -23,8 +22,6 @@ from tasks.stages.promote.checks.check import Check, p_text
 from tasks.stages.promote.checks.cost import Anchor, check_cheaper, check_cost
 from tasks.stages.promote.checks.lost_episodes import Sides, check_lost
 from tasks.stages.promote.settings import PolicySettings
-
-DecisionKind = Literal["promote", "hold", "reject"]
 
 
 def check_all(

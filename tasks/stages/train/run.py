@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from tasks.core.files import number_of
-from tasks.core.records import Problem
+from tasks.core.records import Metrics, Problem
 from tasks.environments.catalog import load_environment
 from tasks.learning.grpo.curriculum import ProblemSampler
 from tasks.learning.grpo.exploration import draws_by_schedule, samples_at, temperature_at, top_p_at
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from tasks.stages.train.settings import TrainSections
-
-Metrics = dict[str, Any]
 
 
 class TrainingRun:

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tasks.core.files import (
     atomic_folder,
@@ -26,7 +26,7 @@ from tasks.core.files import (
     write_jsonl,
     write_text,
 )
-from tasks.core.records import Problem
+from tasks.core.records import Metrics, Problem
 from tasks.core.resume import clear_resume, resume_folder
 from tasks.core.settings import Paths
 from tasks.core.splits import read_split
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from tasks.learning.shared.ranks import Ranks
     from tasks.stages.train.run import TrainingRun
 
-Metrics = dict[str, Any]
 SETTINGS = TrainSections
 MOST_STALE = 0.5  # of the tokens of a batch, before a warning
 CURVE = (

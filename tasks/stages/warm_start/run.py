@@ -17,7 +17,7 @@ from torch import Tensor
 from tasks.chat.format import load_chat
 from tasks.core.files import link_or_copy, read_json, write_json
 from tasks.core.progress import progress_bar
-from tasks.core.records import Trajectory
+from tasks.core.records import Metrics, Trajectory
 from tasks.core.seeds import stream_seed
 from tasks.core.settings import Paths
 from tasks.core.terminal import tell, warn
@@ -43,7 +43,6 @@ from tasks.stages.warm_start.rows import demonstration_rows
 from tasks.stages.warm_start.settings import WarmStartSections
 from tasks.stages.warm_start.success import measure_success, read_played
 
-Metrics = dict[str, Any]
 ATTEMPTS, MODELS, PLAYED = "attempts.json", "attempts", "played"
 
 

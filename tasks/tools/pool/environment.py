@@ -15,6 +15,7 @@ from itertools import count
 from typing import Any
 from zlib import crc32
 
+from tasks.core.machine import GIB
 from tasks.core.records import Problem
 from tasks.core.settings import Settings
 from tasks.core.text import counted
@@ -22,8 +23,6 @@ from tasks.tools.base import Environment, Episode, ToolReply, Verdict
 from tasks.tools.pool.process import WorkerProcess
 from tasks.tools.settings import PoolSettings
 from tasks.tools.wrappers import EnvironmentWrapper
-
-GIB = 1 << 30
 
 
 def why_it_stays(environment_class: type[Any]) -> str | None:

@@ -12,9 +12,8 @@ from transformers import PreTrainedModel
 from tasks.engines.transformers.decode_step import Decoder
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.learning.shared.lora import POLICY, REFERENCE, Adapter
-from tasks.learning.shared.settings import LoRASettings
 from tasks.models.folders import load_model
-from tasks.models.settings import on_cpu
+from tasks.models.settings import LoRASettings, on_cpu
 from tasks.rollouts.engine import TurnReply, TurnRequest
 from tests import tiny
 from tests.engine_benches import plain_logp

@@ -17,11 +17,10 @@ from tasks.engines.vllm.server_engine import ServerEngine
 from tasks.engines.vllm.server_process import ServerProcess, serve_command
 from tasks.engines.vllm.shared import Start, lora_arguments
 from tasks.learning.shared.lora import Adapter
-from tasks.learning.shared.settings import LoRASettings
 from tasks.models.architecture import model_logp
 from tasks.models.folders import load_model
 from tasks.models.policy_weights import PolicyWeights
-from tasks.models.settings import on_cpu
+from tasks.models.settings import LoRASettings, on_cpu
 from tasks.rollouts.engine import TurnRequest
 from tests import tiny
 from tests.engine_benches import engine_settings, vllm_settings

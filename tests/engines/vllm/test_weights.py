@@ -27,7 +27,6 @@ from tasks.engines.vllm.server import Server, Weights
 from tasks.engines.vllm.weights_folder import WeightsFolder, has_tied_head, read_record
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.learning.shared.lora import Adapter
-from tasks.learning.shared.settings import LoRASettings
 from tasks.models import saving
 from tasks.models.architecture import model_logp
 from tasks.models.differences import tolerance_of
@@ -35,7 +34,7 @@ from tasks.models.empty_model import streamed_weights
 from tasks.models.folders import load_model, load_tokenizer, save_adapter
 from tasks.models.policy_weights import PolicyWeights
 from tasks.models.saving import write_shards
-from tasks.models.settings import on_cpu
+from tasks.models.settings import LoRASettings, on_cpu
 from tasks.rollouts.probe import check_weights, compare_logp, probe_sequences
 from tests import tiny
 

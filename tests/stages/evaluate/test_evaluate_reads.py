@@ -15,9 +15,8 @@ from tasks.core import files, machine
 from tasks.core.files import read_json, write_jsonl
 from tasks.core.settings import Paths
 from tasks.learning.shared.lora import Adapter
-from tasks.learning.shared.settings import LoRASettings
 from tasks.models.folders import load_model, load_tokenizer, save_adapter, write_pointer
-from tasks.models.settings import on_cpu
+from tasks.models.settings import LoRASettings, on_cpu
 from tests import tiny
 from tests.opened import counting_reads
 from tests.stages.evaluate.stage_folder import PROBLEMS, evaluated, files_of

@@ -17,9 +17,8 @@ import safetensors
 from tasks.commands.fetch import fetch
 from tasks.core import files
 from tasks.learning.shared.lora import Adapter
-from tasks.learning.shared.settings import LoRASettings
 from tasks.models.folders import load_model, load_tokenizer, save_adapter
-from tasks.models.settings import on_cpu
+from tasks.models.settings import LoRASettings, on_cpu
 from tests import tiny
 from tests.opened import counting_reads
 from tests.stages.promote.test_promote import Pipeline, pipeline

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import t as student
 
-from tasks.core.records import TokenSequence, Trajectory
+from tasks.core.records import DecisionKind, TokenSequence, Trajectory
 from tasks.measurement.savings import saving
 from tasks.measurement.significance import holm
 from tasks.stages.promote.checks.categories import refuse_unknown_categories
 from tasks.stages.promote.checks.check import Check
 from tasks.stages.promote.checks.cost import Anchor
 from tasks.stages.promote.checks.lost_episodes import Sides
-from tasks.stages.promote.policy import DecisionKind, check_all, check_better, decision_of, is_next_anchor
+from tasks.stages.promote.policy import check_all, check_better, decision_of, is_next_anchor
 from tasks.stages.promote.settings import PolicySettings
 from tests.measurement.synthetic import trajectory
 
