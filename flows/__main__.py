@@ -10,9 +10,8 @@ import os
 import shlex
 import time
 from contextlib import ExitStack, closing
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tasks.core.quick_exit import prepare_quick_exit, quick_exit
 from tasks.pipeline.cli_errors import one_line_errors, stop_in_another_python
@@ -24,7 +23,7 @@ if __name__ == "__main__":
 try:
     import typer
 
-    from tasks.commands.cli.options import APP_OPTIONS, Workspace, use_workspace
+    from tasks.commands.cli.options import APP_OPTIONS, AcceptDrift, Workspace, use_accept_drift, use_workspace
 except ModuleNotFoundError as error:
     stop_in_another_python(error)
 
@@ -33,20 +32,11 @@ LOOK_SECONDS = 5.0  # between two looks whether the folder is free
 HELP = "Run everything that changed, from the problems to the promoted model: once now, or on a schedule."
 app = typer.Typer(help=HELP, **APP_OPTIONS)
 Debug = Annotated[bool, typer.Option("--debug", help="Show Prefect's log, and a traceback where something fails.")]
-AcceptDrift = Annotated[
-    bool,
-    typer.Option("--accept-drift", help="Go on in an environment that changed since curation; the lineage records it."),
-]
 ReasonText = Annotated[str, typer.Option("--reason", help="Why this run is wanted; recorded with the run.")]
 Force = Annotated[bool, typer.Option("--force", help="Train anew also where nothing changed; needs --reason.")]
 CheckCron = Annotated[
     str | None, typer.Option(help='When to run drift-check, such as "30 * * * *"; without it nothing starts it.')
 ]
-
-
-class PoolType(StrEnum):
-    process = "process"
-    kubernetes = "kubernetes"
 
 
 @app.callback()
@@ -58,10 +48,7 @@ def prepare(workspace: Workspace = None) -> None:
 def run(reason: ReasonText = "", force: Force = False, accept_drift: AcceptDrift = False, debug: Debug = False) -> None:
     """Run every stage that changed, promote the result, build the report."""
     with one_line_errors(debug=debug), ExitStack() as held:
-        if accept_drift:
-            from tasks.drift.pin import accept_drift_from_now_on
-
-            accept_drift_from_now_on()
+        use_accept_drift(accept_drift)
         reason = reason.strip()
         if reason or force:
             from tasks.pipeline.reasons import check_asked
@@ -110,7 +97,9 @@ def serve(
 @app.command()
 def deploy(
     pool: Annotated[str, typer.Option(help="The work pool whose workers run the flows; made where missing.")] = POOL,
-    pool_type: Annotated[PoolType, typer.Option("--type", help="Of the work pool.")] = PoolType.process,
+    pool_type: Annotated[
+        Literal["process", "kubernetes"], typer.Option("--type", help="Of the work pool.")
+    ] = "process",
     cron: Annotated[
         str | None, typer.Option(help='When to run retrain, such as "0 3 * * *"; without it the schedule stays.')
     ] = None,
@@ -137,7 +126,7 @@ def deploy(
         check_pool(pool)
         planned = plan_deployments(cron, check_cron)
         check_server()
-        for line in register(planned, pool=pool, pool_type=pool_type.value, folder=str(folder or Path.cwd())):
+        for line in register(planned, pool=pool, pool_type=pool_type, folder=str(folder or Path.cwd())):
             tell(line)
         if automations:
             from flows.automations import register_automations

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from uuid import UUID
 
 from prefect import Flow
@@ -32,7 +32,6 @@ from flows.server import HEARTBEAT_SECONDS, HEARTBEAT_VARIABLE
 from tasks.core.settings import read_params
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
 
-PoolType = Literal["process", "kubernetes"]
 JOB_ENVIRONMENT = {**TELEMETRY_OFF, HEARTBEAT_VARIABLE: HEARTBEAT_SECONDS}  # no library calls home
 FLOWS: tuple[Flow[Any, Any], ...] = (retrain, drift_check, evaluate_snapshot)
 REFUSED_BY_PREFECT = re.compile(r"[/%&<>]")  # in the name of a deployment or a work pool
@@ -74,7 +73,7 @@ def check_pool(name: str) -> None:
         )
 
 
-def register(planned: list[Deployment], *, pool: str, pool_type: PoolType, folder: str) -> Iterator[str]:
+def register(planned: list[Deployment], *, pool: str, pool_type: str, folder: str) -> Iterator[str]:
     """Create or update the pool and the deployments; yields a line for each. A second time changes nothing."""
     with get_client(sync_client=True) as client:
         yield _register_pool(client, pool, pool_type)
@@ -82,7 +81,7 @@ def register(planned: list[Deployment], *, pool: str, pool_type: PoolType, folde
             yield f"{deployment.full_name}: {_register(client, deployment, pool=pool, folder=folder)}"
 
 
-def _register_pool(client: SyncPrefectClient, pool: str, pool_type: PoolType) -> str:
+def _register_pool(client: SyncPrefectClient, pool: str, pool_type: str) -> str:
     try:
         found = client.read_work_pool(pool)
     except ObjectNotFound:
