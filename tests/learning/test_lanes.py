@@ -161,14 +161,14 @@ def test_an_iteration_in_two_lanes_takes_the_steps_of_one(
     """Groups of several lengths; kl, old log-probs and reference included. bfloat16 products round by batch."""
     groups = [a_group(number, [0.0, 1.0, 1.0, 0.0]) for number in range(6)]
     lanes_of_step, rows, ends = list[set[int]](), [], []
-    cut = batching.share_of
+    cut = batching.own_share
 
     def seen(*arguments: Any, **named: Any) -> Share:
         found = cut(*arguments, **named)
         lanes_of_step.append({batch.lane for batch in found.batches})
         return found
 
-    monkeypatch.setattr("tasks.learning.grpo.trainer.share_of", seen)
+    monkeypatch.setattr("tasks.learning.grpo.trainer.own_share", seen)
     for num_threads in (1, 2):
         options = grpo(**{"kl_weight": 0.1, "learning_rate": 1e-4, **changed})
         model = load_model(folder, compute=on_cpu(num_threads))

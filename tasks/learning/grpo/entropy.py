@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from tasks.core.records import Group
-from tasks.learning.shared.batching import MicroBatch, share_of
+from tasks.learning.shared.batching import MicroBatch, own_share
 from tasks.learning.shared.lanes import Lanes
 from tasks.learning.shared.policy import LogProbs
 from tasks.learning.shared.ranks import Ranks
@@ -34,15 +34,7 @@ def mean_entropy(
     written = [rows for rows in of_groups if rows]
     if not written:
         return None
-    share = share_of(
-        written,
-        packing=settings.packing,
-        max_tokens=settings.micro_batch_tokens,
-        device=log_probs.model.device,
-        rank=ranks.number,
-        num_ranks=ranks.size,
-        num_lanes=lanes.number,
-    )
+    share = own_share(written, settings, device=log_probs.model.device, ranks=ranks, lanes=lanes)
 
     def entropy(batch: MicroBatch) -> Tensor:
         of_tokens: Tensor = log_probs(batch, temperature=temperature, autocast=settings.autocast, quantity="entropy")

@@ -31,19 +31,20 @@ from tasks.learning.grpo.metrics import (
 from tasks.learning.grpo.mini_batches import MiniBatch, divide, mini_batches, oldest_version
 from tasks.learning.grpo.step_loss import LossBatch, batch_loss, loss_batches, note_references
 from tasks.learning.shared.agreement import check_engine, prepare_model, trainer_logp
-from tasks.learning.shared.batching import share_of
+from tasks.learning.shared.batching import own_share
 from tasks.learning.shared.lanes import Lanes
-from tasks.learning.shared.lora import POLICY, Adapter
+from tasks.learning.shared.lora import Adapter
 from tasks.learning.shared.optimizer import Optimizer
 from tasks.learning.shared.policy import LogProbs, prepare_for_gradients
 from tasks.learning.shared.ranks import ALONE, Ranks, on_all_ranks
-from tasks.learning.shared.reference import Reference, copy_tensors, unique_tensors
+from tasks.learning.shared.reference import Reference, trained_tensors
 from tasks.learning.shared.rows import check_tokens
 from tasks.learning.shared.settings import GRPOSettings
 from tasks.learning.shared.sharding import (
     NamedTensors,
     Shapes,
     computed_dtype,
+    copy_tensors,
     gather_whole,
     shapes_of,
     shard,
@@ -203,7 +204,7 @@ class GRPOTrainer:
         self.model.eval()
 
     def _policy_tensors(self) -> dict[str, Tensor]:
-        return unique_tensors(self.model) if self.adapter is None else self.adapter.tensors(POLICY)
+        return trained_tensors(self.model, self.adapter)
 
     def collect_with_signal(self, iteration: int, collect: Collect) -> tuple[list[Group], int]:
         """The batch, groups of equal rewards replaced (DAPO, arXiv:2503.14476 section 3.2), and how many were."""
@@ -237,15 +238,7 @@ class GRPOTrainer:
     def _micro_batches(self, part: MiniBatch) -> list[LossBatch]:
         """What this rank computes of one optimizer step, with the denominators of this whole step alone."""
         settings = self.settings
-        share = share_of(
-            part.rows,
-            packing=settings.packing,
-            max_tokens=settings.micro_batch_tokens,
-            device=self.model.device,
-            rank=self.ranks.number,
-            num_ranks=self.ranks.size,
-            num_lanes=self.lanes.number,
-        )
+        share = own_share(part.rows, settings, device=self.model.device, ranks=self.ranks, lanes=self.lanes)
         batches = loss_batches(share, settings, dropped_lengths=part.dropped_lengths)
         if self.reference is not None:
             note_references(batches, self.reference, lanes=self.lanes, ranks=self.ranks, **self._drawn())

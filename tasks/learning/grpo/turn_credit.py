@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from tasks.core.records import EQUAL_REWARDS, TokenSequence, Trajectory
+from tasks.learning.shared.prefix_trees import common_prefix
 
 
 def turn_advantages(
@@ -31,7 +32,7 @@ def turn_advantages(
         others = [other for other in range(len(trajectories)) if other != number and is_counted[other]]
         credit: list[float] = []
         for own, sequence in zip(ids[number], trajectory.sequences, strict=True):
-            shared = {other: max((_num_shared(own, theirs) for theirs in ids[other]), default=0) for other in others}
+            shared = {other: max((common_prefix(own, theirs) for theirs in ids[other]), default=0) for other in others}
             for peers, length in _peers_of_turns(sequence, shared):
                 has_credit = is_counted[number] and len(peers) > 0
                 gain = rewards[number] - sum(rewards[other] for other in peers) / max(1, len(peers))
@@ -54,10 +55,3 @@ def _turns(sampled_mask: Sequence[bool]) -> list[tuple[int, int]]:
     """(start, length) of each unbroken run of sampled tokens."""
     edges = np.flatnonzero(np.diff(np.asarray([False, *sampled_mask, False], dtype=np.int8)))
     return [(int(start), int(end - start)) for start, end in zip(edges[::2], edges[1::2], strict=True)]
-
-
-def _num_shared(one: np.ndarray, other: np.ndarray) -> int:
-    """How many tokens at the start are equal."""
-    shorter = min(len(one), len(other))
-    differs = np.flatnonzero(one[:shorter] != other[:shorter])
-    return int(differs[0]) if len(differs) else shorter

@@ -15,18 +15,19 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tasks.learning.shared.agreement import prepare_model
-from tasks.learning.shared.batching import MicroBatch, Share, share_of
+from tasks.learning.shared.batching import MicroBatch, Share, own_share
 from tasks.learning.shared.lanes import Lanes
 from tasks.learning.shared.optimizer import Optimizer, Step
 from tasks.learning.shared.policy import LogProbs, prepare_for_gradients
 from tasks.learning.shared.ranks import ALONE, Ranks, on_all_ranks
-from tasks.learning.shared.reference import copy_tensors, unique_tensors
+from tasks.learning.shared.reference import unique_tensors
 from tasks.learning.shared.rows import Row
 from tasks.learning.shared.settings import SupervisedSettings
 from tasks.learning.shared.sharding import (
     NamedTensors,
     Shapes,
     computed_dtype,
+    copy_tensors,
     gather_whole,
     shapes_of,
     shard,
@@ -140,15 +141,8 @@ class SupervisedTrainer:
         return self.log_probs(batch, temperature=1.0, autocast=self.settings.autocast)
 
     def _share(self, rows: Sequence[Row]) -> Share:
-        return share_of(
-            [[row] for row in rows],
-            packing=self.settings.packing,
-            max_tokens=self.settings.micro_batch_tokens,
-            device=self.model.device,
-            rank=self.ranks.number,
-            num_ranks=self.ranks.size,
-            num_lanes=self.lanes.number,
-        )
+        groups = [[row] for row in rows]
+        return own_share(groups, self.settings, device=self.model.device, ranks=self.ranks, lanes=self.lanes)
 
     def _next_rows(self) -> list[Row]:
         """The order of an epoch depends on seed and epoch alone."""

@@ -21,9 +21,11 @@ import torch
 from torch import Tensor
 
 from tasks.learning.shared.dealing import deal
+from tasks.learning.shared.lanes import Lanes
 from tasks.learning.shared.prefix_trees import Tree, tree_of, trees_of
+from tasks.learning.shared.ranks import Ranks
 from tasks.learning.shared.rows import Row
-from tasks.learning.shared.settings import Packing
+from tasks.learning.shared.settings import OptimizerSettings, Packing
 from tasks.models.attention import Branch, TreePlan
 from tasks.models.tree_blocks import tree_block_mask
 
@@ -120,6 +122,21 @@ def share_of(
     return Share(
         own + [_without_tokens(device, is_tree=is_tree) for _ in range(missing)],
         [int(length) for tree in trees for length in tree.episode_length[tree.is_first]],
+    )
+
+
+def own_share(
+    groups: Sequence[Sequence[Row]], settings: OptimizerSettings, *, device: torch.device, ranks: Ranks, lanes: Lanes
+) -> Share:
+    """`share_of` this rank."""
+    return share_of(
+        groups,
+        packing=settings.packing,
+        max_tokens=settings.micro_batch_tokens,
+        device=device,
+        rank=ranks.number,
+        num_ranks=ranks.size,
+        num_lanes=lanes.number,
     )
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from tasks.learning.shared.sharding import copy_tensors
 from tasks.models.policy_weights import PolicyWeights
 from tasks.models.settings import Dtype, LoRASettings
 
@@ -45,17 +46,12 @@ class Adapter:
     def add_copy(self, name: str) -> None:
         self.peft_model.add_adapter(name, self.config)
         self._cast()
-        self.write(self.tensors(POLICY), name)
+        copy_tensors(self.tensors(POLICY), self.tensors(name))
         self._activate(POLICY)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """An adapter's weights as writable views, under the same names for every adapter."""
         return adapter_tensors(self.model, name)
-
-    @torch.no_grad()
-    def write(self, tensors: dict[str, Tensor], name: str) -> None:
-        for key, tensor in self.tensors(name).items():
-            tensor.copy_(tensors[key])
 
     @contextmanager
     def active(self, name: str) -> Iterator[None]:

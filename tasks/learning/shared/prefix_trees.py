@@ -82,7 +82,7 @@ def _join(groups: list[Alone], max_tokens: int, *, most: int) -> list[list[Alone
     previous = np.empty(0, dtype=np.int64)
     for group in sorted(groups, key=lambda group: group.start):
         start, own = np.asarray(group.start, dtype=np.int64), group.tree.size
-        added = own - min(own, _common_prefix(previous, start))
+        added = own - min(own, common_prefix(previous, start))
         if joined and size + added <= max_tokens and len(joined[-1]) < most:
             joined[-1].append(group)
             size += added
@@ -115,7 +115,7 @@ def tree_of(rows: Sequence[Row]) -> Tree:
         tokens, sampled = np.asarray(row.token_ids, dtype=np.int64), np.flatnonzero(row.sampled_mask)
         assert sampled[0] > 0, "nothing precedes the first token, so it cannot have been sampled"
         inputs = tokens[: sampled[-1]]
-        common = _common_prefix(previous, inputs)
+        common = common_prefix(previous, inputs)
         closed.append((path[common:], size))
         added = len(inputs) - common
         path = np.concatenate([path[:common], np.arange(size, size + added)])
@@ -158,7 +158,8 @@ def _inputs(row: Row) -> list[int]:
     return row.token_ids[:last]
 
 
-def _common_prefix(one: np.ndarray, other: np.ndarray) -> int:
+def common_prefix(one: np.ndarray, other: np.ndarray) -> int:
+    """How many tokens at the start are equal."""
     shorter = min(len(one), len(other))
     differs = np.flatnonzero(one[:shorter] != other[:shorter])
     return int(differs[0]) if len(differs) else shorter

@@ -16,11 +16,11 @@ from transformers import PreTrainedModel
 
 from tasks.learning.shared.batching import MicroBatch
 from tasks.learning.shared.lanes import Lanes
-from tasks.learning.shared.lora import POLICY, REFERENCE, Adapter
+from tasks.learning.shared.lora import POLICY, REFERENCE, Adapter, adapter_tensors
 from tasks.learning.shared.policy import LogProbs
 from tasks.learning.shared.ranks import ALONE, Ranks
 from tasks.learning.shared.settings import Autocast
-from tasks.learning.shared.sharding import own_part, part_of, shard
+from tasks.learning.shared.sharding import own_part, shard
 from tasks.models.settings import Dtype
 
 
@@ -69,10 +69,10 @@ class Reference:
         )
 
     def _policy_tensors(self) -> dict[str, Tensor]:
-        return unique_tensors(self.policy) if self.adapter is None else self.adapter.tensors(POLICY)
+        return trained_tensors(self.policy, self.adapter)
 
     def tensors(self) -> dict[str, Tensor]:
-        return unique_tensors(self.log_probs.model) if self.adapter is None else self.adapter.tensors(REFERENCE)
+        return trained_tensors(self.log_probs.model, self.adapter, REFERENCE)
 
 
 def _frozen_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
@@ -82,6 +82,11 @@ def _frozen_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
         for item in model.parameters()
     }
     return copy.deepcopy(model, cast).eval()
+
+
+def trained_tensors(model: PreTrainedModel, adapter: Adapter | None, name: str = POLICY) -> dict[str, Tensor]:
+    """What is trained, by name: the whole model, or the adapter of that name in it."""
+    return unique_tensors(model) if adapter is None else adapter_tensors(model, name)
 
 
 def unique_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -102,12 +107,3 @@ def _first_named(model: PreTrainedModel) -> dict[int, tuple[str, Tensor]]:
     for name, tensor in model.state_dict(keep_vars=True).items():
         first.setdefault(id(tensor), (name, tensor))
     return first
-
-
-def copy_tensors(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
-    """Whole tensors into those of the same names, of which each rank may have its part."""
-    if source.keys() != target.keys():
-        different = sorted(source.keys() ^ target.keys())[:3]
-        raise ValueError(f"the weights are of another model: only one side has {', '.join(different)}.")
-    for name, tensor in target.items():
-        tensor.copy_(part_of(source[name], tensor))

@@ -103,6 +103,15 @@ def part_of(tensor: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
+def copy_tensors(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
+    """Whole tensors into those of the same names, of which each rank may have its part."""
+    if source.keys() != target.keys():
+        different = sorted(source.keys() ^ target.keys())[:3]
+        raise ValueError(f"the weights are of another model: only one side has {', '.join(different)}.")
+    for name, tensor in target.items():
+        tensor.copy_(part_of(source[name], tensor))
+
+
 def own_part(tensor: Tensor) -> Tensor:
     """What this rank has of it; the tensor itself where it is whole."""
     return tensor.to_local() if _is_cut(tensor) else tensor

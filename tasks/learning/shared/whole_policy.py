@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from tasks.core.files import SHARED_SECONDS
-from tasks.learning.shared.lora import POLICY, Adapter
+from tasks.learning.shared.lora import Adapter
 from tasks.learning.shared.ranks import Ranks
-from tasks.learning.shared.reference import copy_tensors, unique_tensors
+from tasks.learning.shared.reference import trained_tensors
+from tasks.learning.shared.sharding import copy_tensors
 from tasks.models.folders import weights_hash
 
 if TYPE_CHECKING:
@@ -49,8 +50,7 @@ class WholePolicy:
         copy_tensors(tensors, self.tensors())
 
     def tensors(self) -> dict[str, Tensor]:
-        """What is trained, by name."""
-        return unique_tensors(self.model) if self.adapter is None else self.adapter.tensors(POLICY)
+        return trained_tensors(self.model, self.adapter)
 
 
 def refuse_other_weights(start: Path, weights: str) -> None:

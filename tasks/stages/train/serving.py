@@ -16,8 +16,9 @@ import torch
 
 from tasks.core.records import Group
 from tasks.learning.shared.host_memory import host_copies
-from tasks.learning.shared.lora import POLICY, SERVED, adapter_tensors, frozen_copy
-from tasks.learning.shared.reference import copy_tensors, unique_tensors, with_tied
+from tasks.learning.shared.lora import POLICY, SERVED, frozen_copy
+from tasks.learning.shared.reference import trained_tensors, with_tied
+from tasks.learning.shared.sharding import copy_tensors
 from tasks.learning.shared.whole_policy import WholePolicy
 from tasks.models.differences import Tolerance
 from tasks.models.policy_weights import PolicyWeights
@@ -88,12 +89,11 @@ class Serving:
     def _weights_of(self, given: Copy) -> PolicyWeights:
         if not self.has_own_memory:
             cast(AdjustableEngine, self.engine).pause()
-            served = unique_tensors(self.served) if self.adapter is None else adapter_tensors(self.served, POLICY)
-            copy_tensors(given.tensors, served)
+            copy_tensors(given.tensors, trained_tensors(self.served, self.adapter))
             return PolicyWeights.of(self.served)
         if self.adapter is None:
             return PolicyWeights(self.model, lambda: with_tied(self.model, given.tensors))
-        self.adapter.write(given.tensors, SERVED)
+        copy_tensors(given.tensors, self.adapter.tensors(SERVED))
         return self.adapter.weights(SERVED)
 
     def _refresh(self, weights: PolicyWeights, version: int, probe_logp: LogProbs) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.learning.shared.reference import copy_tensors, unique_tensors
+from tasks.learning.shared.reference import unique_tensors
+from tasks.learning.shared.sharding import copy_tensors
 from tasks.models.files import read_header
 from tasks.models.folders import save_snapshot
 from tasks.models.settings import on_cpu
