@@ -23,10 +23,11 @@ MEMORY = $(shell awk '$$2 == "/dev/shm" && $$4 !~ /noexec/ {print $$2}' /proc/mo
   do [ -w "$$folder" ] && [ "$$(df -Pm "$$folder" | awk 'END {print $$4}')" -ge 8192 ] && echo "$$folder"; done)
 TIDY = scratch=$$(mktemp -d $(addprefix -p ,$(firstword $(SCRATCH)))) && trap 'rm -rf "$$scratch"' EXIT && trap 'exit 130' INT TERM && export TMPDIR="$$scratch" &&
 
-# Workers share the tests, a file at a time (tests/parallel.py): one per processor, and one more where many tests wait
-# for a server or another process; at most one per 7 GB of memory, at least two.
-workers = $(shell awk -v more=$(1) -v processors="$$(nproc 2>/dev/null || echo 2)" '/^MemTotal/ {fitting = int($$2 / 7e6)} \
-  END {wanted = processors + more; if (fitting && fitting < wanted) wanted = fitting; print (wanted > 2 ? wanted : 2)}' /proc/meminfo)
+# Workers share the tests, a file at a time (tests/parallel.py): one per processor and per 7 GB of memory, at least two.
+ifndef WORKERS
+WORKERS := $(shell awk -v most="$$(nproc 2>/dev/null || echo 2)" '/^MemTotal/ {if (int($$2 / 7e6) < most) most = int($$2 / 7e6)} \
+  END {print (most > 2 ? most : 2)}' /proc/meminfo 2>/dev/null || echo 2)
+endif
 PARALLEL = -n $(WORKERS) --no-loadscope-reorder
 
 help:  ## this list
@@ -63,8 +64,6 @@ PROGRAMS = $(if $(filter no,$(BROWSER)),,chromium) $(if $(filter no,$(NODE)),,no
 WITHOUT = $(if $(filter no,$(BROWSER)),and not browser) $(if $(filter no,$(NODE)),and not node) $(if $(filter no,$(SERVICES)),and not services)
 
 test test-flows check: SCRATCH = $(MEMORY)
-test test-flows: WORKERS ?= $(call workers,1)
-check: WORKERS ?= $(call workers,0)
 test: setup-test $(PROGRAMS)
 	@$(TIDY) python -m pytest $(PARALLEL) -m "not bench $(if $(filter yes,$(FLOWS)),,and not flow) and not drill and not rank_drill and not outage and not agents $(WITHOUT)" $(ARGS)
 
