@@ -27,7 +27,7 @@ from tests.tracking.project import SETTINGS
 
 pytestmark = pytest.mark.slow
 WAIT_SECONDS = 60.0
-FOREIGN = {"host": "elsewhere", "machine": "another", "pid": 1, "started": 0.0}
+FOREIGN = {"host": "elsewhere", "machine": "another", "pid": 1, "started": 0.0, "place": 0, "holds": True}
 
 
 def leftovers(registry: Registry) -> list[str]:

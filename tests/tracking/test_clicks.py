@@ -27,6 +27,7 @@ from tasks.tracking.registry import Registry
 from tasks.tracking.registry_lock import LOCK
 from tasks.tracking.versions import FILES_TAG
 from tests.tracking.candidates import MODEL, promote, wait, write_project
+from tests.tracking.conftest import forget_journals
 from tests.tracking.project import DATABASE, SETTINGS, backup
 
 pytestmark = pytest.mark.slow
@@ -146,8 +147,7 @@ def promoted(shared_folder: Path) -> Iterator[Path]:
         yield copy
         undo(copy)
         registry.client.delete_registered_model(MODEL)
-        for run in registry.client.search_runs([registry.experiment_id]):
-            registry.client.delete_tag(run.info.run_id, "promotion.journal_of")
+        forget_journals(registry)
 
 
 def undo(copy: Path) -> None:
@@ -297,8 +297,7 @@ def test_a_champion_made_by_a_click_before_the_first_promotion_is_not_taken_at_i
 
     def click(client: Any) -> None:
         client.delete_registered_model(MODEL)
-        for run in client.search_runs([Registry(SETTINGS, MODEL).experiment_id]):
-            client.delete_tag(run.info.run_id, "promotion.journal_of")
+        forget_journals(Registry(SETTINGS, MODEL))
         wait("c", Registry(SETTINGS, MODEL))
         client.set_registered_model_alias(MODEL, "champion", "1")
 
