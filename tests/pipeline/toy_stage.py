@@ -24,9 +24,9 @@ from tasks.environments.settings import EnvironmentSettings
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.measurement.statistics import paired_difference, summarise
 from tasks.models.folders import folder_hash, weights_hash
+from tasks.stages.evaluate.identity import hash_episodes
 from tasks.stages.evaluate.measurement_key import key_parts
 from tasks.stages.evaluate.settings import EvaluateSections
-from tasks.stages.evaluate.stage import hash_episodes
 from tasks.tracking.metrics import live_logger
 
 DATA = "toy_problems.txt"

@@ -13,36 +13,26 @@ from collections.abc import Iterable, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.core.files import (
-    atomic_folder,
-    content_hash,
-    file_hash,
-    json_hash,
-    numbered_folders,
-    require,
-    write_json,
-    write_jsonl,
-)
+from tasks.core.files import atomic_folder, content_hash, write_json, write_jsonl
 from tasks.core.records import Problem, Trajectory
-from tasks.core.resume import clear_resume, resume_folder
+from tasks.core.resume import clear_resume
 from tasks.core.settings import Paths
-from tasks.core.splits import read_split
 from tasks.core.terminal import tell, warn
 from tasks.core.text import counted
-from tasks.drift.pin import check_pin
 from tasks.environments.catalog import load_environment
 from tasks.rollouts.settings import DistributionSettings
 from tasks.stages.evaluate.endpoint_baseline import frontier_row, measure_endpoint
-from tasks.stages.evaluate.measurement_key import Parts, key_of, key_parts
+from tasks.stages.evaluate.identity import hash_episodes, hash_folders, identify_models, refuse_altered
+from tasks.stages.evaluate.inputs import Inputs, read_inputs
 from tasks.stages.evaluate.noted import note_evaluation
 from tasks.stages.evaluate.printout import describe_plan, diagnose, print_race
 from tasks.stages.evaluate.racing import Race, Round, race
 from tasks.stages.evaluate.runner import EpisodeRunner, Store
 from tasks.stages.evaluate.settings import EvaluateSections
 from tasks.stages.evaluate.sharded import choose_problems, measure_sharded
-from tasks.stages.evaluate.transfer import OtherProblems, measure_transfer, read_others
+from tasks.stages.evaluate.transfer import measure_transfer
 
 if TYPE_CHECKING:
     from tasks.measurement.statistics import Result, Success
@@ -51,75 +41,24 @@ if TYPE_CHECKING:
 SETTINGS = EvaluateSections
 
 
-def run(settings: EvaluateSections, paths: Paths) -> None:
-    from tasks.measurement.statistics import paired_difference, summarise
-    from tasks.measurement.tries import best_of_k
-    from tasks.stages.evaluate.scripted_baselines import measure_baselines
+class Confirmed(NamedTuple):
+    """Episodes on `test` of the base model, the warm start and the best snapshot."""
 
-    options, confidence = settings.evaluate, settings.evaluate.confidence
-    snapshots = {folder.name: folder for folder in numbered_folders(require(paths.stage("train") / "snapshots"))}
-    select, test = read_split(paths, "select"), read_split(paths, "test")
-    others = read_elsewhere(settings, paths, snapshots.values())
-    refuse_no_room_for_notes(settings, paths)
-    drift = check_pin(settings.environment, paths, stage="evaluate")
-    parts = key_parts(settings.plays["test"], paths, settings.environment, drift)
-    # DVC does not watch packages, so the folder's name does: never resume episodes that other versions sampled.
-    resume = resume_folder("evaluate", settings, paths) / json_hash(parts)[:16]
-    tell(describe_plan(options, len(snapshots), len(select), test))
+    models: dict[str, Path]
+    hashes: dict[str, str]
+    on_test: dict[str, list[Trajectory]]
+    greedy: dict[str, list[Trajectory]]
+
+
+def run(settings: EvaluateSections, paths: Paths) -> None:
+    inputs = read_inputs(settings, paths)
+    tell(describe_plan(settings.evaluate, len(inputs.snapshots), len(inputs.select), inputs.test))
     with (
         atomic_folder(paths.stage("evaluate")) as folder,
         closing(load_environment(settings.environment)) as environment,
-        closing(EpisodeRunner(environment, plays=settings.plays, resume=resume)) as runner,
+        closing(EpisodeRunner(environment, plays=settings.plays, resume=inputs.resume)) as runner,
     ):
-        in_parts = choose_problems(environment, test, options.sharded)
-        baselines = measure_baselines(environment, test, confidence=confidence)
-        of_endpoint = measure_endpoint(settings, environment, test, resume)
-        outcome = choose(snapshots, select, settings, runner)
-        on_select = keep_selection(snapshots, select, runner, folder, confidence=confidence)
-        print_race(outcome, on_select)
-
-        models = {
-            "base": paths.base_model,
-            "warm_start": paths.start_model,
-            "best": snapshots[outcome.winner],
-        }
-        hashes = hash_folders(models)
-        runner.expect(models.values())
-        on_test = {name: runner.play(model, test, "test", name) for name, model in models.items()}
-        greedy = {name: runner.play(model, test, "greedy", name) for name, model in models.items() if options.greedy}
-        runner.close()  # what follows has engines of its own, and two might not fit on a device
-        keep = partial(store, folder)
-        transfer = measure_transfer(settings, others, models, resume=resume, store=keep)
-        reflexion = play_reflexion(settings, environment, test, models, on_test, paths, resume=resume, store=keep)
-        sharded = measure_sharded(settings, in_parts, models, on_test, resume=resume, store=keep)
-        refuse_altered(models, hashes)
-        for name in models:
-            runner.store(test, "test", name, episodes_in(folder, f"test_{name}"))
-        if options.frontier:
-            keep("test_frontier", of_endpoint)
-
-        evaluation: dict[str, Any] = {
-            "best_snapshot": outcome.winner,
-            "confidence": confidence,
-            "sampling": settings.plays["test"].sampling.model_dump(include=set(DistributionSettings.model_fields)),
-            "select": on_select,
-            "racing": {"rounds": outcome.rounds, "dropped": outcome.dropped},
-            "test": {name: summarise(runner.summaries(test, "test", name), confidence=confidence) for name in on_test},
-            "greedy": {
-                name: summarise(runner.summaries(test, "greedy", name), confidence=confidence) for name in greedy
-            },
-            "gain_over_warm_start": paired_difference(on_test["best"], on_test["warm_start"], confidence=confidence),
-            "warm_start_best_of_k": best_of_k(on_test["warm_start"], on_test["best"], confidence=confidence),
-            **identify_models(models, hashes, parts),
-            "contents": hash_episodes(folder / "trajectories"),
-            "environment": drift.to_row(),
-        }
-        if baselines:
-            evaluation["baselines"] = baselines
-        if options.frontier is not None:
-            evaluation["frontier"] = frontier_row(options.frontier, of_endpoint, on_test["best"], confidence=confidence)
-        evaluation |= {**({"also": transfer} if transfer else {}), **({"reflexion": reflexion} if reflexion else {})}
-        evaluation |= {"sharded": sharded} if sharded else {}
+        evaluation = measure(settings, paths, inputs, environment, runner, folder)
         for sentence in diagnose(evaluation["test"], evaluation["gain_over_warm_start"]):
             warn(f"warning: {sentence}")
         write_json(folder / "metrics.json", headline_metrics(evaluation))
@@ -130,34 +69,96 @@ def run(settings: EvaluateSections, paths: Paths) -> None:
         paths,
         test=content_hash(paths.split("test")),
         episodes=evaluation["contents"]["test_best.jsonl"],
-        problem_ids=[problem.id for problem in test],
+        problem_ids=[problem.id for problem in inputs.test],
     )
     measured = content_hash(paths.stage("evaluate") / "evaluation.json")
     write_json(paths.artifacts / "timings" / "evaluate.json", {**runner.timings, "evaluation": measured})
     clear_resume("evaluate", paths)
 
 
-def read_elsewhere(settings: EvaluateSections, paths: Paths, snapshots: Iterable[Path]) -> dict[str, OtherProblems]:
-    """The problems of `evaluate.also`, checked while nothing has been played yet."""
-    from tasks.chat.format import load_chat
-    from tasks.models.folders import model_config
+def measure(
+    settings: EvaluateSections,
+    paths: Paths,
+    inputs: Inputs,
+    environment: Environment,
+    runner: EpisodeRunner,
+    folder: Path,
+) -> dict[str, Any]:
+    """Everything that evaluation.json says; the episodes behind it are stored in `folder`."""
+    from tasks.stages.evaluate.scripted_baselines import measure_baselines
 
-    if not settings.evaluate.also:
-        return {}
-    base = paths.base_model
-    return read_others(settings, load_chat(base), model_config(base), snapshots)
+    test, confidence = inputs.test, settings.evaluate.confidence
+    in_parts = choose_problems(environment, test, settings.evaluate.sharded)
+    baselines = measure_baselines(environment, test, confidence=confidence)
+    of_endpoint = measure_endpoint(settings, environment, test, inputs.resume)
+    outcome = choose(inputs.snapshots, inputs.select, settings, runner)
+    on_select = keep_selection(inputs.snapshots, inputs.select, runner, folder, confidence=confidence)
+    print_race(outcome, on_select)
+
+    confirmed = confirm(inputs.snapshots[outcome.winner], settings, paths, test, runner)
+    models, on_test = confirmed.models, confirmed.on_test
+    runner.close()  # what follows has engines of its own, and two might not fit on a device
+    keep, resume = partial(store, folder), inputs.resume
+    transfer = measure_transfer(settings, inputs.others, models, resume=resume, store=keep)
+    reflexion = play_reflexion(settings, environment, test, models, on_test, paths, resume=resume, store=keep)
+    sharded = measure_sharded(settings, in_parts, models, on_test, resume=resume, store=keep)
+    refuse_altered(models, confirmed.hashes)
+    for name in models:
+        runner.store(test, "test", name, episodes_in(folder, f"test_{name}"))
+    frontier = settings.evaluate.frontier
+    if frontier:
+        keep("test_frontier", of_endpoint)
+    only_where_asked = {
+        "baselines": baselines,
+        "frontier": frontier and frontier_row(frontier, of_endpoint, on_test["best"], confidence=confidence),
+        "also": transfer,
+        "reflexion": reflexion,
+        "sharded": sharded,
+    }
+    return {
+        "best_snapshot": outcome.winner,
+        "confidence": confidence,
+        "sampling": settings.plays["test"].sampling.model_dump(include=set(DistributionSettings.model_fields)),
+        "select": on_select,
+        "racing": {"rounds": outcome.rounds, "dropped": outcome.dropped},
+        **results_on_test(confirmed, test, runner, confidence=confidence),
+        **identify_models(models, confirmed.hashes, inputs.parts),
+        "contents": hash_episodes(folder / "trajectories"),
+        "environment": inputs.drift.to_row(),
+        **{name: row for name, row in only_where_asked.items() if row},
+    }
 
 
-def refuse_no_room_for_notes(settings: EvaluateSections, paths: Paths) -> None:
-    """ValueError where `evaluate.reflexion` could not be played, while nothing has been played yet."""
-    from tasks.chat.format import load_chat
-    from tasks.models.folders import model_config
-    from tasks.stages.evaluate.reflexion import tokens_with_notes
+def confirm(
+    best: Path, settings: EvaluateSections, paths: Paths, test: list[Problem], runner: EpisodeRunner
+) -> Confirmed:
+    """Play the base model, the warm start and the best snapshot on `test`."""
+    models = {"base": paths.base_model, "warm_start": paths.start_model, "best": best}
+    hashes = hash_folders(models)
+    runner.expect(models.values())
 
-    if settings.evaluate.reflexion is not None:
-        base = paths.base_model
-        sampling = settings.plays["test"].sampling
-        tokens_with_notes(settings.evaluate.reflexion, load_chat(base), model_config(base), sampling)
+    def play(split: str) -> dict[str, list[Trajectory]]:
+        return {name: runner.play(model, test, split, name) for name, model in models.items()}
+
+    return Confirmed(models, hashes, play("test"), play("greedy") if settings.evaluate.greedy else {})
+
+
+def results_on_test(
+    confirmed: Confirmed, test: list[Problem], runner: EpisodeRunner, *, confidence: float
+) -> dict[str, Any]:
+    from tasks.measurement.statistics import paired_difference, summarise
+    from tasks.measurement.tries import best_of_k
+
+    def summaries(split: str, names: Iterable[str]) -> dict[str, Result]:
+        return {name: summarise(runner.summaries(test, split, name), confidence=confidence) for name in names}
+
+    best, warm_start = confirmed.on_test["best"], confirmed.on_test["warm_start"]
+    return {
+        "test": summaries("test", confirmed.on_test),
+        "greedy": summaries("greedy", confirmed.greedy),
+        "gain_over_warm_start": paired_difference(best, warm_start, confidence=confidence),
+        "warm_start_best_of_k": best_of_k(warm_start, best, confidence=confidence),
+    }
 
 
 def choose(
@@ -237,35 +238,6 @@ def store(folder: Path, name: str, trajectories: list[Trajectory]) -> None:
 
 def episodes_in(folder: Path, name: str) -> Path:
     return folder / "trajectories" / f"{name}.jsonl"
-
-
-def hash_folders(models: Mapping[str, Path]) -> dict[str, str]:
-    from tasks.models.folders import folder_hash
-
-    return {name: folder_hash(model) for name, model in models.items()}
-
-
-def refuse_altered(models: Mapping[str, Path], hashes: Mapping[str, str]) -> None:
-    for name, found in hash_folders(models).items():
-        if found != hashes[name]:
-            raise ValueError(
-                f"{models[name]}: its files changed while it was measured, so its episodes fit no one model. "
-                f"Run `dvc repro evaluate` again."
-            )
-
-
-def identify_models(models: Mapping[str, Path], hashes: Mapping[str, str], parts: Parts) -> dict[str, Any]:
-    from tasks.models.folders import weights_hash
-
-    return {
-        "weights": {name: weights_hash(model) for name, model in models.items()},
-        "folders": dict(hashes),
-        "measurement": {"parts": parts, "keys": {name: key_of(parts, model) for name, model in hashes.items()}},
-    }
-
-
-def hash_episodes(trajectories: Path) -> dict[str, str]:
-    return {file.name: file_hash(file) for file in sorted(trajectories.glob("*.jsonl"))}
 
 
 def headline_metrics(evaluation: Mapping[str, Any]) -> dict[str, float]:

@@ -23,6 +23,7 @@ from tasks.models.settings import on_cpu
 from tasks.report.build import build_report
 from tasks.report.summary import build_summary, print_summary
 from tasks.rollouts.finished import FinishedEpisodes
+from tasks.stages.evaluate import inputs as evaluate_inputs
 from tasks.stages.evaluate import stage as evaluate
 from tasks.stages.evaluate.scripted_baselines import measure_baselines
 from tasks.tools.base import Answer, EnvironmentFault
@@ -129,7 +130,7 @@ def evaluated(
 
     (paths.stage("curate") / "environment.json").touch()
     monkeypatch.setattr("tasks.rollouts.collect.sample_episodes", played)
-    monkeypatch.setattr(evaluate, "check_pin", lambda *_, **__: DriftCheck("f00d", "f00d", []))
+    monkeypatch.setattr(evaluate_inputs, "check_pin", lambda *_, **__: DriftCheck("f00d", "f00d", []))
     monkeypatch.setattr("tasks.models.folders.weights_hash", lambda folder: "c2")
     whole = {
         "seed": 0, "compute": on_cpu(1), "environment": environment,

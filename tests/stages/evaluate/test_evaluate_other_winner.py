@@ -11,6 +11,7 @@ import pytest
 from tasks.core.files import write_jsonl
 from tasks.core.records import Problem
 from tasks.rollouts.collect import Collector
+from tasks.stages.evaluate import inputs as evaluate_inputs
 from tasks.stages.evaluate import stage as evaluate
 from tasks.stages.evaluate.runner import EpisodeRunner
 from tasks.tools.base import EnvironmentFault
@@ -44,7 +45,7 @@ def test_no_episode_of_a_model_is_taken_for_one_of_another_with_its_name(
     def die(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(evaluate, "resume_folder", lambda *_: kept)
+    monkeypatch.setattr(evaluate_inputs, "resume_folder", lambda *_: kept)
     monkeypatch.setattr(evaluate, "refuse_altered", die)
     before = play_all()
     for seed, model in enumerate(models, start=11):

@@ -11,6 +11,7 @@ import pytest
 from tasks.core.files import read_json, read_jsonl, write_jsonl
 from tasks.core.settings import Paths, load, read_params
 from tasks.drift.pin import DriftCheck
+from tasks.stages.evaluate import inputs as evaluate_inputs
 from tasks.stages.evaluate import stage as evaluate
 from tasks.stages.evaluate.settings import EvaluateSections
 from tests import tiny
@@ -48,7 +49,7 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
     (paths.stage("curate") / "environment.json").touch()
     monkeypatch.setattr("tasks.rollouts.collect.sample_episodes", sample_episodes)
-    monkeypatch.setattr(evaluate, "check_pin", lambda *_, **__: DriftCheck("f00d", "f00d", []))
+    monkeypatch.setattr(evaluate_inputs, "check_pin", lambda *_, **__: DriftCheck("f00d", "f00d", []))
     monkeypatch.setattr("tasks.models.folders.weights_hash", lambda folder: folder.name)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(ROOT)

@@ -27,9 +27,9 @@ from tasks.models.folders import write_pointer
 from tasks.models.settings import on_cpu
 from tasks.models.trained_on import TrainedOn, write_trained_on
 from tasks.rollouts.settings import PlaySettings
+from tasks.stages.evaluate.identity import hash_episodes, hash_folders, identify_models
 from tasks.stages.evaluate.measurement_key import key_parts
 from tasks.stages.evaluate.settings import EvaluateSections
-from tasks.stages.evaluate.stage import hash_episodes, hash_folders, identify_models
 from tasks.stages.promote.overrides import ManualOverride
 from tasks.stages.promote.settings import PromoteSections
 from tasks.stages.promote.stage import run

@@ -13,8 +13,8 @@ import yaml
 
 from tasks.core.files import file_hash, read_json, write_json, write_jsonl
 from tasks.core.records import TokenSequence, Trajectory
+from tasks.stages.evaluate.identity import hash_episodes
 from tasks.stages.evaluate.noted import note_evaluation
-from tasks.stages.evaluate.stage import hash_episodes
 from tasks.stages.promote.allowance import holdout_set
 from tasks.tracking.journal import Entry, read_journal
 from tasks.tracking.registry import Registry

@@ -10,8 +10,8 @@ import pytest
 
 from tasks.core.files import read_json, write_json
 from tasks.models.folders import save_adapter
+from tasks.stages.evaluate.identity import hash_episodes
 from tasks.stages.evaluate.measurement_key import key_of
-from tasks.stages.evaluate.stage import hash_episodes
 from tasks.tracking.registry import Registry
 from tests.stages.promote.test_promote import FORCE, Pipeline, pipeline, write_model
 from tests.tracking.project import SETTINGS
