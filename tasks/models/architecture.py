@@ -28,9 +28,14 @@ def check_own_forward(
     name, dtype = model.config.model_type, str(model.dtype).removeprefix("torch.")
     try:
         found = Differences.of(gaps())
-    except (NotFinite, UnknownAttention, torch.OutOfMemoryError):
+    except (NotFinite, UnknownAttention, torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if _is_of_the_compiler(error):
+            raise ValueError(
+                f"{name}: this machine could not compile what {who} computes with ({one_line(error)}). Install gcc or "
+                f"clang and Python's headers (Debian: python3-dev), or set train.packing: none."
+            ) from error
         raise ValueError(
             f"{name}: {who} cannot run this architecture ({type(error).__name__}: {one_line(error)}). {remedy}"
         ) from error
@@ -40,6 +45,12 @@ def check_own_forward(
             f"{name}: the log-probs of {who} differ from those of the model's own forward (nats: {found}; {dtype} "
             f"allows {tolerance}), so {harm}. {remedy}"
         )
+
+
+def _is_of_the_compiler(error: Exception) -> bool:
+    from torch._dynamo.exc import TorchDynamoException
+
+    return isinstance(error, TorchDynamoException)
 
 
 @torch.no_grad()

@@ -30,6 +30,7 @@ HARMLESS_KEYWORDS = {
     "sliding_window", "position_ids", "cache_position", "use_cache", "return_dict", "output_attentions",
     "output_hidden_states", "output_router_logits",
 }  # fmt: skip
+MOST_GRAPHS = 64  # of FlexAttention
 PADDING_FACTOR = 1.25  # branches whose lengths differ by less share a call
 
 
@@ -267,9 +268,14 @@ def _refuse_unknown(module: torch.nn.Module, keywords: dict[str, Any]) -> None:
 
 @cache
 def _flex_attention() -> Any:
+    """Compiled for each of: gradients or none, each dtype, autocast, one position, up to 128, more. Dynamo compiles 8
+    by default, and what comes then would have all scores in memory; with `fullgraph` it is an error instead.
+    """
+    import torch._dynamo.config
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=True)
+    torch._dynamo.config.recompile_limit = max(MOST_GRAPHS, torch._dynamo.config.recompile_limit)
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True)
 
 
 def register_attention() -> None:

@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tasks.core.text import one_line
 from tasks.models.settings import ComputeSettings
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+OLD_DRIVER = "too old"  # in torch's words of a driver that knows no CUDA as new as its own
 HEAP_GROWTH = 512 << 20  # bytes; page faults cost 0.5 s per GiB (2 cores of an AMD EPYC)
 WATCH_SECONDS = 0.05  # in which a core can touch 100 MB
 _PREPARED_FOR: list[ComputeSettings] = []  # none, or the last
@@ -38,14 +40,33 @@ def find_device(compute: ComputeSettings) -> torch.device:
     import torch
 
     there = compute.device != "cpu" and torch.cuda.is_available()
-    if compute.device == "cuda" and not there:
-        raise ValueError(
-            "compute.device is cuda, and torch finds no CUDA device, so nothing could be loaded. Set compute.device: "
-            "cpu or auto, or start on a machine with a GPU and a CUDA build of torch."
-        )
+    if compute.device != "cpu" and not there:
+        fault = _fault_of_cuda()
+        if OLD_DRIVER in fault:  # a GPU that is left idle without a word would be found hours later
+            raise ValueError(
+                f"compute.device is {compute.device}, and torch cannot use the GPU that is here: {fault} Update "
+                f"NVIDIA's driver (torch is built for CUDA {torch.version.cuda}), or set compute.device: cpu."
+            )
+        if compute.device == "cuda":
+            raise ValueError(
+                f"compute.device is cuda, and torch finds no CUDA device ({fault}), so nothing could be loaded. Set "
+                f"compute.device: cpu or auto, or start on a machine with a GPU and a CUDA build of torch."
+            )
     if there:
         _refuse_missing_dtype(compute)
     return torch.device("cuda" if there else "cpu")
+
+
+@cache
+def _fault_of_cuda() -> str:
+    """Why torch finds no GPU, in its own words."""
+    import torch
+
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:  # the first from a build without CUDA
+        return one_line(error)
+    return "no reason is known"
 
 
 def num_gpus(compute: ComputeSettings) -> int:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from tasks.core.settings import Settings, read_own_settings
+from tasks.core.text import counted
 from tasks.environments.settings import EnvironmentSettings
 from tasks.models.differences import Tolerance, tolerance_of
 from tasks.models.settings import ComputeSettings
@@ -17,6 +18,9 @@ from tasks.models.torch_setup import device_name
 
 # In a process on Ray's cluster: its address, and the namespace of the hosts of the engine's servers.
 SERVERS_ON_RAY = "TURNWISE_SERVERS_ON_RAY"
+MORE_ROOM = (
+    "Lower engine.settings.num_servers, or set engine.settings.mode: in_process, which shares the trainer's GPU."
+)
 ROOM, FOLDER = "tasks.engines", Path(__file__).parents[1] / "engines"
 
 
@@ -30,6 +34,22 @@ class OwnEngineSettings(Settings):
     def num_own_servers(self) -> int:
         """How many servers the engine starts, each on GPUs of its own."""
         return 0
+
+    @property
+    def num_own_gpus(self) -> int:
+        """That those servers take of this machine."""
+        return 0
+
+    def crowd_fault(self, *, num_trainers: int, num_gpus: int) -> str | None:
+        """Why trainers and servers of this machine would share a GPU; None where each has its own, or none has any."""
+        wanted = num_trainers + self.num_own_gpus
+        if not self.num_own_gpus or not 0 < num_gpus < wanted:
+            return None
+        return (
+            f"{counted(num_trainers, 'trainer')} and {counted(self.num_own_servers, 'server')} of the engine ask for "
+            f"{wanted} GPUs of this machine, which has {num_gpus}, and what a server takes of a trainer's GPU it never "
+            f"gives back"
+        )
 
     def weights_dtype(self, compute: ComputeSettings) -> str:
         return compute.weights

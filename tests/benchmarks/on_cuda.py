@@ -8,6 +8,7 @@ rollouts, and cards with too little memory (about 60 GB), for which the answer i
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -102,3 +103,7 @@ def timed(model: PreTrainedModel, group: Group, packing: Packing, max_tokens: in
         seconds.append(time.perf_counter() - start)
     peak = (torch.cuda.max_memory_allocated() - before) / 2**20
     return {"seconds": min(seconds[WARM_UP:]), "step_mb": peak}
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure()))

@@ -14,7 +14,7 @@ from tests import tiny
 from tests.benchmarks import gpu
 from tests.benchmarks.at_size import Variant, build_folder, variant_params
 from tests.benchmarks.demo import demo_params
-from tests.benchmarks.gpu import CHECKS, ITERATIONS, has_failed, one_long_turn, run_check
+from tests.benchmarks.gpu import CHECKS, ITERATIONS, has_failed, one_long_turn, run_check, train_step
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,11 @@ def test_a_row_that_raises_is_a_failed_row_and_the_next_one_runs(capsys: pytest.
     row = run_check(out_of_memory)
     assert row == {"failed": "RuntimeError: no memory"} and has_failed(row)
     assert "no memory" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_update_is_a_row_of_its_own_process_which_gives_the_gpus_memory_back() -> None:
+    assert "no CUDA GPU" in train_step()["left_out"]
 
 
 @pytest.mark.parametrize("name", ITERATIONS)

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch._dynamo.exc import TorchDynamoException
+
+from tasks.models.architecture import check_own_forward
 from tasks.models.differences import Differences, tolerance_of
 
 
@@ -30,3 +37,22 @@ def test_each_of_mean_99th_percentile_and_largest_has_a_bound_of_its_own():
     assert not Differences.of([0.11] * 1000).is_within(tolerance)
     assert not Differences.of([0.0] * 980 + [1.0] * 20).is_within(tolerance)
     assert not Differences.of([0.0] * 1000 + [4.1]).is_within(tolerance)
+
+
+def test_a_machine_that_cannot_compile_is_not_told_to_take_another_model():
+    """As Triton says it without gcc; a fault of the GPU itself passes as it is."""
+    model = SimpleNamespace(config=SimpleNamespace(model_type="qwen2"), dtype=torch.float32, device=torch.device("cpu"))
+
+    def check(error: Exception) -> None:
+        def gaps() -> list[float]:
+            raise error
+
+        check_own_forward(model, gaps, who="the trainer", harm="", remedy="Use another architecture.")
+
+    with pytest.raises(ValueError, match=r"could not compile what the trainer .*no compiler.*Install gcc") as told:
+        check(TorchDynamoException("no compiler"))
+    assert "architecture" not in str(told.value)
+    with pytest.raises(ValueError, match=r"cannot run this architecture .*Use another architecture"):
+        check(RuntimeError("no such shape"))
+    with pytest.raises(torch.AcceleratorError):
+        check(torch.AcceleratorError("an illegal memory access"))

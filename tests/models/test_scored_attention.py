@@ -6,14 +6,18 @@ FlexAttention runs here uncompiled and forward only, as a CPU can.
 from __future__ import annotations
 
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch._dynamo
+from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss
 
+from tasks.models import attention
 from tasks.models.scored_attention import FUSED, attend_in_blocks, choose_kernel
 
 SOFTCAP, SCALE, LENGTH = 0.7, 0.5, 6
@@ -74,3 +78,31 @@ def test_blocks_give_the_same(softcap: float | None, has_sinks: bool):
 
 def test_without_either_the_kernel_is_torchs_own():
     assert choose_kernel(softcap=None, sinks_H=None) is FUSED
+
+
+@pytest.mark.slow
+def test_flex_attention_is_compiled_for_more_kinds_than_dynamos_eight_and_never_falls_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twelve graphs, of four dtypes and three lengths; beyond the most it is an error, not a matrix of all scores."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
+    attention._flex_attention.cache_clear()
+    compiled = attention._flex_attention()
+
+    def attend(dtype: torch.dtype, length: int) -> None:
+        query = torch.ones(1, 1, length, 16, dtype=dtype)
+        assert torch.equal(compiled(query, query, query), query)
+
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        for length in (1, 64, 256):
+            attend(dtype, length)
+    monkeypatch.setattr(attention, "MOST_GRAPHS", 1)
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
+    torch._dynamo.reset()
+    attention._flex_attention.cache_clear()
+    compiled = attention._flex_attention()
+    attend(torch.float32, 64)
+    with pytest.raises(FailOnRecompileLimitHit):
+        attend(torch.float64, 64)
+    attention._flex_attention.cache_clear()

@@ -14,7 +14,7 @@ import torch
 
 from tasks.chat.format import ChatFormat
 from tasks.core.settings import read_params
-from tasks.models import folders
+from tasks.models import folders, torch_setup
 from tasks.models.differences import tolerance_of
 from tasks.models.folders import load_model
 from tasks.models.settings import ComputeSettings, on_cpu
@@ -52,6 +52,22 @@ def test_cuda_without_a_card_is_refused_and_auto_takes_the_cpu(monkeypatch: pyte
     with pytest.raises(ValueError, match=r"compute\.device.*cpu or auto"):
         find_device(compute(device="cuda"))
     assert find_device(compute(device="auto")).type == "cpu"
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_a_gpu_whose_driver_is_too_old_is_never_left_idle_without_a_word(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12020).")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", refuse)
+    torch_setup._fault_of_cuda.cache_clear()
+    with pytest.raises(ValueError, match=r"cannot use the GPU that is here: .*12020.*Update NVIDIA's driver"):
+        find_device(compute(device=device))
+    assert find_device(compute(device="cpu")).type == "cpu"
+    torch_setup._fault_of_cuda.cache_clear()
 
 
 def test_a_flow_for_a_card_that_is_not_there_says_so_and_not_that_the_model_is_too_large(

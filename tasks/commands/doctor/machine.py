@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sysconfig
 from pathlib import Path
 
-from tasks.commands.doctor.context import DoctorContext
+from tasks.commands.doctor.context import DoctorContext, DoctorSections
 from tasks.commands.doctor.estimates import (
     agent_seconds_needed,
     disk_needed,
@@ -17,6 +19,7 @@ from tasks.commands.doctor.findings import Finding, failed, passed, warned
 from tasks.core.machine import num_processors
 from tasks.core.progress import span, spell
 from tasks.models.native.compiled import COMPILERS, NOEXEC, fault_of, find_compilers
+from tasks.models.torch_setup import num_gpus
 from tasks.planning.hardware import amount
 from tasks.planning.memory import loaded_bytes, plan_memory, share_fault, snapshot_bytes, warm_start_memory
 from tasks.planning.nearest import (
@@ -27,10 +30,12 @@ from tasks.planning.nearest import (
     remedy,
     warm_start_remedy,
 )
+from tasks.rollouts.settings import MORE_ROOM
 
 LONG_HOURS = 24
 SLOWER = "A small model plays and trains several times slower on a CPU"
 INSTALL = "Install gcc or clang"
+NO_KERNELS = "FlexAttention and vLLM compile their kernels with it, so training would not begin"
 
 
 def threads(context: DoctorContext) -> Finding:
@@ -46,8 +51,9 @@ def threads(context: DoctorContext) -> Finding:
 
 def compiler(context: DoctorContext) -> Finding:
     found = find_compilers()
-    if context.settings.compute.device == "cuda":
-        return passed("none is needed on a GPU")
+    compute = context.settings.compute
+    if compute.device == "cuda" or num_gpus(compute):
+        return _compiler_of_kernels(context, found)
     if not found:
         return warned(f"no C compiler is on the PATH ({', '.join(COMPILERS)})", f"{SLOWER} without one. {INSTALL}.")
     if fault := fault_of("decode_step"):
@@ -56,7 +62,22 @@ def compiler(context: DoctorContext) -> Finding:
     return passed("a C compiler makes what a small model needs on a CPU")
 
 
+def _compiler_of_kernels(context: DoctorContext, found: list[str]) -> Finding:
+    """Triton, by which FlexAttention and vLLM compile for a GPU, builds a module of Python in C."""
+    settings = context.settings
+    if settings.train.packing == "none" and not settings.engine.own.has_own_memory:
+        return passed("none is needed on a GPU with train.packing: none")
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not (found or os.environ.get("CC")):
+        return failed(f"no C compiler is on the PATH ({', '.join(COMPILERS)})", f"{NO_KERNELS}. {INSTALL}.")
+    if not header.is_file():
+        return failed(f"{header} does not exist", f"{NO_KERNELS}. Install Python's headers (Debian: python3-dev).")
+    return passed("a C compiler and Python's headers make what a GPU's kernels need")
+
+
 def memory(context: DoctorContext) -> Finding:
+    if fault := _crowd_fault(context.settings):
+        return failed(fault, MORE_ROOM)
     setup = planned_setup(context)
     if fault := share_fault(setup):
         return failed(fault, remedy(setup))
@@ -75,6 +96,15 @@ def memory(context: DoctorContext) -> Finding:
         if needed.peak <= there < warm_start:
             return failed(told, warm_start_remedy(setup))
     return _against(needed.peak, there, told, remedy(setup))
+
+
+def _crowd_fault(settings: DoctorSections) -> str | None:
+    """Ray has a whole cluster, and of ranks that others start nobody knows here how many share this machine."""
+    launcher = settings.launch.launcher
+    num_trainers = settings.launch.num_trainers if launcher == "torchrun" else 1
+    if launcher == "ray":
+        return None
+    return settings.engine.own.crowd_fault(num_trainers=num_trainers, num_gpus=num_gpus(settings.compute))
 
 
 def disk(context: DoctorContext) -> Finding:

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from tasks.core.settings import LocalFolder
 from tasks.core.urls import refuse_home
 from tasks.models.settings import ComputeSettings
-from tasks.rollouts.settings import EngineSettings, OwnEngineSettings
+from tasks.rollouts.settings import SERVERS_ON_RAY, EngineSettings, OwnEngineSettings
 
 Mode = Literal["in_process", "server"]
 Transfer = Literal["disk", "ipc", "nccl"]
@@ -73,8 +73,23 @@ class VLLMSettings(OwnEngineSettings):
     def num_own_servers(self) -> int:
         return self.num_servers if self.mode == "server" and not self.urls else 0
 
+    @property
+    def num_own_gpus(self) -> int:
+        """Ray finds GPUs for its servers on its whole cluster."""
+        return 0 if SERVERS_ON_RAY in os.environ else self.num_own_servers * self.tensor_parallel_size
+
     def weights_dtype(self, compute: ComputeSettings) -> str:
         return self.dtype
+
+    @model_validator(mode="after")
+    def _refuse_ipc_to_several(self) -> VLLMSettings:
+        if self.transfer == "ipc" and self.tensor_parallel_size > 1:
+            raise ValueError(
+                f"transfer is ipc and tensor_parallel_size {self.tensor_parallel_size}, and only the trainer's own GPU "
+                f"can read its memory, so the others would never get new weights. Set transfer: disk (a folder in "
+                f"/dev/shm is fastest), or tensor_parallel_size: 1"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_memory_of_trainer(self) -> VLLMSettings:

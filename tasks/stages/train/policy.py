@@ -4,7 +4,6 @@ the others follow it.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ from tasks.learning.shared.lora import Adapter
 from tasks.learning.shared.ranks import Ranks
 from tasks.learning.shared.whole_policy import refuse_other_weights
 from tasks.models.folders import load_model, weights_hash
-from tasks.rollouts.settings import SERVERS_ON_RAY
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,8 +27,7 @@ def refuse_cut(settings: TrainSections, num_ranks: int, *, num_here: int, num_gp
     compute, lora, engine = settings.compute, settings.train.lora, settings.engine.own
     mode, transfer = getattr(engine, "mode", None), getattr(engine, "transfer", "disk")
     per_server = getattr(engine, "tensor_parallel_size", 1)
-    num_servers = 0 if SERVERS_ON_RAY in os.environ else engine.num_own_servers
-    wanted = num_here + num_servers * per_server
+    crowded = engine.crowd_fault(num_trainers=num_here, num_gpus=num_gpus)
     for is_wrong, message in (
         (
             compute.offload == "optimizer",
@@ -53,11 +50,7 @@ def refuse_cut(settings: TrainSections, num_ranks: int, *, num_here: int, num_gp
             f"engine.settings.tensor_parallel_size is {per_server} in process, on the GPUs of ranks that do not make "
             f"room for it. Set engine.settings.tensor_parallel_size to 1, or engine.settings.mode to server",
         ),
-        (
-            num_servers > 0 and 0 < num_gpus < wanted,
-            f"{num_here} of them and {num_servers} vLLM servers of {per_server} GPUs ask for {wanted} GPUs of this "
-            f"machine, which has {num_gpus}. Lower launch.num_trainers or engine.settings.num_servers",
-        ),
+        (crowded is not None, f"{crowded}. Lower launch.num_trainers or engine.settings.num_servers"),
     ):
         if is_wrong:
             raise ValueError(f"{num_ranks} ranks train one policy, and {message}; or set launch.num_trainers to 1.")

@@ -19,6 +19,7 @@ from tasks.models.settings import on_cpu
 from tasks.planning import hardware
 from tasks.planning.memory import model_bytes, plan_memory
 from tests.commands.doctor.project import found, look, params
+from tests.engine_benches import engine_settings, vllm_settings
 from tests.planning.setups import setup
 from tests.rollouts.agents.conftest import agent_settings
 from tests.services.servers import ObjectStore
@@ -80,8 +81,27 @@ def test_a_cpu_without_a_compiler_is_told_what_it_costs(artifacts: Path, monkeyp
     load_library.cache_clear()
     found(look("compiler", artifacts), "warn", "no C compiler succeeds", "Install gcc or clang, with its headers")
     load_library.cache_clear()
-    on_gpu = {**on_cpu(1).model_dump(), "device": "cuda"}
-    assert look("compiler", artifacts, compute=on_gpu).result == "pass"
+
+
+def test_a_gpu_needs_a_compiler_and_pythons_headers_for_its_kernels(
+    artifacts: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Triton builds a module of Python in C; without packing and vLLM nothing is compiled by it."""
+    on_gpu = {"compute": {**on_cpu(1).model_dump(), "device": "cuda"}}
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(machine.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    found(look("compiler", artifacts, **on_gpu), "fail", "Python.h does not exist", "python3-dev")
+    (tmp_path / "Python.h").touch()
+    assert look("compiler", artifacts, **on_gpu).result == "pass"
+    monkeypatch.setattr("tasks.models.native.compiled.COMPILERS", ("no-such-compiler",))
+    found(look("compiler", artifacts, **on_gpu), "fail", "no C compiler", "Install gcc")
+    assert look("compiler", artifacts, **on_gpu, train__packing="none").result == "pass"
+
+
+def test_servers_that_would_share_the_trainers_gpu_fail(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "num_gpus", lambda compute: 1)
+    over_vllm = engine_settings("vllm", vllm_settings(artifacts / "weights", mode="server")).model_dump()
+    found(look("memory", artifacts, engine=over_vllm), "fail", "ask for 2 GPUs", "mode: in_process")
 
 
 def test_a_card_that_is_not_there_fails(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:

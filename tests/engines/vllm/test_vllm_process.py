@@ -8,9 +8,15 @@ from typing import Any
 
 import pytest
 
+from tasks.chat.format import load_chat
 from tasks.engines.vllm import shared as vllm_shared
 from tasks.engines.vllm.server_process import serve_command, server_environment
 from tasks.engines.vllm.settings import VLLMSettings
+from tasks.models.settings import on_cpu
+from tasks.rollouts.load import load_engine
+from tasks.rollouts.settings import SERVERS_ON_RAY
+from tests import tiny
+from tests.engine_benches import engine_settings, vllm_settings
 
 pytestmark = pytest.mark.slow
 
@@ -74,12 +80,38 @@ def test_sockets_have_a_folder_for_this_user_alone_whose_name_nobody_can_foresee
     assert list(deep.iterdir()) == []
 
 
+def test_trainers_and_servers_of_one_machine_never_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two servers of 2 GPUs beside one trainer are 5 GPUs; a machine without any computes on its processors."""
+    assert SETTINGS.crowd_fault(num_trainers=1, num_gpus=5) is None
+    assert SETTINGS.crowd_fault(num_trainers=1, num_gpus=0) is None
+    told = SETTINGS.crowd_fault(num_trainers=1, num_gpus=4)
+    assert told is not None and told.startswith("1 trainer and 2 servers of the engine ask for 5 GPUs of this machine")
+    for changed in ({"urls": ["http://127.0.0.1:8000"]}, {"mode": "in_process"}):
+        assert (
+            VLLMSettings.model_validate(SETTINGS.model_dump() | changed).crowd_fault(num_trainers=1, num_gpus=1) is None
+        )
+    monkeypatch.setenv(SERVERS_ON_RAY, "auto")
+    assert SETTINGS.crowd_fault(num_trainers=1, num_gpus=1) is None
+
+
+def test_an_engine_that_would_share_a_gpu_with_its_trainer_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each stage takes its engine by this door."""
+    monkeypatch.setattr("tasks.rollouts.load.num_gpus", lambda compute: 1)
+    engine = engine_settings("vllm", vllm_settings(tmp_path / "weights", mode="server"))
+    folder = tiny.model_folder(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"ask for 2 GPUs of this machine, which has 1, .*mode: in_process"):
+        load_engine(folder, load_chat(folder), engine=engine, sampling=tiny.SAMPLING, compute=on_cpu(1))
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"mode": "in_process", "urls": ["http://127.0.0.1:8000"]}, "urls names servers and mode is in_process"),
         ({"kv_cache_gib": 0.5}, "kv_cache_gib"),
         ({"transfer": "other"}, "'disk', 'ipc' or 'nccl'"),
+        ({"mode": "in_process", "transfer": "ipc"}, "transfer is ipc and tensor_parallel_size 2.*Set transfer: disk"),
     ],
 )
 def test_settings_that_contradict_each_other_or_mean_nothing_are_refused(changed: dict[str, Any], message: str) -> None:

@@ -95,7 +95,7 @@ def test_trainers_and_servers_have_a_gpu_each_or_are_refused(tmp_path: Path) -> 
     refuse(two, num_gpus=4)
     refuse(two)  # on processors
     refuse(two, num_here=1, num_gpus=3)  # the other one is on another node
-    with pytest.raises(ValueError, match=r"2 vLLM servers of 1 GPUs ask for 4 GPUs of .* which has 3\..*Lower"):
+    with pytest.raises(ValueError, match=r"2 trainers and 2 servers .* ask for 4 GPUs of .* which has 3, .*Lower"):
         refuse(two, num_gpus=3)
     refuse(over_vllm(tmp_path, mode="server", num_servers=2, urls=["http://127.0.0.1:8000"]), num_gpus=2)
 
