@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.files import content_hash, files_of, is_page_of_code, read_yaml, write_json
-from tasks.core.resume import GRAPH, fill_in
+from tasks.core.resume import GRAPH, fill_in, with_artifacts
 from tasks.core.settings import PARAMS_FILE, Paths, read_params
 from tasks.core.urls import local_path
 from tasks.core.workspace import folder_of_code
@@ -123,8 +123,7 @@ def cpu_model() -> str:
 def _data_of(stage: str, paths: Paths) -> dict[str, Path]:
     """Name in a record → path of the stage's deps that are not code."""
     params = read_params()
-    here = {**params, "paths": {"artifacts": str(paths.artifacts)}}
-    named = {**params, "paths": {"artifacts": ARTIFACTS}}
+    here, named = (with_artifacts(params, folder) for folder in (str(paths.artifacts), ARTIFACTS))
     found = {fill_in(dep, named): local_path(fill_in(dep, here)) for dep in _deps(stage)}
     return {name: path for name, path in sorted(found.items()) if not name.startswith(CODE)}
 

@@ -23,7 +23,7 @@ REFUSED = "refused"  # in a run's folder: its incomplete checkpoints
 
 def resume_folder(stage: str, settings: Settings, paths: Paths) -> Path:
     """The folder for these settings and deps; it may not exist yet."""
-    params = {**read_params(), "paths": {"artifacts": str(paths.artifacts)}}
+    params = with_artifacts(read_params(), str(paths.artifacts))
     graph = read_yaml(GRAPH)["stages"]
     deps = [*(fill_in(dep, params) for dep in graph[stage]["deps"]), *settings.unwatched_folders()]
     hashes = {dep: content_hash(local_path(dep), ignore=is_page_of_code) for dep in deps}
@@ -48,6 +48,11 @@ def clear_resume(stage: str, paths: Paths) -> None:
             run.rmdir()
     with suppress(OSError):
         resume_root(stage, paths).rmdir()
+
+
+def with_artifacts(params: dict[str, Any], folder: str) -> dict[str, Any]:
+    """The params with results in another folder."""
+    return {**params, "paths": {**params.get("paths", {}), "artifacts": folder}}
 
 
 def fill_in(text: str, params: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from tasks.core.custom_code import unwatched
 from tasks.core.passing_faults import PassingFault
 from tasks.core.provenance import RECORDED, hash_now, provenance, provenance_file, write_provenance
 from tasks.core.resume import resume_folder
@@ -99,6 +100,8 @@ def check_params(params: dict[str, Any] | None = None, *, source: Path = PARAMS_
             load(cls, params, source=source)
         except ValueError as error:
             mistakes += str(error).splitlines()
+    if not mistakes:
+        mistakes = unwatched(params, source=source)
     if mistakes:
         raise ValueError("\n".join(dict.fromkeys(mistakes)))
 
@@ -114,6 +117,7 @@ def check_sources(params: dict[str, Any]) -> None:
     check_model_path(params["model"]["path"])
     check_family(params)
     for name, path, what in (
+        ("paths.custom", params["paths"]["custom"], "tasks/custom, or a folder that you made in it"),
         ("curate.source", params["curate"]["source"], "a JSONL file of problems, or tasks/environments/<name>"),
         (
             "environment.cache.frozen",

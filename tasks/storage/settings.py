@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
+from tasks.core.custom_code import CUSTOM
 from tasks.core.settings import LocalFolder, Settings
 from tasks.core.urls import is_url, parse_url
 
@@ -25,9 +26,13 @@ def _refuse_own_folder(folder: Path) -> None:
 
 
 class PathsSettings(Settings):
-    """`artifacts` is a local folder, which DVC caches. `remote` gets a copy of the results: an `s3://` URL, or null."""
+    """`artifacts` is a local folder, which DVC caches. `custom` has the user's code and data, which stages watch:
+    tasks/custom, or a folder in it where several agents share the code. `remote` gets a copy of the results: an `s3://`
+    URL, or null.
+    """
 
     artifacts: LocalFolder
+    custom: str
     remote: str | None
 
     @field_validator("artifacts")
@@ -40,6 +45,17 @@ class PathsSettings(Settings):
             )
         _refuse_own_folder(Path(artifacts))
         return artifacts
+
+    @field_validator("custom")
+    @classmethod
+    def _check_custom(cls, custom: str) -> str:
+        parts = Path(custom).parts
+        if parts[:2] != CUSTOM.parts or ".." in parts or not all(map(str.isidentifier, parts)):
+            raise ValueError(
+                f"{custom!r} is not {CUSTOM} or a folder in it, whose names are such that Python can import what is "
+                f"there, so no stage could watch it. Write {CUSTOM}, or {CUSTOM}/my_agent"
+            )
+        return Path(custom).as_posix()
 
     @field_validator("remote")
     @classmethod

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from tasks.core.custom_code import CUSTOM
 from tasks.core.kept_files import MODELS
 from tasks.core.settings import LocalFolder, Settings
 from tasks.core.urls import is_url, local_path, parse_url
@@ -61,9 +62,6 @@ IN_MEMORY = ToolSettings(
 def _read_off(value: Any) -> Any:
     """YAML reads `off` as false."""
     return "off" if value is False else value
-
-
-CUSTOM = Path("tasks/custom")  # the user's own files, which DVC watches
 
 
 def check_is_custom(file: str) -> None:

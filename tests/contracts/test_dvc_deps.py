@@ -155,7 +155,7 @@ def test_little_is_watched_that_a_stage_does_not_import(stage: str):
 
 @pytest.mark.parametrize("stage", GRAPH)
 def test_what_is_yours_is_watched(stage: str):
-    assert "tasks/custom" in GRAPH[stage]["deps"]
+    assert "${paths.custom}" in GRAPH[stage]["deps"]
 
 
 @pytest.mark.parametrize("stage", [name for name in GRAPH if name != "curate"])

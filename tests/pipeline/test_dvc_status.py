@@ -106,6 +106,22 @@ def last_file(dep: str) -> Path:
     return max(python_files(Path(dep)), key=lambda file: len(file.parts))
 
 
+def test_an_edit_for_one_agent_makes_nothing_of_another_stale(project: Project):
+    """Each has a folder in tasks/custom, which its paths.custom names."""
+    custom = project.folder / "tasks" / "custom"
+    for agent in ("desk", "shop"):
+        (custom / agent).mkdir()
+        (custom / agent / "rewards.py").write_text("WEIGHT = 1\n", encoding="utf-8")
+    params = profile_params("demo")
+    params["paths"]["custom"] = "tasks/custom/desk"
+    (project.folder / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
+    take_results_as_made(project, params)
+    with edited(project, {Path("tasks/custom/shop/rewards.py")}):
+        assert project.changed() == {}
+    with edited(project, {Path("tasks/custom/desk/rewards.py")}):
+        assert "curate" in project.changed() and "evaluate" in project.changed()
+
+
 def test_an_edit_of_an_imported_file_is_named_by_its_stage(project: Project):
     """The folder of a stage is watched by that stage alone."""
     (project.folder / "params.yaml").write_text(profile_text("demo"), encoding="utf-8")

@@ -19,7 +19,9 @@ SETTINGS = StorageSettings(
 
 
 def sections(remote: str, artifacts: Path) -> StorageSections:
-    return StorageSections(paths=PathsSettings(artifacts=str(artifacts), remote=remote), storage=SETTINGS)
+    return StorageSections(
+        paths=PathsSettings(artifacts=str(artifacts), custom="tasks/custom", remote=remote), storage=SETTINGS
+    )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ cache = typer.Typer(no_args_is_help=True)
 def freeze(
     path: Annotated[
         Path | None,
-        Argument(help="The file to write. Default: environment.cache.frozen, or tasks/custom/tool_cache.jsonl."),
+        Argument(help="The file to write. Default: environment.cache.frozen, or tool_cache.jsonl in paths.custom."),
     ] = None,
 ) -> list[str]:
     """Write the recorded replies to a file that DVC versions."""

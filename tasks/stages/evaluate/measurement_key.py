@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tasks.core.custom_code import custom_folder
 from tasks.core.files import content_hash, file_hash, json_hash
 from tasks.core.import_graph import ROOT, closure, python_files
 from tasks.core.provenance import package_versions
@@ -22,7 +23,6 @@ from tasks.drift.pin import DriftCheck
 from tasks.environments.settings import EnvironmentSettings, folder_of
 from tasks.models.native.compiled import sources_in_c
 from tasks.rollouts.settings import EngineSettings, PlaySettings
-from tasks.tools.settings import CUSTOM
 from tasks.tools.user.environment import describe_user
 
 # Where the code of an episode begins: playing models and building environments.
@@ -91,6 +91,6 @@ def packages_of_episodes(engine: EngineSettings) -> dict[str, str]:
 def code_of_episodes(engine: str, environment: EnvironmentSettings) -> set[Path]:
     """Our files that an episode with this engine and environment depends on, relative to the root."""
     named = (f"tasks/engines/{engine}", folder_of(environment.name), *environment.further_code())
-    folders = (*map(Path, named), CUSTOM)
+    folders = (*map(Path, named), custom_folder())
     code = closure([*ROOTS, *(file for folder in folders for file in python_files(folder))])
     return code | {file for file in sources_in_c() if file.with_name("compiled.py") in code}
