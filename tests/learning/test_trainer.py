@@ -372,8 +372,12 @@ def test_a_fixed_reference_never_moves(folder: Path) -> None:
     assert torch.equal(reference(trainer), start)
 
 
-def test_kl_weight_zero_loads_no_reference_model(folder: Path) -> None:
-    assert a_trainer(folder, kl_weight=0).reference is None
+def test_kl_weight_zero_loads_no_reference_model_and_reports_no_kl(folder: Path) -> None:
+    """Steps that move the policy: a KL of 0 would say that they did not."""
+    trainer = a_trainer(folder, kl_weight=0)
+    row = trainer.iterate(fresh([1.0, 0.0, 0.0, 0.0]))
+    assert trainer.reference is None and row["ratio_max"] > 1 and "kl" not in row
+    assert "kl" in a_trainer(folder).iterate(fresh([1.0, 0.0, 0.0, 0.0]))
 
 
 def test_a_learning_rate_of_zero_changes_nothing(folder: Path) -> None:
