@@ -32,6 +32,12 @@ def _without_effect(settings: DoctorSections) -> Iterator[tuple[str, str]]:
             f"so the reference never moves",
             f"Set train.reference_interval to {train.num_iterations // 2 or 1} or less, or to null.",
         )
+    if train.band.levels is not None and train.problem_sampler != "band":
+        yield (
+            f"train.band.levels is set and train.problem_sampler {train.problem_sampler}, so problems of all levels "
+            f"are drawn from the start",
+            "Set train.problem_sampler to band, or train.band.levels to null.",
+        )
     if train.kl_weight == 0 and sentinel.max_kl is not None:
         yield (
             f"sentinel.max_kl is {sentinel.max_kl:g} and train.kl_weight 0, so KL is not measured and the limit "

@@ -35,12 +35,17 @@ NO_REFERENCE = {"train__kl_weight": 0.0, "train__reference_interval": None}
             "Set train.reference_interval to 8 or less, or to null.",
         ),
         (
+            {"train__band__levels": {"by": "calls", "open_at": 0.5, "confidence": 0.9}},
+            "train.band.levels is set and train.problem_sampler adaptive, so problems of all levels are drawn",
+            "Set train.problem_sampler to band, or train.band.levels to null.",
+        ),
+        (
             NO_REFERENCE,
             "sentinel.max_kl is 2 and train.kl_weight 0, so KL is not measured",
             "Set sentinel.max_kl to null, or train.kl_weight above 0.",
         ),
     ],
-    ids=["warm-up", "warm start", "reference", "max_kl"],
+    ids=["warm-up", "warm start", "reference", "levels", "max_kl"],
 )
 def test_what_has_no_effect_is_told_with_its_remedy(
     tmp_path: Path, changed: dict[str, Any], text: str, remedy: str
