@@ -8,9 +8,11 @@ import pytest
 
 from tasks.core.settings import Settings, load
 from tasks.learning.shared.settings import GRPOSettings
-from tests.learning.options import GRPO
+from tests.learning.options import GRPO, NO_EXPLORATION
 
 LORA = {"rank": 4, "alpha": 8.0, "target_modules": "all-linear"}
+HALF = [{"iteration": 1, "value": 0.5}]
+PREFIXES = NO_EXPLORATION | {"prefixes": {"source": "own", "share": HALF, "depth": HALF}}
 
 
 class Section(Settings):
@@ -71,6 +73,18 @@ def message(**changed: Any) -> str:
             "such as sampling.max_tokens_per_episode",
         ),
         (
+            {"constant_length": 20},
+            "constant_length is 20 with aggregation: token",
+            "does not read it",
+            "Set train.constant_length to null, or train.aggregation to constant",
+        ),
+        (
+            {"problems_per_iteration": 1, "exploration": PREFIXES},
+            "exploration.prefixes with problems_per_iteration 1",
+            "no episode would begin with one",
+            "Set train.problems_per_iteration to 2 or more",
+        ),
+        (
             {"max_staleness": 1},
             "max_staleness is 1 with importance_correction: none",
             "as if the current policy wrote them",
@@ -86,6 +100,11 @@ def test_a_refusal_names_the_setting_the_reason_and_the_remedy(
     for part in (what, why, remedy):
         assert part in text
     assert text.endswith(".")
+
+
+def test_prefixes_of_one_problem_are_accepted_where_replacements_can_have_them() -> None:
+    section = {**GRPO, "problems_per_iteration": 1, "exploration": PREFIXES, "max_replacement_rounds": 1}
+    assert load(Section, {"train": section}).train.exploration
 
 
 def test_what_gspo_publishes_is_a_clip_of_the_sequence_ratio() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tasks.core.records import Group, Problem, Score, StopReason, TokenSequence, Trajectory, Turn
 from tasks.learning.grpo.metrics import rollout_metrics
 from tasks.learning.grpo.prefixes import Messages, Prefixes
-from tasks.learning.shared.settings import PrefixSettings
+from tasks.learning.shared.exploration_settings import PrefixSettings
 from tests import tiny
 from tests.learning.options import grpo
 

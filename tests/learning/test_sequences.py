@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tasks.core.records import Group, TokenSequence, Trajectory, Turn
 from tasks.learning.grpo.metrics import repetition, rollout_metrics
-from tasks.learning.grpo.mini_batches import divide
+from tasks.learning.grpo.mini_batches import divide, mini_batches
 from tasks.learning.grpo.prefixes import _row as messages_of
 from tasks.learning.grpo.step_loss import loss_batches
 from tasks.learning.grpo.turn_credit import turn_advantages
@@ -57,17 +57,20 @@ def by_hand(groups: list[Group], aggregation: Aggregation, constant: int) -> Wei
     return found
 
 
-def by_the_trainer(groups: list[Group], options: Any, *, num_ranks: int) -> Weights:
+def by_the_trainer(groups: list[Group], options: Any, *, num_ranks: int, iteration: int = 1) -> Weights:
     """What the micro-batches of all ranks say of each sampled token; none may be in two."""
-    with_loss, dropped = divide(groups, options, iteration=1)
-    rows = [group.rows for group in with_loss]
+    (step,) = mini_batches(*divide(groups, options, iteration=iteration), num_steps=1)
     found: Weights = {}
     for rank in range(num_ranks):
         share = share_of(
-            rows, packing=options.packing, max_tokens=60, device=torch.device("cpu"), rank=rank, num_ranks=num_ranks
+            step.rows,
+            packing=options.packing,
+            max_tokens=60,
+            device=torch.device("cpu"),
+            rank=rank,
+            num_ranks=num_ranks,
         )
-        lengths = [length for group in dropped for length in group]
-        for batch in loss_batches(share, options, dropped_lengths=lengths):
+        for batch in loss_batches(share, options, dropped_lengths=step.dropped_lengths):
             tensors = batch.tensors
             tokens = zip(tensors.target_M.tolist(), batch.weight_M.tolist(), tensors.advantage_M.tolist(), strict=True)
             for token, weight, advantage in tokens:
@@ -119,27 +122,56 @@ def tokens(given: list[int], *sampled: int, versions: list[int] | None = None) -
     return found if versions else replace(found, token_versions=[])
 
 
-@pytest.mark.parametrize(
-    ("aggregation", "counted"), [("token", [2]), ("sequence", []), ("constant", [])], ids=lambda value: str(value)
-)
-def test_an_episode_of_which_one_sequence_is_too_old_is_one_episode_of_its_other_tokens(
-    aggregation: Aggregation, counted: list[int]
-) -> None:
-    """Iteration 8 takes versions from 4 on: of 2 + 3 tokens the 3 of the second sequence carry loss."""
-    options = grpo(
-        aggregation=aggregation, constant_length=9 if aggregation == "constant" else None, advantage="mean",
+def a_pair(*episodes: Trajectory) -> Group:
+    """The first solved, the other not."""
+    return replace(a_group(0, [1.0, 0.0]), trajectories=[*episodes])
+
+
+def streamed(aggregation: Aggregation) -> Any:
+    """Iteration 8 takes versions from 4 on; a constant length of 20."""
+    return grpo(
+        aggregation=aggregation, constant_length=20 if aggregation == "constant" else None, advantage="mean",
         max_staleness=3, importance_correction="token_truncate",
         streaming={"groups_under_way": 2, "batch_deadline_seconds": None, "least_batch_share": 0.5},
     )  # fmt: skip
-    episode = of(tokens([5], 6, 7, versions=[3, 3]), tokens([8], 9, 10, 11, versions=[5, 5, 5]))
-    episode.policy_version = 3
-    fresh = of(tokens([5], 12))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
+@pytest.mark.parametrize(
+    "sequences",
+    [[[3] * 19 + [5]], [[3] * 12, [3] * 7 + [5]], [[3] * 9 + [5], [3] * 10], [[5], [5] + [3] * 18]],
+    ids=["one sequence", "fresh in the last", "fresh in the first", "fresh in both"],
+)
+def test_tokens_too_old_leave_the_others_the_weight_they_had(
+    sequences: list[list[int]], aggregation: Aggregation, num_ranks: int
+) -> None:
+    """Two episodes of 20 tokens: each token is a 40th of the batch, however many of the 40 are too old, and in however
+    many sequences they are.
+    """
+    versions = [version for of_sequence in sequences for version in of_sequence]
+    ids = iter(range(100, 120))
+    several = of(*(tokens([PROMPT], *(next(ids) for _ in row), versions=row) for row in sequences))
+    several.policy_version = 3
+    fresh = of(tokens([PROMPT], *range(200, 220)))
     fresh.policy_version = 5
-    group = replace(a_group(0, [1.0, 0.0]), trajectories=[episode, fresh])
-    (found,), dropped = divide([group], options, iteration=8)
-    kept, other = found.rows
-    assert (kept.token_ids, kept.num_sampled, kept.num_beside, kept.is_first) == ([8, 9, 10, 11], 3, 0, True)
-    assert (other.num_sampled, found.too_old, dropped) == (1, counted, [])
+    found = by_the_trainer([a_pair(several, fresh)], streamed(aggregation), num_ranks=num_ranks, iteration=8)
+    left = [100 + number for number, version in enumerate(versions) if version == 5]
+    assert {token: weight for token, (weight, _) in found.items()} == pytest.approx(
+        dict.fromkeys([*left, *range(200, 220)], 0.025)
+    )
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "weight"), [("token", 1 / 22), ("sequence", 0.025), ("constant", 0.025)], ids=str
+)
+def test_an_episode_too_old_is_one_of_the_batch_with_all_its_tokens(aggregation: Aggregation, weight: float) -> None:
+    """Of 20 tokens and of 2, by `sequence` and `constant` 1 / (2 episodes · 20 tokens) for each of the 20."""
+    fresh, old = of(tokens([PROMPT], *range(200, 220))), of(tokens([PROMPT], 6, 7))
+    fresh.policy_version = 5
+    found = by_the_trainer([a_pair(fresh, old)], streamed(aggregation), num_ranks=1, iteration=8)
+    weights = {token: weight for token, (weight, _) in found.items()}
+    assert weights == pytest.approx(dict.fromkeys(range(200, 220), weight))
 
 
 def test_a_turn_is_compared_with_those_that_have_a_sequence_with_the_same_beginning() -> None:

@@ -51,6 +51,10 @@ def a_trainer(folder: Path, **changed: Any) -> GRPOTrainer:
     return GRPOTrainer(model, options, compute=on_cpu(1), temperature=1.0, max_tokens=200, adapter=adapter)
 
 
+def aggregated(by: str) -> dict[str, Any]:
+    return {"aggregation": by, "constant_length": 20 if by == "constant" else None}
+
+
 def reference(trainer: GRPOTrainer) -> torch.Tensor:
     assert trainer.reference is not None
     return torch.cat([tensor.flatten() for tensor in trainer.reference.tensors().values()])
@@ -95,7 +99,7 @@ def test_the_denominator_covers_the_step_so_micro_batches_and_packing_never_chan
 ) -> None:
     groups = [a_group(seed + n, [1.0, 0.0, 0.0, 1.0, 0.0]) for n in range(3)]
     options = {
-        "aggregation": aggregation, "loss": loss, "constant_length": 50, "kl_weight": 0.1, "learning_rate": 1e-3,
+        **aggregated(aggregation), "loss": loss, "kl_weight": 0.1, "learning_rate": 1e-3,
         "importance_correction": "sequence_truncate", "clip_low": 0.1, "clip_high": 0.1,
     }  # fmt: skip
     whole = gradient(a_trainer(folder, packing="none", micro_batch_tokens=10_000, **options), groups)
@@ -132,12 +136,7 @@ def test_a_group_without_signal_counts_in_the_denominator(
     or not: otherwise the gradient would grow as one over the share of groups that still have a signal.
     """
     group, silent = a_group(1, [1.0, 0.0, 0.0, 1.0]), a_group(1, [1.0] * 4)
-    options = {
-        "kl_weight": 0,
-        "zero_variance_groups": zero_variance_groups,
-        "aggregation": aggregation,
-        "constant_length": 20,
-    }
+    options = {"kl_weight": 0, "zero_variance_groups": zero_variance_groups, **aggregated(aggregation)}
     alone, both = (gradient(a_trainer(folder, **options), groups) for groups in ([group], [group, silent]))
     assert alone.norm() > 0.01
     torch.testing.assert_close(2 * both, alone, atol=1e-6, rtol=1e-4)
@@ -192,7 +191,7 @@ def test_the_gradients_of_mini_batches_weighted_by_their_denominators_are_the_wh
     """
     groups = [a_group(seed + n, SIGNAL if has_signal else SILENT) for n, has_signal in enumerate(signals)]
     options = {
-        "aggregation": aggregation, "constant_length": 50, "learning_rate": 0.0, "problems_per_iteration": len(signals),
+        **aggregated(aggregation), "learning_rate": 0.0, "problems_per_iteration": len(signals),
         "updates_per_batch": 1, "kl_weight": 0.1,
     }  # fmt: skip
     trainer = a_trainer(folder, **options, steps_per_batch=min(num_steps, len(signals)))
@@ -292,7 +291,7 @@ def test_an_overlong_trajectory_carries_no_loss_and_leaves_every_denominator(fol
     four = (["success", "failure", "failure", "success"], [1.0, 0.0, 0.0, 1.0])
     after, rows = [], []
     for outcomes, rewards in (four, ([*four[0], "overlong"], [*four[1], 0.0])):
-        trainer = a_trainer(folder, aggregation=aggregation, constant_length=20)
+        trainer = a_trainer(folder, **aggregated(aggregation))
         rows.append(trainer.iterate(always([a_group(1, rewards, outcomes)])))
         after.append(weights(trainer.model))
     torch.testing.assert_close(*after)
@@ -372,8 +371,12 @@ def test_a_fixed_reference_never_moves(folder: Path) -> None:
     assert torch.equal(reference(trainer), start)
 
 
-def test_kl_weight_zero_loads_no_reference_model(folder: Path) -> None:
-    assert a_trainer(folder, kl_weight=0).reference is None
+def test_kl_weight_zero_loads_no_reference_model_and_reports_no_kl(folder: Path) -> None:
+    """Steps that move the policy: a KL of 0 would say that they did not."""
+    trainer = a_trainer(folder, kl_weight=0)
+    row = trainer.iterate(fresh([1.0, 0.0, 0.0, 0.0]))
+    assert trainer.reference is None and row["ratio_max"] > 1 and "kl" not in row
+    assert "kl" in a_trainer(folder).iterate(fresh([1.0, 0.0, 0.0, 0.0]))
 
 
 def test_a_learning_rate_of_zero_changes_nothing(folder: Path) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tasks.learning.shared.settings import ExplorationSettings, SamplesPoint, StopSettings
+from tasks.learning.shared.exploration_settings import ExplorationSettings, SamplesPoint
+from tasks.learning.shared.settings import StopSettings
 from tasks.planning.plays import Play
 from tasks.planning.seconds import (
     DAY,

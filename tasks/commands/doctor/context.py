@@ -48,6 +48,7 @@ from tasks.stages.curate.settings import CurateSettings
 from tasks.stages.curate.splitting import SPLITS, in_turn
 from tasks.stages.evaluate.settings import EvaluateSettings
 from tasks.stages.promote.settings import PromoteSettings
+from tasks.stages.train.settings import SentinelSettings
 from tasks.storage.settings import PathsSettings, StorageSettings
 from tasks.tools.base import Environment
 from tasks.tracking.settings import TrackingSettings
@@ -100,6 +101,7 @@ class DoctorSections(Settings):
     reward: RewardSettings
     warm_start: SupervisedSettings
     train: GRPOSettings
+    sentinel: SentinelSettings
     evaluate: EvaluateSettings
     promote: PromoteSettings
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.commands.doctor.agents import agent_plays
 from tasks.commands.doctor.context import DoctorContext, DoctorSections
 from tasks.commands.doctor.conversation import budgets, chat_template, loss_mask, model_family, requests, tool_replies
+from tasks.commands.doctor.effects import settings_take_effect
 from tasks.commands.doctor.environment import (
     environment_starts,
     lost_episodes,
@@ -64,6 +65,7 @@ CHECKS: dict[str, Check] = {
     "test problems": test_problems,
     "other environments": other_environments,
     "notes": notes,
+    "settings": settings_take_effect,
     "threads": threads,
     "compiler": compiler,
     "memory": memory,

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from tasks.learning.shared.settings import GRPOSettings, Point
+from tasks.learning.shared.exploration_settings import Point
+from tasks.learning.shared.settings import GRPOSettings
 
 
 def temperature_at(settings: GRPOSettings, iteration: int, *, otherwise: float) -> float:

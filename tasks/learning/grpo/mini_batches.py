@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class GroupRows:
-    """The rows of a group that carries loss. `too_old`: the sampled tokens of each episode that carry none."""
+    """The rows of a group that carries loss. `too_old`: the sampled tokens of each of its episodes without a row."""
 
     rows: list[Row]
     too_old: list[int]
@@ -60,7 +60,7 @@ def divide(
         kept = [row for _, of_episode in counted for row in of_episode]
         has_credit = any(map(np.any, advantages)) or carry_kl
         if has_credit and kept:
-            too_old = [length for length in (_num_too_old(*pair, settings) for pair in counted) if length]
+            too_old = [item.num_sampled_tokens for item, of_episode in counted if not of_episode]
             with_loss.append(GroupRows(kept, too_old))
         elif has_credit or group.round_number == last_round:
             dropped_lengths.append([item.num_sampled_tokens for item, _ in counted])
@@ -98,7 +98,7 @@ def _rows(trajectory: Trajectory, advantage: float | list[float], oldest: int | 
         if oldest is not None and trajectory.policy_version < oldest:
             row = _without_old(row, [version >= oldest for version in trajectory.sampled_versions(sequence)])
         rows.append(row)
-    return episode_rows(rows)
+    return episode_rows(trajectory, rows)
 
 
 def _without_old(row: Row, is_fresh: Sequence[bool]) -> Row:
@@ -106,14 +106,6 @@ def _without_old(row: Row, is_fresh: Sequence[bool]) -> Row:
     mask = [is_sampled and next(left) for is_sampled in row.sampled_mask]
     credit = [*compress(row.advantage, is_fresh)] if isinstance(row.advantage, list) else row.advantage
     return replace(row, sampled_mask=mask, advantage=credit)
-
-
-def _num_too_old(trajectory: Trajectory, rows: Sequence[Row], settings: GRPOSettings) -> int:
-    """Tokens that the denominator counts beside those of the rows. By `sequence` and `constant` it counts episodes, so
-    one that carries loss is there already.
-    """
-    num_fresh = sum(row.num_sampled for row in rows)
-    return 0 if num_fresh and settings.aggregation != "token" else trajectory.num_sampled_tokens - num_fresh
 
 
 def _split(items: Sequence[Item], cuts: Sequence[int]) -> list[Sequence[Item]]:

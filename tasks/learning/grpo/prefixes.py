@@ -15,7 +15,7 @@ from typing import Any
 
 from tasks.core.records import Group, Problem, Trajectory
 from tasks.learning.grpo.exploration import on_straight_lines
-from tasks.learning.shared.settings import PrefixSettings
+from tasks.learning.shared.exploration_settings import PrefixSettings
 
 Messages = Sequence[Sequence[int]]  # the ids that an agent wrote, by turn, each with its end
 HALF = 0.5  # the success rate at which a group compares most

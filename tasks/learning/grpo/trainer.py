@@ -288,7 +288,10 @@ class GRPOTrainer:
         old = self._over_ranks(torch.cat([batch.old_logp_M for batch in batches if batch.old_logp_M is not None]))
         sampler = self._over_ranks(torch.cat([batch.tensors.sampler_logp_M for batch in batches]))
         non_finite = any(step["non_finite"] for steps in passes for step in steps)
-        return {**pass_metrics(passes[-1]), "non_finite": non_finite, **mismatch_metrics(old, sampler)}
+        row = pass_metrics(passes[-1])
+        if self.reference is None:
+            del row["kl"]  # not measured: 0 would read as a policy that never left its reference
+        return {**row, "non_finite": non_finite, **mismatch_metrics(old, sampler)}
 
     def _over_ranks(self, values_M: Tensor) -> Tensor:
         return torch.cat(self.ranks.gather(values_M.cpu())) if self.ranks.size > 1 else values_M

@@ -1,7 +1,7 @@
 """What the trainers read of an episode: one row per token sequence that the policy wrote in.
 
 Most episodes have one. The rows of an episode may be in different trees, micro-batches and ranks, so each says how many
-tokens are in the others and whether it is the first: weights by episode then need nothing but rows.
+other tokens its episode has and whether it is the first: weights by episode then need nothing but rows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from tasks.core.records import Group, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sequence with at least one sampled token; `num_beside` counts those of its episode's other rows."""
+    """One sequence with at least one sampled token that carries loss; `num_beside` counts those of its episode that are
+    in other rows or carry none.
+    """
 
     token_ids: list[int]
     sampled_mask: list[bool]
@@ -28,19 +30,18 @@ class Row:
         return sum(self.sampled_mask)
 
 
-def episode_rows(rows: Sequence[Row]) -> list[Row]:
-    """Those of one episode that have a sampled token, each told of the others."""
-    counts = [row.num_sampled for row in rows]
-    kept = [(row, count) for row, count in zip(rows, counts, strict=True) if count]
-    return [
-        replace(row, num_beside=sum(counts) - count, is_first=number == 0) for number, (row, count) in enumerate(kept)
-    ]
+def episode_rows(trajectory: Trajectory, rows: Sequence[Row]) -> list[Row]:
+    """Of its rows those that have a sampled token, each told of the others."""
+    length, counted = trajectory.num_sampled_tokens, [(row, row.num_sampled) for row in rows]
+    kept = [(row, count) for row, count in counted if count]
+    return [replace(row, num_beside=length - count, is_first=number == 0) for number, (row, count) in enumerate(kept)]
 
 
 def rows_of(trajectory: Trajectory, advantage: float) -> list[Row]:
     """One per sequence that the policy wrote in."""
+    sequences = trajectory.sequences
     return episode_rows(
-        [Row(item.token_ids, item.sampled_mask, item.sampler_logp, advantage) for item in trajectory.sequences]
+        trajectory, [Row(item.token_ids, item.sampled_mask, item.sampler_logp, advantage) for item in sequences]
     )
 
 

@@ -216,14 +216,16 @@ def refuse_stale(collect: Collect, max_staleness: int | None) -> Collect:
 
 def measure_staleness(groups: Sequence[Group], iteration: int, oldest: int | None) -> dict[str, float]:
     """Of the sampled tokens, in iterations; where an `oldest` version is given, also the share of tokens of versions
-    before it, which carry no loss.
+    before it, which carry no loss. Nothing where no token was sampled, as after an outage.
     """
     played = [item for group in groups for item in group.trajectories if item.own_turns or not item.num_replayed_turns]
     written = [(item, sequence) for item in played for sequence in item.sequences]
     ages = [iteration - 1 - version for item, tokens in written for version in item.sampled_versions(tokens)]
-    row = {"staleness_mean": sum(ages) / max(1, len(ages)), "staleness_max": max(ages, default=0)}
+    if not ages:
+        return {}
+    row = {"staleness_mean": sum(ages) / len(ages), "staleness_max": max(ages)}
     if oldest is not None:
-        row["stale_token_share"] = sum(age > iteration - 1 - oldest for age in ages) / max(1, len(ages))
+        row["stale_token_share"] = sum(age > iteration - 1 - oldest for age in ages) / len(ages)
     return row
 
 

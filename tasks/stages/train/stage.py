@@ -292,7 +292,8 @@ def note_training_data(paths: Paths, output: Path) -> None:
 def _progress(row: Metrics) -> str:
     if "success_rate" not in row:
         return "every episode began with replayed turns" if row["num_episodes"] else "every episode was lost to faults"
+    kl = "" if row.get("kl") is None else f"kl {row['kl']:.3f}  "
     return (
         f"success {row['success_rate']:.2f}  tokens {row['mean_sampled_tokens']:.0f}  "
-        f"kl {row.get('kl') or 0.0:.3f}  signal {row['informative_group_share']:.2f}"
+        f"{kl}signal {row['informative_group_share']:.2f}"
     )

@@ -81,6 +81,7 @@ def test_an_episode_that_ended_while_its_start_was_replayed_has_no_age() -> None
     ended, played = group(6, 0), group(6, 4)
     ended.trajectories[0].num_replayed_turns = 1  # its only turn
     assert measure_staleness([ended, played], 6, None) == {"staleness_mean": 1, "staleness_max": 1}
+    assert measure_staleness([ended], 6, 4) == measure_staleness([], 6, 4) == {}  # nothing to measure: 0 would be fresh
 
 
 @pytest.mark.parametrize(("max_staleness", "versions"), [(1, [0, 0, 1, 2, 3, 4]), (2, [0, 0, 0, 1, 2, 3])])

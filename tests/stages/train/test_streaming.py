@@ -128,12 +128,12 @@ def test_tokens_too_old_carry_no_loss_and_their_rewards_are_compared() -> None:
     (row,) = kept.rows
     assert row.sampled_mask == [False, False, False, True, True]
     assert row.advantage == 0.5  # 1 less the mean of 1 and 0
-    assert (kept.too_old, dropped) == ([2, 2], [])  # the two tokens too old of each: the denominator is of all six
+    assert (row.num_beside, kept.too_old, dropped) == (2, [2], [])  # of each two: the denominator is of all six
     alone = Group("p", "c", [old, written([2])], [Score(1.0, {}), Score(0.0, {})])
     assert divide([alone], params, iteration=8) == ([], [[2, 1]])
     constant = params.model_copy(update={"aggregation": "constant", "constant_length": 9})
     (kept,), dropped = divide([group, alone], constant, iteration=8)
-    assert (kept.too_old, dropped) == ([2], [[2, 1]])  # trajectories without loss, beside one
+    assert (kept.too_old, dropped) == ([2], [[2, 1]])  # with any aggregation
     rows = [rollout_metrics([group, alone], params, oldest) for oldest in (None, 4)]
     assert [row["informative_group_share"] for row in rows] == [1.0, 0.5]
     (all_kept,), none_dropped = divide([group], params, iteration=0)
@@ -144,8 +144,8 @@ def test_tokens_too_old_carry_no_loss_and_their_rewards_are_compared() -> None:
 
 
 def test_tokens_too_old_count_in_the_step_of_their_own_group() -> None:
-    """Two groups, two steps: of the first 3 of its 4 tokens are too old. Each step divides by the 4 of its group; dealt
-    out with the dropped ones, the three would be the second step's.
+    """Two groups, two steps: of the first 3 of its 4 tokens are too old, two of them in an episode that carries loss.
+    Each step divides by the 4 of its group; dealt out with the dropped ones, they would be the second step's.
     """
     params = streamed(zero_variance_groups="drop", advantage="mean", steps_per_batch=2).train
     groups = [
@@ -153,8 +153,9 @@ def test_tokens_too_old_count_in_the_step_of_their_own_group() -> None:
         Group("q", "c", [written([5, 5]), written([5, 5])], [Score(1.0, {}), Score(0.0, {})]),
     ]
     steps = mini_batches(*divide(groups, params, iteration=8), num_steps=2)
-    fresh = [sum(row.num_sampled for rows in step.rows for row in rows) for step in steps]
-    assert list(zip(fresh, [sum(step.dropped_lengths) for step in steps], strict=True)) == [(1, 3), (4, 0)]
+    with_loss = [[(row.num_sampled, row.num_beside) for rows in step.rows for row in rows] for step in steps]
+    assert with_loss == [[(1, 2)], [(2, 0), (2, 0)]]
+    assert [step.dropped_lengths for step in steps] == [[1], []]
 
 
 def test_a_batch_most_of_whose_tokens_are_too_old_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,7 +40,15 @@ from tasks.stages.train.outlook import Baseline
 from tasks.stages.train.sentinel import Sentinel
 from tasks.stages.train.serving import add_hit_rate
 from tasks.stages.train.settings import TrainSections
-from tasks.stages.train.stage import CURVE, CollapseAlarm, iteration_seconds, note_learning, train_policy, write_metrics
+from tasks.stages.train.stage import (
+    CURVE,
+    CollapseAlarm,
+    _progress,
+    iteration_seconds,
+    note_learning,
+    train_policy,
+    write_metrics,
+)
 from tasks.tools.base import EnvironmentFault
 from tests import tiny
 from tests.learning.options import NO_EXPLORATION
@@ -395,6 +403,13 @@ def test_the_snapshots_and_a_line_of_metrics_an_iteration_are_handed_over(start:
     head, *lines = (output / "curve.csv").read_text().splitlines()
     assert head == ",".join(CURVE) and [line.split(",")[0] for line in lines] == ["1", "2", "3", "4", "5", "6"]
     assert [float(line.split(",")[2]) for line in lines] == [row["success_rate"] for row in rows]
+
+
+def test_progress_says_kl_where_it_was_measured_alone() -> None:
+    """Not where there is no reference or no step, nor where it is not finite."""
+    row = {"num_episodes": 8, "success_rate": 0.5, "mean_sampled_tokens": 70.0, "informative_group_share": 0.25}
+    assert _progress(row) == _progress({**row, "kl": None}) == "success 0.50  tokens 70  signal 0.25"
+    assert _progress({**row, "kl": 0.0}) == "success 0.50  tokens 70  kl 0.000  signal 0.25"
 
 
 def test_seconds_are_handed_over_beside_the_results_and_not_in_them(tmp_path: Path) -> None:
