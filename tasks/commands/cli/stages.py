@@ -70,10 +70,18 @@ def promote(
 
     override = read_override(force=force, approve=approve, withdraw=withdraw, reason=reason, by=by)
     if override is None or override.kind == "force":
-        return _run("promote", accept_drift, override=override)
-    from tasks.commands.answer import carry_out
+        lines = _run("promote", accept_drift, override=override)
+        from tasks.commands.prefect_events import tell_promotion
 
-    return carry_out(override)
+        tell_promotion()
+        return lines
+    from tasks.commands.answer import carry_out
+    from tasks.commands.prefect_events import tell_approval
+
+    lines = carry_out(override)
+    if override.kind == "approve":
+        tell_approval(lines[0])
+    return lines
 
 
 def _run(stage: str, accept_drift: bool = False, **asked: Any) -> list[str]:
