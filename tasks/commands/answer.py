@@ -8,7 +8,7 @@ from typing import Any
 
 from tasks.core.settings import load_paths, read_params
 from tasks.core.text import one_line
-from tasks.stages.promote.approvals import approve, withdraw, write_withdrawal
+from tasks.stages.promote.approvals import approve, record_ending, withdraw
 from tasks.stages.promote.overrides import ManualOverride
 from tasks.tracking.journal import Entry
 from tasks.tracking.versions import DECISION_FILE
@@ -21,9 +21,9 @@ def carry_out(override: ManualOverride, *, decided_at: str | None = None) -> lis
 
 
 def write_ending(ending: Entry) -> list[str]:
-    """Into the records of this folder: how a decision ended that nobody answered here. The lines to print."""
+    """Into the records of this folder: how a decision ended that was not answered here. The lines to print."""
     params = read_params()
-    return [*write_withdrawal(params, ending), *_renew_report(params)]
+    return [*record_ending(params, ending), *_renew_report(params)]
 
 
 def _renew_report(params: dict[str, Any]) -> list[str]:
