@@ -8,6 +8,7 @@ from typing import Any
 
 from tasks.core.settings import load_paths, read_params
 from tasks.core.text import one_line
+from tasks.core.workspace import as_shell_sees
 from tasks.stages.promote.approvals import approve, record_ending, withdraw
 from tasks.stages.promote.overrides import ManualOverride
 from tasks.tracking.journal import Entry
@@ -40,7 +41,7 @@ def _renew_report(params: dict[str, Any]) -> list[str]:
         build_report(params)
     except Exception as error:
         return [
-            f"warning: {shown.parent} still says that this decision waits, since it could not be built again: "
-            f"{one_line(str(error))} Then run `python -m tasks report`."
+            f"warning: {as_shell_sees(shown.parent)} still says that this decision waits, since it could not be "
+            f"built again: {one_line(str(error))} Then run `python -m tasks report`."
         ]
     return []

@@ -12,7 +12,7 @@ from typer import Option
 
 from tasks.commands.cli.options import AcceptDrift, use_accept_drift
 from tasks.core.terminal import tell
-from tasks.core.workspace import DVC_VARIABLE
+from tasks.core.workspace import DVC_VARIABLE, as_shell_sees
 from tasks.pipeline.cli_command import Debug, command
 from tasks.pipeline.cli_errors import DEBUG
 
@@ -94,7 +94,7 @@ def _run(stage: str, accept_drift: bool = False, **asked: Any) -> list[str]:
     lines = [] if is_known_to_dvc(stage, started_in) else [_how_dvc_learns(stage)]
     if folder is not None:
         files = ", ".join(sorted(item.name for item in folder.iterdir()))
-        lines.insert(0, f"{stage}: results are in {folder} ({files})")
+        lines.insert(0, f"{stage}: results are in {as_shell_sees(folder)} ({files})")
     return lines
 
 

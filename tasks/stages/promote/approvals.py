@@ -15,6 +15,7 @@ from typing import Any
 from tasks.core.files import read_json
 from tasks.core.settings import Settings, load, load_paths, read_params
 from tasks.core.text import one_line
+from tasks.core.workspace import as_shell_sees
 from tasks.stages.promote.decision import approve_row, withdraw_row
 from tasks.stages.promote.overrides import ManualOverride
 from tasks.stages.promote.publish import promotion_event
@@ -225,4 +226,4 @@ def _update_here(params: dict[str, Any], version: int, decided_at: str, answer: 
     whole = answer(before)
     write_decision(paths, whole)
     write_outcome(paths, whole, version)
-    return [f"  Every number and reason: {file.with_suffix('.html')}"]
+    return [f"  Every number and reason: {as_shell_sees(file.with_suffix('.html'))}"]
