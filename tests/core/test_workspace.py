@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -24,6 +25,7 @@ WITH_CODE = {**os.environ, "PYTHONPATH": str(ROOT)}
 HOLD = """
 import sys
 from pathlib import Path
+from typing import Any
 from tasks.pipeline.run_lock import only_run
 with only_run(Path("artifacts")):
     print("held", flush=True)
@@ -173,7 +175,8 @@ def test_what_a_command_prints_of_a_workspace_is_found_from_its_shell(
     assert "../shop/artifacts/report/index.html" in told and "sqlite:///../shop/artifacts/mlflow/mlflow.db" in told
     assert told.rstrip().endswith(": ../shop/artifacts/promote/decision.html")
     assert not [word for word in told.split() if word.startswith("artifacts/")]
-    owner = subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, text=True, env=WITH_CODE)
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    owner = subprocess.Popen([sys.executable, "-c", HOLD], env=WITH_CODE, **pipes)
     assert owner.stdout is not None and owner.stdout.readline()
     with pytest.raises(AnotherRun, match=r"^\.\./shop/artifacts: another run"), only_run(Path("artifacts")):
         pass
