@@ -30,14 +30,13 @@ from prefect.input import RunInput, keyset_from_paused_state, read_flow_run_inpu
 from prefect.states import Suspended
 from pydantic import Field
 
-from flows.events import emit_verdict
-from flows.labels import add_tags
+from flows.events import emit_verdict, is_promotion_told
 from flows.prefect_runs import PROCESS_LABEL, own_run_id
-from flows.sight import artifact_key, escape
+from flows.sight import artifact_key, escape, show_decision
 from flows.turn import workspace_name
-from flows.verdict import end
+from flows.verdict import WAITING, end
 from tasks.commands.answer import carry_out, write_ending
-from tasks.core.settings import load
+from tasks.core.settings import load, load_paths
 from tasks.pipeline.settings import PipelineSections
 from tasks.stages.promote.approvals import ApprovalSections
 from tasks.stages.promote.overrides import ANSWER_HOURS, ManualOverride, read_override
@@ -138,9 +137,8 @@ def take_answer(question: Question, params: dict[str, Any]) -> State[None]:
         ended = settle(question, params)
     assert ended is not None
     with get_client(sync_client=True) as client:
+        _tell_ending(client, client.read_flow_run(own_run_id()), question, ended, params)
         client.update_flow_run_labels(own_run_id(), {DECIDED_AT: ""})  # a later retry is a run like any other
-    add_tags(str(ended.name).lower())
-    emit_verdict(params["promote"]["model_name"], ended, question.version)
     return ended
 
 
@@ -156,10 +154,10 @@ def settle(question: Question, params: dict[str, Any]) -> State[None] | None:
     told = f"version {question.version}"
     if entry is None:
         return end(DECLINED, f"{told}: another decision was made since")
-    if entry.kind == "approval":
-        return end("Promoted", f"{told}, approved by {entry.by}: {entry.body['reason']}")
     for line in write_ending(entry):
         get_run_logger().info(line)
+    if entry.kind == "approval":
+        return end("Promoted", f"{told}, approved by {entry.by}: {entry.body['reason']}")
     by = f", by {entry.by}" if entry.body.get("override") else ""
     return end(DECLINED, f"{told}{by}: {entry.body['reason']}")
 
@@ -173,8 +171,21 @@ def close_answered_runs(params: dict[str, Any]) -> None:
         for run in waiting_runs(client, f"workspace: {workspace_name(model, Path.cwd())}"):
             question = read_question(run)
             ended = None if question is None else settle(question, params)
-            if ended is not None:
+            if question is not None and ended is not None:
+                _tell_ending(client, run, question, ended, params)
                 client.set_flow_run_state(run.id, ended, force=True)
+
+
+def _tell_ending(
+    client: SyncPrefectClient, run: FlowRun, question: Question, ended: State[None], params: dict[str, Any]
+) -> None:
+    """Where the run said that its decision waits, in its tags and in the decision on its page; and to automations."""
+    model = params["promote"]["model_name"]
+    tags = [tag for tag in run.tags if tag != WAITING.lower()]
+    client.update_flow_run(run.id, tags=list(dict.fromkeys([*tags, str(ended.name).lower()])))
+    show_decision(model, load_paths(params))
+    if not is_promotion_told(client, model, question.version, question.decided_at):
+        emit_verdict(model, ended, question.version)
 
 
 def waiting_runs(client: SyncPrefectClient, *tags: str) -> list[FlowRun]:

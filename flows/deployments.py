@@ -107,13 +107,15 @@ def _register(client: SyncPrefectClient, deployment: Deployment, *, pool: str, f
     _refuse_of_another_folder(found, deployment, folder)
     wanted["job_variables"] = _complete(found.job_variables or {})
     changed = [field for field, value in wanted.items() if getattr(found, field) != value]
+    before = _folder_of(found, otherwise=folder)
+    told = [f"folder: {before} → {folder}" if name == "pull_steps" and before != folder else name for name in changed]
     if changed:
         client.update_deployment(found.id, DeploymentUpdate(**wanted))
     if deployment.schedule and [item.schedule for item in found.schedules] != [deployment.schedule]:
         _replace_schedules(client, found, deployment.schedule)
-        changed.append("schedule")
+        told.append("schedule")
         schedule_runs(client, found.id)
-    did = f"updated ({', '.join(changed)})" if changed else "unchanged"
+    did = f"updated ({', '.join(told)})" if told else "unchanged"
     return f"{did}{_tell_schedule(client.read_deployment(found.id))}"
 
 
@@ -180,10 +182,14 @@ def _tell_schedule(found: DeploymentResponse) -> str:
     return f", next run: {min(dates):{NEXT}}" if dates else ""
 
 
+def _folder_of(found: DeploymentResponse, *, otherwise: str) -> str:
+    steps = [next(iter(step.values())) for step in found.pull_steps or []]
+    return next((str(step["directory"]) for step in steps if "directory" in step), otherwise)
+
+
 def _refuse_of_another_folder(found: DeploymentResponse, deployment: Deployment, folder: str) -> None:
     """Two agents whose models have the same name would take each other's deployments. A folder that is gone moved."""
-    steps = [next(iter(step.values())) for step in found.pull_steps or []]
-    other = next((step["directory"] for step in steps if "directory" in step), folder)
+    other = _folder_of(found, otherwise=folder)
     if other != folder and (Path(other) / "params.yaml").exists():
         raise ValueError(
             f"{deployment.full_name} runs in {other}, and two folders cannot share it. Give this folder's model "

@@ -29,8 +29,10 @@ def tracking_settings(params: dict[str, Any]) -> TrackingSettings:
 class RunLogger:
     """The parent run and its children. An error that leaves the block closes the open runs as FAILED or KILLED."""
 
-    def __init__(self, settings: TrackingSettings, params: Mapping[str, Any], paths: Paths, *, prefect_run: str):
-        self._runs = FlowRuns(settings, params, paths, prefect_run=prefect_run)
+    def __init__(
+        self, settings: TrackingSettings, params: Mapping[str, Any], paths: Paths, *, name: str, prefect_run: str
+    ):
+        self._runs = FlowRuns(settings, params, paths, name=name, prefect_run=prefect_run)
         self._uri = absolute_uri(settings)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mlflow")
         self._calls: list[Future[Any]] = []

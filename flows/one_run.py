@@ -71,7 +71,7 @@ def run_alone(params: dict[str, Any], work: Callable[[Stages], State[None]], *, 
         with take_turn(load_paths(params).artifacts, settings, model=model) as guardian:
             close_dead_runs(params)
             close_answered_runs(params)
-            with closing(Stages(guardian, settings, is_shown=is_shown)) as stages:
+            with closing(Stages(guardian, settings, model=model, is_shown=is_shown)) as stages:
                 return work(stages)
     except Busy as busy:
         return end(SKIPPED, str(busy))

@@ -10,6 +10,7 @@ from typing import Any
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
 
 from flows.approval import answer_limit, ask_a_person, own_question, take_answer
 from flows.dead_locks import release_dead_locks
@@ -71,7 +72,8 @@ def retrain(
         if question := own_question():
             return take_answer(question, read_params())
         params = read_params() if profile == AS_IT_IS else parse_params(read_profiles([profile]), PARAMS_FILE)
-        add_tags(f"profile: {profile}")
+        if profile != AS_IT_IS:
+            add_tags(f"profile: {profile}")
         verdict = run_alone(params, work, is_shown=is_shown)
         return ask_a_person(verdict, params) if verdict.name == WAITING else verdict
 
@@ -110,7 +112,7 @@ def _end_unchanged(model: str, found: RunReasons, paths: Paths, stages: Stages) 
 
 def _run_all(params: dict[str, Any], paths: Paths, found: RunReasons, stages: Stages) -> State[None]:
     model, done = params["promote"]["model_name"], []
-    logger = RunLogger(tracking_settings(params), params, paths, prefect_run=str(own_run_id()))
+    logger = RunLogger(tracking_settings(params), params, paths, name=flow_run.name, prefect_run=str(own_run_id()))
     with logger:
         for stage in STAGES:
             if stage == CHECKED_BY_DOCTOR:

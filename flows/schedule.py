@@ -26,6 +26,7 @@ from flows.prefect_runs import prepare_schedule
 from flows.server import PASSWORD_FILE, is_own_server, wait_for_health
 from tasks.core.surroundings import seconds_since_start
 from tasks.core.terminal import tell
+from tasks.core.workspace import as_shell_sees
 from tasks.pipeline.cli_errors import one_line_errors
 
 HEAR_SECONDS = 5.0  # the supervisor checks more often
@@ -72,7 +73,8 @@ def _keep_runner_storage(home: Path) -> None:
 def _greeting(schedule: CronSchedule, begun: datetime) -> str:
     page = os.environ["PREFECT_API_URL"].removesuffix("/api")
     if is_own_server():
-        page = f"{page} (password: {os.path.relpath(os.environ['PREFECT_HOME'])}/{PASSWORD_FILE})"
+        file = Path(os.path.relpath(os.environ["PREFECT_HOME"])) / PASSWORD_FILE
+        page = f"{page} (password: {as_shell_sees(file)})"
     return f"Prefect's page: {page}. Next run: {next_run(schedule, begun):{NEXT}}. Ctrl-C ends."
 
 

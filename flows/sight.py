@@ -80,11 +80,16 @@ def show_results(
         {"stage": run.stage, "seconds": f"{run.seconds:.1f}", "": "nothing changed" if run.is_cached else ""}
         for run in done
     ]
-    decision = read_json(paths.stage("promote") / DECISION_FILE)
     with suppress(Exception):
         create_table_artifact(rows, key=artifact_key(model, "stages"), description=f"Why: {escape(reason)}")
-        create_markdown_artifact(describe_decision(decision), key=artifact_key(model, "decision"))
+    show_decision(model, paths)
     show_places(model, paths, run_id=run_id, run_page=run_page)
+
+
+def show_decision(model: str, paths: Paths) -> None:
+    with suppress(Exception):
+        decision = read_json(paths.stage("promote") / DECISION_FILE)
+        create_markdown_artifact(describe_decision(decision), key=artifact_key(model, "decision"))
 
 
 def show_places(model: str, paths: Paths, *, run_id: str, run_page: str | None) -> None:

@@ -74,8 +74,8 @@ class StageRun:
 class Stages:
     """Starts this flow's children: with the guardian, a limit of time, and a terminal where a person watches one."""
 
-    def __init__(self, guardian: Guardian, settings: PipelineSettings, *, is_shown: bool):
-        self.guardian, self.settings, self.is_shown = guardian, settings, is_shown
+    def __init__(self, guardian: Guardian, settings: PipelineSettings, *, model: str, is_shown: bool):
+        self.guardian, self.settings, self.model, self.is_shown = guardian, settings, model, is_shown
         self.is_terminal = is_shown and sys.stdout.isatty()
         self._forks: ForkServer | None = None
 
@@ -136,14 +136,14 @@ def _may_succeed(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
     return isinstance(state.result(raise_on_failure=False), StageInterrupted)
 
 
-@task(cache_policy=NO_CACHE, task_run_name="{stage}")
+@task(cache_policy=NO_CACHE, task_run_name="{stages.model} {stage}")
 def run_stage(stage: str, stages: Stages, env: Mapping[str, str], *, force: bool = False) -> StageRun:
     """Bring one DVC stage up to date, with `force` also where nothing changed; StageFailed where it fails."""
     release_dead_locks()
     return stages.run(stage, [REPRO, "--single-item", *(["--force"] if force else []), stage], env)
 
 
-@task(cache_policy=NO_CACHE, task_run_name="{name}")
+@task(cache_policy=NO_CACHE, task_run_name="{stages.model} {name}")
 def run_command(name: str, stages: Stages, env: Mapping[str, str], arguments: Sequence[str] = ()) -> StageRun:
     """Run `python -m tasks <name>`, such as doctor, promote or report, which are no DVC stages."""
     return replace(stages.run(name, ["tasks", name, *arguments], env), is_cached=False)

@@ -8,7 +8,8 @@ from typing import Any
 
 from tasks.core.settings import load_paths, read_params
 from tasks.core.text import one_line
-from tasks.stages.promote.approvals import approve, withdraw, write_withdrawal
+from tasks.core.workspace import as_shell_sees
+from tasks.stages.promote.approvals import approve, record_ending, withdraw
 from tasks.stages.promote.overrides import ManualOverride
 from tasks.tracking.journal import Entry
 from tasks.tracking.versions import DECISION_FILE
@@ -21,9 +22,9 @@ def carry_out(override: ManualOverride, *, decided_at: str | None = None) -> lis
 
 
 def write_ending(ending: Entry) -> list[str]:
-    """Into the records of this folder: how a decision ended that nobody answered here. The lines to print."""
+    """Into the records of this folder: how a decision ended that was not answered here. The lines to print."""
     params = read_params()
-    return [*write_withdrawal(params, ending), *_renew_report(params)]
+    return [*record_ending(params, ending), *_renew_report(params)]
 
 
 def _renew_report(params: dict[str, Any]) -> list[str]:
@@ -40,7 +41,7 @@ def _renew_report(params: dict[str, Any]) -> list[str]:
         build_report(params)
     except Exception as error:
         return [
-            f"warning: {shown.parent} still says that this decision waits, since it could not be built again: "
-            f"{one_line(str(error))} Then run `python -m tasks report`."
+            f"warning: {as_shell_sees(shown.parent)} still says that this decision waits, since it could not be "
+            f"built again: {one_line(str(error))} Then run `python -m tasks report`."
         ]
     return []

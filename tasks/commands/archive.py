@@ -40,6 +40,7 @@ from tasks.core.databases import fault_of_database
 from tasks.core.files import atomic_file
 from tasks.core.settings import load, load_paths, read_params
 from tasks.core.text import counted
+from tasks.core.workspace import as_shell_sees
 from tasks.pipeline.run_lock import only_run
 from tasks.tracking.aliases import ADOPT
 from tasks.tracking.connection import TABLES
@@ -101,7 +102,8 @@ def backup(file: Path) -> Iterator[str]:
                 raise journal_is_another(places.mlflow, unreadable[0])
             size = partial.stat().st_size
         elsewhere = _find_files_elsewhere(copies[MLFLOW], places.files)
-    yield f"{file}: {counted(len(hashes), 'file')}, {size / 1e6:.1f} MB, each read again and found equal to its hash"
+    what = f"{counted(len(hashes), 'file')}, {size / 1e6:.1f} MB"
+    yield f"{as_shell_sees(file)}: {what}, each read again and found equal to its hash"
     for name, location in elsewhere:
         yield f"not in it: the files of MLflow's experiment {name!r}, under {location}; back these up too"
 
@@ -129,7 +131,7 @@ def restore(file: Path, *, force: bool) -> Iterator[str]:
             _move_in(staged, places)
     yield f"{places.mlflow} is as it was when {file} was written"
     if aside is not None:
-        yield f"what was there before is in {aside}"
+        yield f"what was there before is in {as_shell_sees(aside)}"
     for model in unreadable:
         yield f"the journal of {model} cannot be read: begin a new one, {ADOPT}"
 

@@ -16,6 +16,7 @@ from tasks.commands.policies import Source, find_policy
 from tasks.core.records import Trajectory
 from tasks.core.settings import Settings, load, load_paths, read_params
 from tasks.core.text import counted, printable
+from tasks.core.workspace import as_shell_sees
 from tasks.measurement.points import level_text
 from tasks.rewards.stored import read_trajectories
 from tasks.stages.evaluate.reflexion import FILES
@@ -67,7 +68,7 @@ def compare(references: tuple[str, str], out: Path | None, console: SafeConsole)
     ]
     page = build_browser(folder, policies, title=f"{labels[0]} against {labels[1]}")
     print_comparison(compared, labels, settings.evaluate.confidence, console)
-    console.print(f"\n{page}", soft_wrap=True)
+    console.print(f"\n{as_shell_sees(page)}", soft_wrap=True)
 
 
 def refuse_another_folder(folder: Path, sources: Sequence[Source] = ()) -> None:

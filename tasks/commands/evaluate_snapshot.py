@@ -22,6 +22,7 @@ from tasks.core.settings import Paths, load, load_paths, read_params
 from tasks.core.splits import read_split
 from tasks.core.terminal import tell
 from tasks.core.urls import is_url
+from tasks.core.workspace import as_shell_sees
 from tasks.drift.pin import PIN_FILE
 from tasks.pipeline.order import check_params, prepare_process
 from tasks.pipeline.run_lock import only_run
@@ -72,7 +73,7 @@ def evaluate_snapshot(source: str) -> dict[str, Any]:
         row |= {"mlflow_run_id": run_id, "by_category": result["by_category"]}
         write_json(paths.artifacts / ROOM / RESULT, row)
         clear_resume(ROOM, paths)
-        tell(f"evaluate-snapshot: its episodes are in {episodes}")
+        tell(f"evaluate-snapshot: its episodes are in {as_shell_sees(episodes)}")
     return row
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from tasks.core.files import files_of
 from tasks.core.text import counted
 from tasks.core.urls import is_url
+from tasks.core.workspace import as_shell_sees
 from tasks.storage.inputs import copy_argument
 from tasks.tracking.aliases import refuse_edited_tags
 from tasks.tracking.history import read_history
@@ -28,7 +29,7 @@ def fetch(uri: str, folder: Path, address: str | None = None) -> str:
     registry.fetch(version, folder)
     known = f"weights {version.weights[:12]} as registered"
     unknown = "it has no hash of its weights, so they cannot be verified"
-    return f"{uri} is version {version.version}, {known if version.weights else unknown}: {folder}"
+    return f"{uri} is version {version.version}, {known if version.weights else unknown}: {as_shell_sees(folder)}"
 
 
 def _refuse_edited_tags(registry: Registry, version: Version) -> None:
@@ -47,7 +48,7 @@ def _fetch_from_s3(url: str, folder: Path) -> str:
     else:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(copy, folder)
-    return f"{url}: {counted(len(files_of(folder)), 'file')}: {folder}"
+    return f"{url}: {counted(len(files_of(folder)), 'file')}: {as_shell_sees(folder)}"
 
 
 def _refuse_what_is_there(folder: Path) -> None:

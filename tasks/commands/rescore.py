@@ -18,6 +18,7 @@ from tasks.core.files import write_jsonl
 from tasks.core.records import EQUAL_REWARDS, Score, Trajectory
 from tasks.core.settings import Paths, load, load_paths, read_params
 from tasks.core.text import counted
+from tasks.core.workspace import as_shell_sees
 from tasks.rewards.stored import Rescorer, read_trajectories
 from tasks.stages.train.settings import TrainSections
 
@@ -66,7 +67,11 @@ def rescore(file: Path, out: Path | None) -> list[str]:
     _refuse_to_overwrite(file, out)
     changes = Changes()
     write_jsonl(out, _rescored_rows(file, Rescorer(paths, settings.reward), changes, paths))
-    return [*table(changes), "", f"{out}: {counted(len(changes.new), 'trajectory', 'trajectories')} with their scores"]
+    return [
+        *table(changes),
+        "",
+        f"{as_shell_sees(out)}: {counted(len(changes.new), 'trajectory', 'trajectories')} with their scores",
+    ]
 
 
 def _refuse_to_overwrite(file: Path, out: Path) -> None:

@@ -6,13 +6,10 @@ not to c again. `--to c` takes that back, and the next rollback leads to a.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from itertools import islice
 
+from tasks.commands.prefect_events import tell_prefect
 from tasks.core.settings import Settings, load, read_params
-from tasks.core.terminal import warn
 from tasks.stages.promote.settings import PromoteSettings
 from tasks.tracking.aliases import (
     find_discrepancies,
@@ -30,8 +27,6 @@ from tasks.tracking.registry import Registry
 from tasks.tracking.settings import TrackingSettings
 from tasks.tracking.versions import CHAMPION, PREVIOUS, Version
 from tasks.tracking.waiting import ending_of_stale
-
-EVENT_SECONDS = 60.0  # to emit it, of which Prefect's import takes most
 
 
 class RollbackSections(Settings):
@@ -65,19 +60,8 @@ def rollback(*, reason: str, to: int | None = None, back: int = 1, defect: bool 
     told = _describe_rollback(target, history.champion, registry.at(PREVIOUS), undone=undone, hold=hold)
     if to is None and (pruned := history.pruned_before(target.version)):
         told += f" Version {', '.join(map(str, pruned))} was passed over: `python -m tasks prune` removed its weights."
-    _tell_prefect(registry.model, target.version, told)
+    tell_prefect("rolled_back", registry.model, target.version, told)
     return told
-
-
-def _tell_prefect(model: str, version: int, told: str) -> None:
-    """Emit `turnwise.rolled_back` where a server of Prefect is named; the rollback is done either way."""
-    if not os.environ.get("PREFECT_API_URL"):
-        return
-    command = [sys.executable, "-m", "flows.events", "rolled_back", model, str(version), told]
-    try:
-        subprocess.run(command, check=True, capture_output=True, timeout=EVENT_SECONDS)
-    except (OSError, subprocess.SubprocessError):
-        warn("warning: Prefect's server (PREFECT_API_URL) was not told, so no automation reacts to this rollback.")
 
 
 def require_reason(reason: str, verb: str) -> str:

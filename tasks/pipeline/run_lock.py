@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tasks.core.surroundings import check_place
+from tasks.core.workspace import as_shell_sees
 
 FLOW_VARIABLE = "TURNWISE_FLOW"  # a flow's token, which it sets for its children
 COMMAND = re.compile(r"[a-z][a-z_-]{1,30}")  # `doctor`, `run`; other text of the file is not shown
@@ -108,8 +109,8 @@ def _share_or_take(descriptor: int, artifacts: Path, lock: FolderLock) -> None:
             own = f"`{owner.command}`"
             told = f": {own}" if COMMAND.fullmatch(owner.command) and own != lock.owner else ""
             raise AnotherRun(
-                f"{artifacts}: another {lock.owner} (process {owner.pid or 'unknown'}{told}) is at work in this "
-                f"folder, and {lock.harm}"
+                f"{as_shell_sees(artifacts)}: another {lock.owner} (process {owner.pid or 'unknown'}{told}) is at work "
+                f"in this folder, and {lock.harm}"
             )
         time.sleep(0.1)
 

@@ -70,7 +70,7 @@ def build_report(paths: Paths, rewards: RewardSettings | None = None) -> Path:
     results = read_results(paths)
     folder, decision_page = paths.artifacts / "report", _decision_page(paths, results)
     with atomic_folder(folder) as temporary:
-        title = f"{results.best_snapshot} · turnwise report"
+        title = f"{results.name} · turnwise report"
         rescorer = Rescorer(paths, rewards, ("test",)) if rewards and rewards.parts else None
         shown = shown_policies(paths, results)
         changes = write_browser(temporary, shown, title=title, overview="index.html", rescorer=rescorer)

@@ -121,6 +121,12 @@ class StoredResults:
         }
 
     @property
+    def name(self) -> str:
+        """For titles: the model, which tells agents apart, and the snapshot; before a decision the snapshot alone."""
+        model = self.champion["model"]
+        return f"{model}, {self.best_snapshot}" if model else self.best_snapshot
+
+    @property
     def not_promoted(self) -> str:
         waits = self.decision is not None and self.decision.get("approval") == "waiting"
         return "waits for approval" if waits else "was not promoted"

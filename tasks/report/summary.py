@@ -15,6 +15,7 @@ from tasks.core.files import read_json
 from tasks.core.settings import Paths
 from tasks.core.stages import STAGES
 from tasks.core.text import printable
+from tasks.core.workspace import as_shell_sees, shell_folder
 from tasks.measurement.points import difference_text
 from tasks.report.results import (
     POLICIES,
@@ -270,7 +271,7 @@ def _places(paths: Paths) -> list[tuple[str, str]]:
         "decision": page if page.exists() else page.with_suffix(".json"),
         "validation": paths.artifacts / "validation" / "index.html",
     }
-    places = [(name, str(path)) for name, path in files.items() if path.exists()]
+    places = [(name, as_shell_sees(path)) for name, path in files.items() if path.exists()]
     return places + [("mlflow", place) for place in _mlflow(paths)]
 
 
@@ -283,9 +284,9 @@ def _mlflow(paths: Paths) -> Iterator[str]:
     if uri.startswith("http"):
         yield uri
     elif uri.startswith(SQLITE) and Path(uri.removeprefix(SQLITE)).exists():
-        mlflow = Path(sys.executable).parent / "mlflow"
-        if mlflow.is_relative_to(Path.cwd()):
-            mlflow = mlflow.relative_to(Path.cwd())
+        mlflow, database = Path(sys.executable).parent / "mlflow", as_shell_sees(Path(uri.removeprefix(SQLITE)))
+        if mlflow.is_relative_to(shell_folder()):
+            mlflow = mlflow.relative_to(shell_folder())
         # For this machine only, whatever MLFLOW_HOST is, and without usage data.
-        command = [str(mlflow), "ui", "--host", "127.0.0.1", "--backend-store-uri", uri]
+        command = [str(mlflow), "ui", "--host", "127.0.0.1", "--backend-store-uri", f"{SQLITE}{database}"]
         yield f"MLFLOW_DISABLE_TELEMETRY=true {shlex.join(command)}"

@@ -25,6 +25,7 @@ from tasks.storage.client import explain as explain_s3
 from tasks.tracking.faults import RESTORE, explain, find_fault
 from tasks.tracking.half_restored import refuse_half_restored
 from tasks.tracking.metrics import quiet_mlflow
+from tasks.tracking.relocate import way_to_moved_files
 from tasks.tracking.settings import DATABASES, SQLITE, TrackingSettings
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def experiment_id(client: MlflowClient, settings: TrackingSettings) -> str:
         raise ValueError(
             f"tracking.artifact_location is {location}, but MLflow's experiment {settings.experiment!r} keeps its "
             f"files under {experiment.artifact_location}; runs would be written outside this folder. If the project "
-            f"was moved or copied with them, run `python -m tasks registry relocate`; else choose another "
+            f"was moved or copied with them, {way_to_moved_files(settings, stored)}; else choose another "
             f"tracking.experiment."
         )
     if not settings.is_local and stored.startswith("/"):
@@ -185,6 +186,20 @@ def experiment_id(client: MlflowClient, settings: TrackingSettings) -> str:
             f"tracking.experiment, whose files go to tracking.artifact_location ({location})."
         )
     return str(experiment.experiment_id)
+
+
+def refuse_moved_files(client: MlflowClient, settings: TrackingSettings) -> None:
+    """ValueError where the folder that MLflow names for the experiment's files does not exist on this machine: they are
+    elsewhere, and not lost.
+    """
+    experiment = client.get_experiment_by_name(settings.experiment)
+    folder = local_folder(experiment.artifact_location) if experiment else None
+    if folder is not None and not folder.exists():
+        raise ValueError(
+            f"MLflow keeps the files of its experiment {settings.experiment!r} under {folder}, which does not exist "
+            f"here, so no version can be read. If they were moved, {way_to_moved_files(settings, str(folder))}; if "
+            f"they are lost, restore a backup to that folder, or make it (mkdir -p), and the command says how to go on."
+        )
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tasks.core.text import counted
-from tasks.tracking.connection import mlflow_errors, or_none
+from tasks.tracking.connection import mlflow_errors, or_none, refuse_moved_files
 from tasks.tracking.journal_files import (
     FILES,
     Pointer,
@@ -176,6 +176,8 @@ def _pointers(registry: Registry, tag: str | None) -> tuple[set[Pointer], Pointe
 
 
 def _lost(registry: Registry, tag: str | None) -> LostJournal:
+    """ValueError instead where the files are only elsewhere."""
+    refuse_moved_files(registry.client, registry.settings)
     pointers = sorted(_pointers(registry, tag)[0], key=lambda item: item.entries)
     verified = max((_parse(read_still_verified(pointer)) for pointer in pointers), key=len, default=[])
     num_lost = max((pointer.entries for pointer in pointers), default=0) - len(verified)

@@ -36,8 +36,21 @@ def database_of(settings: TrackingSettings) -> Path:
     return settings.database.absolute()
 
 
+def way_to_moved_files(settings: TrackingSettings, old: str) -> str:
+    """What to do where files that MLflow names under `old` are elsewhere by now; only SQLite's paths change here."""
+    if settings.database is not None:
+        return "run `python -m tasks registry relocate`"
+    setting = "" if settings.files is None else f" and set tracking.artifact_location to {old}"
+    return f"link {old} to where they are now (ln -s){setting}"
+
+
 def relocate(settings: TrackingSettings) -> str:
     """Give the files' paths in the database the beginning that `tracking.artifact_location` has; says what changed."""
+    if settings.database is None:
+        raise ValueError(
+            f"tracking.uri = {settings.uri!r} is no SQLite file, so the paths in it cannot be changed here. Instead "
+            f"{way_to_moved_files(settings, 'OLD')}; `python -m tasks registry show` names OLD where it does not exist."
+        )
     database, new = database_of(settings), Path(settings.artifact_location).absolute()
     old = stored_location(database, settings.experiment)
     if old in (None, str(new)):

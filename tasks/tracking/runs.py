@@ -39,6 +39,7 @@ from tasks.tracking.versions import DECISION_FILE
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+FLOW = "retrain"
 MAX_BATCH_PARAMS = 100  # MLflow's limits of one log_batch, and of a value
 MAX_PARAM_LENGTH = 6000
 PARENT_TAG = "mlflow.parentRunId"
@@ -48,14 +49,21 @@ PROCESS_TAG = "process"  # which one a run is the work of
 
 class FlowRuns:
     """The MLflow runs of one flow: `begin`, then `begin_stage`/`end_stage` in order, `log_traces`, `finish` or `fail`.
-    The first call may take 3 s; the flow calls them from one background thread.
+    The first call may take 3 s; the flow calls them from one background thread. `name`: the parent's, as Prefect's run
+    has it.
     """
 
     def __init__(
-        self, settings: TrackingSettings, params: Mapping[str, Any], paths: Paths, *, prefect_run: str | None = None
+        self,
+        settings: TrackingSettings,
+        params: Mapping[str, Any],
+        paths: Paths,
+        *,
+        name: str = FLOW,
+        prefect_run: str | None = None,
     ):
         self.settings, self.params, self.paths = settings, params, paths
-        self.prefect_run = prefect_run
+        self.name, self.prefect_run = name, prefect_run
         self.parent_id = ""
         self.open_stages: dict[str, str] = {}
 
@@ -66,7 +74,9 @@ class FlowRuns:
             self.experiment_id = experiment_id(self.client, self.settings)
             _close_open_runs(self.client, self.experiment_id, self.settings)
             self.origin = origin_tags()
-            self.parent_id = self._create("retrain", {"kind": "flow", **self._model_tag(), **reason_tags(self.paths)})
+            self.parent_id = self._create(
+                FLOW, {"kind": "flow", **self._model_tag(), **reason_tags(self.paths)}, run_name=self.name
+            )
             self._log_params(self.parent_id, dict(flatten(self.params)))
             self.client.log_dict(self.parent_id, self.params, PARAMS_FILE.name)  # to run it again
             if self.settings.database is None:
@@ -131,11 +141,11 @@ class FlowRuns:
         model = self.params.get("promote", {}).get("model_name")
         return {MODEL_TAG: model} if model else {}
 
-    def _create(self, name: str, tags: dict[str, str]) -> str:
+    def _create(self, name: str, tags: dict[str, str], *, run_name: str | None = None) -> str:
         whose = {"folder": str(Path.cwd()), PROCESS_TAG: json.dumps(this_process())}
         whose |= {**self.origin, "mlflow.source.name": name}
         whose |= {FLOW_RUN_TAG: self.prefect_run} if self.prefect_run else {}
-        run = self.client.create_run(self.experiment_id, run_name=name, tags={**whose, **tags})
+        run = self.client.create_run(self.experiment_id, run_name=run_name or name, tags={**whose, **tags})
         return str(run.info.run_id)
 
     def _source_run(self, stage: str, lock_hash: str) -> str | None:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from tasks.tracking.aliases import current_champion, identity, lock_registry, record
+from tasks.tracking.connection import mlflow_errors
 from tasks.tracking.journal import Entry, Journal, new_entry, read_journal
 from tasks.tracking.versions import FOLDER_TAG
 
@@ -137,6 +138,19 @@ def ending_of(registry: Registry, decided_at: str) -> Entry | None:
         if entry.body.get("decided_at") == decided_at
     ]
     return ended[-1] if ended else None
+
+
+def tag_answered_runs(registry: Registry, version: int, tags: Mapping[str, str]) -> None:
+    """Correct the tags of the flows' runs that ended while the decision about this version waited."""
+    with mlflow_errors(registry.settings):
+        experiment = registry.client.get_experiment_by_name(registry.settings.experiment)
+        where = (
+            f"tags.kind = 'flow' and tags.approval = 'waiting' and tags.registered_model = '{registry.model}' "
+            f"and tags.registered_version = '{version}'"
+        )
+        for run in registry.client.search_runs([experiment.experiment_id], where) if experiment else []:
+            for name, value in tags.items():
+                registry.client.set_tag(run.info.run_id, name, value)
 
 
 def ended_unapproved(registry: Registry) -> str | None:

@@ -24,6 +24,6 @@ def test_it_is_quiet_readable_and_fits_the_screen(tmp_path: Path, open_page: Cal
     tab = open_page(file, **SHAPES[shape])
     assert tab.complaints == []
     assert tab.requests == [file.as_uri()]
-    assert tab.page.title() == f"{ROWS[name]['decision']}: iteration-0010 · turnwise decision"
+    assert tab.page.title() == f"travel-desk-agent, {ROWS[name]['decision']}: iteration-0010 · turnwise decision"
     assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert open_page(file, **SHAPES[shape], without_policy=True).violations() == []

@@ -73,7 +73,7 @@ def test_the_report_of_a_decision_that_nobody_answered_is_built_again(monkeypatc
         write_json(DECISION, {"approval": "no"})
         return ["see the page"]
 
-    monkeypatch.setattr(answer, "write_withdrawal", write)
+    monkeypatch.setattr(answer, "record_ending", write)
     state = approval.settle(approval.Question(2, "today", datetime.max.replace(tzinfo=UTC), "approval-1"), {})
     assert state is not None and state.message == "declined: version 2: nobody approved it"
     assert '"no"' in SHOWN.read_text(encoding="utf-8")

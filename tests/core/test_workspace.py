@@ -3,22 +3,43 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from tasks.commands.workspace import new
-from tasks.core.settings import read_params
-from tasks.core.workspace import CODE, LINKED, VARIABLE, enter_workspace, folder_of_code
+from tasks.core.console import SafeConsole
+from tasks.core.settings import Paths, read_params
+from tasks.core.workspace import CODE, LINKED, SHELL_VARIABLE, VARIABLE, as_shell_sees, enter_workspace, folder_of_code
+from tasks.pipeline.run_lock import AnotherRun, only_run
+from tasks.report.summary import print_places
+from tasks.stages.promote.record import print_decision
 from tests.conftest import ROOT
+from tests.measurement.decisions import ROWS
+
+WITH_CODE = {**os.environ, "PYTHONPATH": str(ROOT)}
+HOLD = """
+import sys
+from pathlib import Path
+from typing import Any
+from tasks.pipeline.run_lock import only_run
+with only_run(Path("artifacts")):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
 
 
 @pytest.fixture(autouse=True)
 def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PWD", str(tmp_path))
-    monkeypatch.delenv(VARIABLE, raising=False)
+    for name in (VARIABLE, SHELL_VARIABLE):
+        monkeypatch.setenv(name, "")  # so that what a test sets is gone after it
+        monkeypatch.delenv(name)
 
 
 def test_a_new_workspace_is_entered_by_its_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -118,3 +139,46 @@ def test_every_folder_of_code_that_the_graph_names_is_linked():
     graph = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))
     folders = {dep.partition("/")[0] for stage in graph["stages"].values() for dep in stage["deps"] if "$" not in dep}
     assert folders and folders <= set(LINKED)
+
+
+def test_places_are_printed_as_the_shell_finds_them_also_by_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """From code/, whose neighbour is the workspace; a place far away is shorter as an absolute path."""
+    place = Path("artifacts/report/index.html")
+    assert as_shell_sees(place) == "artifacts/report/index.html"  # without a workspace as it is
+    list(new(Path("shop"), ["test"], None))
+    deep = tmp_path / "code/a/b/c/d/e/f/g/h/i/j/k/l/m/n/o/p/q/r/s/t/u/v/w/x/y/z"
+    deep.mkdir(parents=True)
+    for started_in, seen in ((tmp_path / "code", f"../shop/{place}"), (deep, str(tmp_path / "shop" / place))):
+        monkeypatch.delenv(SHELL_VARIABLE, raising=False)
+        monkeypatch.chdir(started_in)
+        enter_workspace(tmp_path / "shop")
+        assert as_shell_sees(place) == seen and (started_in / seen).resolve() == (tmp_path / "shop" / place).resolve()
+        enter_workspace(None)  # as a child does, which the variable tells the same
+        assert as_shell_sees(place) == seen
+
+
+def test_what_a_command_prints_of_a_workspace_is_found_from_its_shell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """The pages, MLflow's database, the folder's lock and the decision; the other folder has a report too."""
+    list(new(Path("shop"), ["test"], None))
+    (tmp_path / "code/artifacts/report").mkdir(parents=True)
+    (tmp_path / "code/artifacts/report/index.html").write_text("another agent's", encoding="utf-8")
+    for file in ("report/index.html", "promote/decision.html", "mlflow/mlflow.db"):
+        (tmp_path / "shop/artifacts" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "shop/artifacts" / file).touch()
+    os.chdir(tmp_path / "code")
+    enter_workspace(Path("../shop"))
+    print_places(Paths("artifacts"), SafeConsole())
+    print_decision(ROWS["promote"], Path("artifacts/promote/decision.html"), SafeConsole())
+    told = capsys.readouterr().out
+    assert "../shop/artifacts/report/index.html" in told and "sqlite:///../shop/artifacts/mlflow/mlflow.db" in told
+    assert told.rstrip().endswith(": ../shop/artifacts/promote/decision.html")
+    assert not [word for word in told.split() if word.startswith("artifacts/")]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    owner = subprocess.Popen([sys.executable, "-c", HOLD], env=WITH_CODE, **pipes)
+    assert owner.stdout is not None and owner.stdout.readline()
+    with pytest.raises(AnotherRun, match=r"^\.\./shop/artifacts: another run"), only_run(Path("artifacts")):
+        pass
+    owner.kill()
+    owner.communicate()

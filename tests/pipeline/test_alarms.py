@@ -51,7 +51,7 @@ def fail(*given: Any, **options: Any) -> Any:
 
 
 IN_TURN = ("note_process", "check_params", "take_turn", "close_dead_runs", "close_answered_runs", "Stages")
-IN_RETRAIN = ("own_question", "read_params", "add_tags", "_run_for_a_reason", "ask_a_person")
+IN_RETRAIN = ("own_question", "read_params", "_run_for_a_reason", "ask_a_person")
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,20 @@ def test_another_folder_with_a_model_of_that_name_is_refused(project: Project, p
 
 
 @pytest.mark.slow
+def test_a_deployment_that_is_taken_over_from_a_folder_that_is_gone_names_both(
+    prefect_client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from flows import deployments as module
+
+    monkeypatch.setattr(module, "read_params", lambda: {"promote": {"model_name": "moved agent"}})
+    old, new = str(tmp_path / "old"), str(tmp_path / "new")
+    planned = module.plan_deployments(None, None)
+    for folder, told in ((old, "created"), (old, "unchanged"), (new, f"updated (folder: {old} → {new})")):
+        lines = list(module.register(planned, pool="moved", pool_type="process", folder=folder))
+        assert lines[1:] == [f"{name}/moved agent: {told}" for name in NAMES]
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("first")
 def test_what_cannot_work_is_one_line_and_registers_nothing(project: Project, api: PrefectApi, prefect: dict[str, str]):
     before = deployments(api)

@@ -47,10 +47,13 @@ def test_two_agents_train_at_once_each_to_its_own_champion(
     installation.server = prefect
     before = {path.name for path in installation.folder.iterdir()}
     runs = [installation.start("flows", "--workspace", str(workspace.folder), "run") for workspace in workspaces]
+    outputs: list[str] = []
     for run in runs:
         output, errors = run.communicate(timeout=300)
         assert run.returncode == 0, output + errors
+        outputs.append(output)
 
+    api = PrefectApi(prefect["PREFECT_API_URL"].removesuffix("/api"), prefect["PREFECT_API_AUTH_STRING"])
     client = MlflowClient(f"sqlite:///{registry}/mlflow.db", f"sqlite:///{registry}/mlflow.db")
     for name, workspace in zip(AGENTS, workspaces, strict=True):
         champion = client.get_model_version_by_alias(name, "champion")
@@ -58,9 +61,17 @@ def test_two_agents_train_at_once_each_to_its_own_champion(
         assert (str(champion.version), client.get_experiment(run.info.experiment_id).name) == ("1", name)
         assert workspace.decision()["model"] == name
         assert read_json(workspace.artifacts / "run.json")["champion"]["version"] == 1
+        parent = client.get_run(read_json(workspace.artifacts / "run.json")["mlflow_run_id"])
+        (flow_run,) = api.call("POST", "/flow_runs/filter", {"flow_runs": {"name": {"any_": [parent.info.run_name]}}})
+        steps = api.call("POST", "/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run["id"]]}}})
+        assert f"{name} train" in {step["name"] for step in steps}
+        assert not [tag for tag in flow_run["tags"] if tag.startswith("profile: ")]
+    for output, name in zip(outputs, AGENTS, strict=True):  # places as the shell, in the code's folder, finds them
+        assert f"../{name}/artifacts/report/index.html" in output
+        assert f": ../{name}/artifacts/promote/decision.html" in output
+        assert not [word for word in output.split() if word.startswith("artifacts/")], output
     assert {path.name for path in installation.folder.iterdir()} == before  # the code's folder has no result
 
-    api = PrefectApi(prefect["PREFECT_API_URL"].removesuffix("/api"), prefect["PREFECT_API_AUTH_STRING"])
     limits = api.call("POST", "/v2/concurrency_limits/filter", {})
     assert {limit["name"].rpartition("-")[0]: limit["limit"] for limit in limits}.items() >= {
         "shop": 1,

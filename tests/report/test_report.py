@@ -69,6 +69,15 @@ def test_the_page_shows_the_measured_numbers(finished_run: Paths):
     assert "the gate answered: warm start" in page.words
 
 
+def test_the_titles_of_the_pages_name_the_model_which_tells_the_tabs_of_two_agents_apart(finished_run: Paths):
+    page_of(finished_run)
+    best = read_json(finished_run.stage("evaluate") / "evaluation.json")["best_snapshot"]
+    folder = finished_run.artifacts / "report"
+    assert f"<title>travel-desk-agent, {best}: " in (folder / "index.html").read_text(encoding="utf-8")
+    index = next((folder / "data").glob("index*")).read_text(encoding="utf-8")
+    assert f"travel-desk-agent, {best} · turnwise report" in index  # of trajectories.html, whose script reads it
+
+
 def test_the_attempts_of_the_warm_start_are_told_with_the_one_that_was_kept(finished_run: Paths):
     assert "The warm start made" not in page_of(finished_run).words
     ended = {"num_steps": 150, "start": None, "learning_rate": 0.01, "held_out_loss": None, "end": "num_steps"}

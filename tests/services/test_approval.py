@@ -130,6 +130,12 @@ def test_nobody_answers_and_it_is_declined_the_next_holds_nothing_outlives_kill_
     site.worker_process.start()
     message = site.wait_for(run, "Promoted")["message"]
     assert BY in message and REASON in message
+    tags = site.api.call("GET", f"/flow_runs/{run}")["tags"]
+    assert "promoted" in tags and "waiting" not in tags
+    page = site.api.call("GET", f"/artifacts/{key}/latest")["data"]
+    assert page.startswith("# promote: ") and "waits for approval" not in page
+    told = [(parent.data.tags["decision"], parent.data.tags["approval"]) for parent in site.parents()]
+    assert told[:2] == [("promote", "given"), ("hold", "withdrawn")]  # of this run, and of the one nobody answered
     lineage = site.project._succeed("tasks", "lineage", f"models:/{site.name}@champion")
     assert BY in lineage and REASON in lineage
 

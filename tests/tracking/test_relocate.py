@@ -9,9 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tasks.commands.registry import adopt, show
+from tasks.commands.rollback import rollback
 from tasks.core.settings import Paths
 from tasks.tracking.connection import connect, experiment_id
-from tasks.tracking.relocate import LOCATIONS, copied_note, relocate
+from tasks.tracking.registry import Registry
+from tasks.tracking.relocate import LOCATIONS, copied_note, relocate, way_to_moved_files
+from tests.tracking.candidates import promote
 from tests.tracking.project import SETTINGS
 
 NO_FILES = {("workspaces", "trace_archival_location")}  # of MLflow's own workspaces, which turnwise does not use
@@ -36,6 +40,33 @@ def test_a_registry_of_a_moved_folder_finds_its_files_after_one_command(
     assert Path(client.download_artifacts(run, "said.txt")).read_text(encoding="utf-8") == "kept"
     assert experiment_id(client, SETTINGS)
     assert "nothing changed" in relocate(SETTINGS)
+
+
+@pytest.mark.slow
+def test_a_registry_whose_files_are_elsewhere_is_not_called_lost(registry: Registry, tmp_path: Path):
+    """Neither shown as a lost journal nor adopted as one; back in their place nothing has changed."""
+    files, elsewhere = Path("artifacts/mlflow/artifacts").absolute(), tmp_path / "files"
+    promote("a")
+    files.rename(elsewhere)
+    for read in (lambda: list(show()), lambda: rollback(reason="x"), lambda: adopt(reason="x"), lambda: promote("b")):
+        registry.journal = None
+        with pytest.raises(ValueError, match=r"does not exist here.*`python -m tasks registry relocate`") as caught:
+            read()
+        assert str(files) in str(caught.value) and "registry adopt" not in str(caught.value)
+    elsewhere.rename(files)
+    assert any("promotion" in line for line in show())
+
+
+def test_where_files_of_a_server_were_moved_they_are_linked_and_no_path_is_changed(project: Paths):
+    """A server's database is its own: 5000 and 5432 are MLflow's and Postgres' ports, and nobody is asked."""
+    for uri in ("http://127.0.0.1:5000", "postgresql://127.0.0.1:5432/mlflow"):
+        settings = SETTINGS.model_copy(update={"uri": uri})
+        told = way_to_moved_files(settings, "/old/files")
+        assert "link /old/files" in told and "tracking.artifact_location to /old/files" in told
+        assert "relocate" not in told
+        with pytest.raises(ValueError, match=r"ln -s.*tracking\.artifact_location.*registry show") as caught:
+            relocate(settings)
+        assert "pg_dump" not in str(caught.value)
 
 
 @pytest.mark.slow

@@ -74,6 +74,13 @@ def test_the_parent_holds_all_params_the_headline_and_the_figures(finished: Path
 
 
 @pytest.mark.slow
+def test_the_parent_has_the_name_of_prefects_run_and_a_child_that_of_its_stage(finished: Paths):
+    runs = FlowRuns(SETTINGS, PARAMS, finished, name="shop 2026-11-29 13:56")
+    parent, child = (runs.client.get_run(run).info.run_name for run in (runs.begin(), runs.begin_stage("train")))
+    assert (parent, child) == ("shop 2026-11-29 13:56", "train")
+
+
+@pytest.mark.slow
 def test_a_stage_is_a_child_with_the_params_dvc_recorded_and_one_point_an_iteration(finished: Paths):
     runs = flow(finished)
     child = stage(runs, "train")

@@ -16,6 +16,7 @@ from tasks.commands.ablate.variants import BASE, Variant
 from tasks.commands.compare import STYLES, compare_each, p_text
 from tasks.core.records import Trajectory
 from tasks.core.text import counted
+from tasks.core.workspace import as_shell_sees
 from tasks.measurement.points import level_text
 from tasks.measurement.statistics import summarise
 from tasks.report.results import interval, percent
@@ -164,7 +165,7 @@ def print_ablation(results: Row, places: dict[str, Path], console: SafeConsole) 
         console.print(textwrap.fill(line, console.width, initial_indent="· ", subsequent_indent="  "))
     console.print()
     for name, place in places.items():
-        console.print(f"{name:<12}{place}", soft_wrap=True)
+        console.print(f"{name:<12}{as_shell_sees(place)}", soft_wrap=True)
 
 
 def what_was_compared(results: Row) -> list[str]:

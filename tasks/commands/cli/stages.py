@@ -12,7 +12,7 @@ from typer import Option
 
 from tasks.commands.cli.options import AcceptDrift, use_accept_drift
 from tasks.core.terminal import tell
-from tasks.core.workspace import DVC_VARIABLE
+from tasks.core.workspace import DVC_VARIABLE, as_shell_sees
 from tasks.pipeline.cli_command import Debug, command
 from tasks.pipeline.cli_errors import DEBUG
 
@@ -70,10 +70,18 @@ def promote(
 
     override = read_override(force=force, approve=approve, withdraw=withdraw, reason=reason, by=by)
     if override is None or override.kind == "force":
-        return _run("promote", accept_drift, override=override)
-    from tasks.commands.answer import carry_out
+        lines = _run("promote", accept_drift, override=override)
+        from tasks.commands.prefect_events import tell_promotion
 
-    return carry_out(override)
+        tell_promotion()
+        return lines
+    from tasks.commands.answer import carry_out
+    from tasks.commands.prefect_events import tell_approval
+
+    lines = carry_out(override)
+    if override.kind == "approve":
+        tell_approval(lines[0])
+    return lines
 
 
 def _run(stage: str, accept_drift: bool = False, **asked: Any) -> list[str]:
@@ -86,7 +94,7 @@ def _run(stage: str, accept_drift: bool = False, **asked: Any) -> list[str]:
     lines = [] if is_known_to_dvc(stage, started_in) else [_how_dvc_learns(stage)]
     if folder is not None:
         files = ", ".join(sorted(item.name for item in folder.iterdir()))
-        lines.insert(0, f"{stage}: results are in {folder} ({files})")
+        lines.insert(0, f"{stage}: results are in {as_shell_sees(folder)} ({files})")
     return lines
 
 

@@ -34,6 +34,7 @@ from tasks.commands.doctor.transfer import notes, other_environments
 from tasks.core.files import json_hash, read_json, read_yaml, write_json
 from tasks.core.provenance import LOCK_FILE
 from tasks.core.settings import Paths, load, load_paths, read_params
+from tasks.core.workspace import as_shell_sees
 from tasks.pipeline.order import check_params, prepare_process
 from tasks.pipeline.run_lock import only_run
 from tasks.storage.inputs import copy_inputs
@@ -185,7 +186,7 @@ def show(examined: list[Examined], paths: Paths, console: SafeConsole) -> None:
     told = [result for result in STYLES if counts[result] or result != "skip"]
     parts = [Text(f"{counts[result]} {result}", STYLES[result] if counts[result] else "dim") for result in told]
     console.print(Text("doctor: ", "bold") + Text(", ").join(parts))
-    console.print(f"{'results':<12}{_file(paths)}", soft_wrap=True)
+    console.print(f"{'results':<12}{as_shell_sees(_file(paths))}", soft_wrap=True)
 
 
 def _file(paths: Paths) -> Path:

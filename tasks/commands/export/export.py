@@ -19,6 +19,7 @@ from tasks.core.files import atomic_file, atomic_folder
 from tasks.core.records import Trajectory
 from tasks.core.settings import Settings, load, load_paths, read_params
 from tasks.core.text import counted
+from tasks.core.workspace import as_shell_sees
 from tasks.rewards.settings import RewardSettings
 from tasks.rewards.stored import Rescorer, read_trajectories
 
@@ -56,7 +57,7 @@ def export(reference: str | None, out: Path | None, *, file_format: str, with_to
     else:
         count = write_folder(sources, documents, out)
     policies = ", ".join(source.label for source in sources)
-    return [f"{out}: {counted(count, 'trajectory', 'trajectories')} as {SCHEMA_VERSION} ({policies})"]
+    return [f"{as_shell_sees(out)}: {counted(count, 'trajectory', 'trajectories')} as {SCHEMA_VERSION} ({policies})"]
 
 
 def _is_document(out: Path) -> bool:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from tasks.core.files import read_json
 from tasks.core.settings import Settings, load, load_paths, read_params
+from tasks.core.text import one_line
+from tasks.core.workspace import as_shell_sees
 from tasks.stages.promote.decision import approve_row, withdraw_row
 from tasks.stages.promote.overrides import ManualOverride
 from tasks.stages.promote.publish import promotion_event
@@ -25,7 +28,7 @@ from tasks.tracking.registry import Registry
 from tasks.tracking.registry_lock import RegistryLock
 from tasks.tracking.settings import TrackingSettings, model_uri
 from tasks.tracking.versions import DECISION_FILE, Version
-from tasks.tracking.waiting import Waiting, find_waiting, last_waiting_entry, stale_note, withdrawal
+from tasks.tracking.waiting import Waiting, find_waiting, last_waiting_entry, stale_note, tag_answered_runs, withdrawal
 
 Row = Mapping[str, Any]
 DECIDE_ANEW = "Run `python -m tasks promote` for a new decision."
@@ -62,12 +65,8 @@ def approve(override: ManualOverride, *, decided_at: str | None = None) -> list[
         word = ManualOverride("approve", override.reason, by)
         row = approve_row(decision, word)
         make_champion(registry, lock, version, promotion_event(row), after=[approval])
-    after = registry.version(version.version) or version
-    whole = {**row, "champion_after": describe_version(after), "is_champion": True}
-    return [
-        f"promote: {headline(whole)}. {word.sentence}",
-        *_update_here(params, version.version, waiting.decided_at, lambda _: whole),
-    ]
+    whole = {**row, "champion_after": describe_version(registry.version(version.version) or version)}
+    return [f"promote: {headline(whole)}. {word.sentence}", *record_ending(params, approval)]
 
 
 def withdraw(override: ManualOverride, *, decided_at: str | None = None) -> list[str]:
@@ -81,18 +80,45 @@ def withdraw(override: ManualOverride, *, decided_at: str | None = None) -> list
         ending = withdrawal(waiting, override.reason, by=by)
         record(registry, lock, [ending])
     told = f"{registry.model} version {waiting.version} no longer waits: {by} withdrew it: {override.reason}"
-    return [told, *write_withdrawal(params, ending)]
+    return [told, *record_ending(params, ending)]
 
 
-def write_withdrawal(params: dict[str, Any], ending: Entry) -> list[str]:
-    """Into the records of this folder; `ending` is a person's, or of a decision that nobody answered or that is stale.
-    Nothing where they say so already.
+def record_ending(params: dict[str, Any], ending: Entry) -> list[str]:
+    """How a decision ended, into MLflow's runs and the records of this folder that say that it waits; the lines to
+    print. `ending` is a person's answer, or of a decision that nobody answered or that is stale.
     """
-    reason, is_by_a_person = ending.body["reason"], "override" in ending.body
+    settings = load(ApprovalSections, params)
+    registry = open_registry(settings.tracking, settings.promote.model_name)
+    number, is_approved = ending.body["version"], ending.kind == "approval"
+    version = registry.version(number)
+    tags = {"decision": "promote", "approval": "given", "champion": str(number)}
+    told = _tag_runs(registry, number, tags if is_approved else {"approval": "withdrawn"})
+    if is_approved and version is None:  # deleted since
+        return told
+    ended = partial(_end_row, ending=ending, version=version)
+    return [*told, *_update_here(params, number, ending.body["decided_at"], ended)]
+
+
+def _end_row(row: Row, *, ending: Entry, version: Version | None) -> Row:
+    """decision.json of the decision that ended so."""
+    reason = ending.body["reason"]
+    if ending.kind == "approval":
+        approved = approve_row(row, ManualOverride("approve", reason, ending.by))
+        return {**approved, "champion_after": describe_version(version), "is_champion": True}
+    is_by_a_person = "override" in ending.body
     word = (
         ManualOverride("withdraw", reason, ending.by).sentence if is_by_a_person else f"It ended unapproved: {reason}"
     )
-    return _update_here(params, ending.body["version"], ending.body["decided_at"], lambda row: withdraw_row(row, word))
+    return withdraw_row(row, word)
+
+
+def _tag_runs(registry: Registry, version: int, tags: Mapping[str, str]) -> list[str]:
+    """A line where MLflow does not take them: the decision has ended either way."""
+    try:
+        tag_answered_runs(registry, version, tags)
+    except ValueError as error:
+        return [f"warning: MLflow's run of this decision still says that it waits: {one_line(str(error))}"]
+    return []
 
 
 def name_of(given: str | None, verb: str) -> str:
@@ -200,4 +226,4 @@ def _update_here(params: dict[str, Any], version: int, decided_at: str, answer: 
     whole = answer(before)
     write_decision(paths, whole)
     write_outcome(paths, whole, version)
-    return [f"  Every number and reason: {file.with_suffix('.html')}"]
+    return [f"  Every number and reason: {as_shell_sees(file.with_suffix('.html'))}"]

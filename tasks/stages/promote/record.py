@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.core.files import read_json, write_json, write_text
 from tasks.core.settings import Paths
+from tasks.core.workspace import as_shell_sees
 from tasks.drift.pin import DriftCheck, accepted_changes
 from tasks.report.marks import SIGNS, marks_of
 from tasks.stages.promote.challenger import Challenger
@@ -164,4 +165,4 @@ def print_decision(row: Mapping[str, Any], page: Path, console: SafeConsole, *, 
         lines.add_row(" ", Text("!", "yellow"), warning)
     if lines.row_count:
         console.print(lines)
-    console.print(f"  {kept or 'Every number and reason'}: {page}", soft_wrap=True)
+    console.print(f"  {kept or 'Every number and reason'}: {as_shell_sees(page)}", soft_wrap=True)

@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 import yaml
 
+from tasks.commands import prefect_events
 from tasks.commands.answer import write_ending
 from tasks.commands.lineage import lineage
 from tasks.core.files import read_json, write_jsonl
+from tasks.stages.promote import approvals
 from tasks.stages.promote.approvals import approve, name_of, withdraw
 from tasks.stages.promote.overrides import ANSWER_HOURS, ManualOverride
 from tasks.stages.promote.settings import PromoteSettings
@@ -27,6 +29,7 @@ from tasks.tracking import waiting as waiting_module
 from tasks.tracking.connection import absolute_location, absolute_uri
 from tasks.tracking.journal import Entry, read_journal
 from tasks.tracking.registry import Registry
+from tasks.tracking.stage_results import outcome_tags
 from tasks.tracking.versions import VERIFYING_TAGS
 from tasks.tracking.waiting import ended_unapproved, ending_of, find_waiting, withdraw_unanswered
 from tests.stages.promote.test_promote import (  # noqa: F401 (fixtures)
@@ -208,6 +211,67 @@ def test_a_decision_that_nobody_answered_waits_no_more_in_any_record(waiting: Pi
     assert (
         "nobody approved it by 2026-01-01 00:00 UTC" in page and "It waits" not in page and "Withdrawn by" not in page
     )
+
+
+@pytest.mark.parametrize("answer", [APPROVE, WITHDRAW])
+def test_mlflows_runs_that_ended_while_it_waited_say_how_it_ended_and_no_other(
+    waiting: Pipeline, answer: ManualOverride
+):
+    """Two runs found version 2 waiting, one version 1; what they were asked to tag is what promote left."""
+    client, asked = registry().client, {"kind": "flow", **outcome_tags(waiting.paths)}
+    experiment = registry().experiment_id
+    first, second, other = (
+        client.create_run(experiment, tags={**asked, **own}).info.run_id
+        for own in ({}, {"decided_at": "later"}, {"registered_version": "1"})
+    )
+    (approve if answer is APPROVE else withdraw)(answer)
+    expected = ("promote", "given", "2") if answer is APPROVE else ("hold", "withdrawn", "1")
+    for run, told in ((first, expected), (second, expected), (other, ("hold", "waiting", "1"))):
+        tags = client.get_run(run).data.tags
+        assert tuple(tags[name] for name in ("decision", "approval", "champion")) == told
+    now = outcome_tags(waiting.paths)
+    assert now.items() <= client.get_run(first).data.tags.items()
+
+
+def test_an_approval_counts_also_where_mlflows_run_cannot_say_so(waiting: Pipeline, monkeypatch: pytest.MonkeyPatch):
+    def fail(*given: Any) -> None:
+        raise ValueError("MLflow is away.")
+
+    monkeypatch.setattr(approvals, "tag_answered_runs", fail)
+    told = approve(APPROVE)
+    assert waiting.champion() == (2, 0.9)
+    assert any("warning: " in line and "MLflow is away." in line for line in told)
+
+
+def test_a_decision_that_was_approved_from_another_folder_waits_no_more_in_the_records_of_its_own(
+    waiting: Pipeline, monkeypatch: pytest.MonkeyPatch
+):
+    """As the next flow of the folder ends it; approved elsewhere, nothing was written here."""
+    record, decided_at = waiting.paths.stage("promote") / "decision.json", entries("waiting")[-1].body["decided_at"]
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(approvals, "_update_here", lambda *given: [])
+        approve(APPROVE)
+    assert read_json(record)["approval"] == "waiting"
+    for num_lines in (1, 0):
+        ending = ending_of(registry(), decided_at)
+        assert ending is not None and len(write_ending(ending)) == num_lines
+    decision, outcome = read_json(record), read_json(record.with_name("outcome.json"))
+    assert (decision["decision"], decision["approval"], decision["champion_after"]["version"]) == (
+        "promote",
+        "given",
+        2,
+    )
+    assert (outcome["decision"], outcome["approval"], outcome["champion"]) == ("promote", "given", 2)
+
+
+def test_an_approval_by_hand_is_told_to_prefect_with_the_new_champion(
+    waiting: Pipeline, monkeypatch: pytest.MonkeyPatch
+):
+    told: list[tuple[str, str, int]] = []
+    monkeypatch.setattr(prefect_events, "tell_prefect", lambda *event: told.append(event[:3]))
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
+    prefect_events.tell_approval(approve(APPROVE)[0])
+    assert told == [("promoted", MODEL, 2)]
 
 
 def test_an_answer_to_another_decision_than_the_one_that_waits_moves_nothing(waiting: Pipeline):

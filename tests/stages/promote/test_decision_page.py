@@ -59,6 +59,10 @@ def test_every_reason_is_on_the_page_and_at_the_terminal(name: str):
         assert reason.rstrip(".") in terminal
 
 
+def test_the_title_names_the_model_which_tells_the_tabs_of_two_agents_apart():
+    assert "<title>travel-desk-agent, reject: iteration-0010 ·" in page_of("reject")
+
+
 def test_every_number_of_the_comparison_is_on_the_page():
     row, page = ROWS["reject"], text_of(page_of("reject"))
     comparison = row["comparison"]
