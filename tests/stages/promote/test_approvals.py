@@ -62,7 +62,6 @@ def first_night(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) 
     folder, copy = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("copy") / "files"
     with pytest.MonkeyPatch.context() as patch:
         night = make_pipeline(folder, empty_database, patch)
-        night.params["paths"] = {"artifacts": "artifacts"}
         night.evaluate(0.7)
         night.promote()
         night.params["promote"]["approval"] = True

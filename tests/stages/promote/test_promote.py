@@ -55,6 +55,7 @@ EVALUATE: dict[str, Any] = {
     "sharded": None,
 }  # fmt: skip
 FORCE = ManualOverride("force", "incident 4711")
+PLACES = {"artifacts": "artifacts", "custom": "tasks/custom"}
 PARAMS: dict[str, Any] = {
     "seed": 7,
     "compute": on_cpu(2).model_dump(),
@@ -133,7 +134,7 @@ class Pipeline:
         self.paths = paths
         self.measured: list[dict[str, Any]] = []
         self.printed_before_measuring: Callable[[], str] = lambda: ""
-        self.params = json.loads(json.dumps(PARAMS))
+        self.params = json.loads(json.dumps({"paths": PLACES, **PARAMS}))
         self.drawn_from = {"temperature": 0.7, "top_p": 0.9}  # evaluate's own
 
     def evaluate(
@@ -178,8 +179,11 @@ class Pipeline:
         write_json(self.paths.stage("evaluate") / "evaluation.json", evaluation)
         write_records(self.paths, self.params)
 
-    def promote(self, override: ManualOverride | None = None) -> dict[str, Any]:
+    def write_params(self) -> None:
         Path("params.yaml").write_text(yaml.safe_dump(self.params), encoding="utf-8")
+
+    def promote(self, override: ManualOverride | None = None) -> dict[str, Any]:
+        self.write_params()
         run(load(PromoteSections, self.params), self.paths, override)
         return dict(read_json(self.paths.stage("promote") / "decision.json"))
 
@@ -216,6 +220,7 @@ def make_pipeline(folder: Path, database: Path, monkeypatch: pytest.MonkeyPatch)
     write_json(project.stage("curate") / "card.json", card)
     write_pin(project.stage("curate"), PIN)
     pipeline = Pipeline(project)
+    pipeline.write_params()
     monkeypatch.setattr("tasks.rollouts.collect.sample_episodes", pipeline.sample_episodes)
     return pipeline
 
