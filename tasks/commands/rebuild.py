@@ -35,7 +35,7 @@ from tasks.drift.pin import ACCEPT_VARIABLE
 from tasks.pipeline.order import prepare_process
 from tasks.pipeline.run_lock import FLOW_VARIABLE
 from tasks.tracking.metrics import RUN_ID_VARIABLE, URI_VARIABLE
-from tasks.tracking.model_uri import find_version
+from tasks.tracking.model_uri import find_version, refuse_edited_version
 
 if TYPE_CHECKING:
     from tasks.core.console import SafeConsole
@@ -61,6 +61,7 @@ def verify(uri: str, folder: Path, address: str | None, console: SafeConsole) ->
     params.yaml's.
     """
     registry, version = find_version(uri, address)
+    refuse_edited_version(registry, version)  # its params name programs, which the stages start
     row = describe(registry, version)
     commit, records = row["code"]["git_commit"], row["provenance"]
     if not records or row["params"] is None or commit in (None, "none"):
