@@ -41,6 +41,7 @@ TAGS = {  # each part of the lineage: its name among a version's tags
         "select.success_rate",
     ),
 }  # fmt: skip
+COMMIT = re.compile("[0-9a-f]{40}|[0-9a-f]{64}|none")
 DATA_TAG = "data_hash."
 DECISION = ("decision", "reasons", "comparison", "override", "decided_at")
 
@@ -56,6 +57,7 @@ def describe(registry: Registry, version: Version) -> dict[str, Any]:
     if edited := edited_tags(read_history(registry), version):
         unreadable.append(describe_edited(version, edited))
     parts = {name: {tag: version.tags.get(tag) for tag in tags} for name, tags in TAGS.items()}
+    parts["code"]["git_commit"] = _read_commit(version, unreadable)
     registrations = [version, *_read_earlier(registry, version, unreadable)]
     data = {name.removeprefix(DATA_TAG): value for name, value in version.tags.items() if name.startswith(DATA_TAG)}
     params, events = files.get("params.yaml"), events_of(registry, version)
@@ -122,6 +124,20 @@ def _read_earlier(registry: Registry, version: Version, wrong: list[str]) -> lis
 def _summarise(earlier: Version) -> dict[str, Any]:
     tags = {name: earlier.tags.get(name) for name in ("snapshot", "git_commit", "test.success_rate")}
     return {"folder": earlier.lineage_folder, **tags}
+
+
+def _read_commit(version: Version, wrong: list[str]) -> str | None:
+    """The commit of its training, which git is asked about: anything else could be an option, such as `--output=FILE`.
+    Adds to `wrong` where that tag was edited.
+    """
+    commit = version.tags.get("git_commit")
+    if commit is None or COMMIT.fullmatch(commit):
+        return commit
+    wrong.append(
+        f"{version.name}: its tag git_commit was edited in MLflow and is no commit, so its code is unknown. "
+        f"lineage/{PROVENANCE_FILE} has the commit of each stage."
+    )
+    return None
 
 
 def _read_judge(version: Version, wrong: list[str]) -> dict[str, Any] | None:
