@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.commands.reproduction import reproduction
 from tasks.core.files import read_json
+from tasks.core.text import printable
 from tasks.core.yaml_text import PLAIN
 from tasks.stages.promote.publish import with_approval
 from tasks.tracking.aliases import describe_edited, edited_tags
@@ -212,23 +213,24 @@ def _facts(row: Mapping[str, Any]) -> RenderableType:
     facts |= dict(row["seeds"])
     for name, value in facts.items():
         if value is not None:
-            table.add_row(Text(f"  {name}", "dim"), Text(_shorten(str(value)), overflow="fold"))
+            table.add_row(Text(printable(f"  {name}"), "dim"), Text(_shorten(str(value)), overflow="fold"))
     if row["params"] is not None:
         table.add_row(Text("  params", "dim"), Text("all of them, and every hash in full, with --json"))
     return table
 
 
 def _shorten(value: str) -> str:
-    return value[:12] if re.fullmatch("[0-9a-f]{64}", value) else value
+    return value[:12] if re.fullmatch("[0-9a-f]{64}", value) else printable(value)
 
 
 def _paragraph(console: SafeConsole, title: str, lines: list[str]) -> None:
     from rich.text import Text
 
+    """A line end within a line is shown: in MLflow anybody can write a tag, and so forge a command to paste."""
     if lines:
         console.print(Text(f"\n{title}", "bold"))
         for line in lines:
-            console.print(Text(f"  {line}"), soft_wrap=True)
+            console.print(Text(printable(f"  {line}")), soft_wrap=True)
 
 
 def _describe_event(event: Mapping[str, Any], *, besides: str) -> str:

