@@ -33,6 +33,7 @@ KEPT_BESIDE = ("BOOL", "I32", "I64")  # masks and positions
 # registry adds about a version and MLflow, which it verifies itself.
 NOT_OF_THE_MODEL = (".cache", ".git", "lineage", "MLmodel", "components", "registered_model_meta")
 POINTER = "pointer.json"  # says where the weights are, in a folder without any
+ADAPTER_BASE = "base.json"  # says where the base model of a LoRA adapter is
 LINEAGE = "lineage"  # the folder of a registered version that says how it came about
 TRAINED_ON = "trained_on.json"  # ours: neither transformers nor vLLM reads it (`trained_on.py`)
 MAX_NAMES = 4

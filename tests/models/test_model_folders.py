@@ -259,6 +259,22 @@ def test_an_adapter_with_a_tensor_too_few_or_too_many_is_refused(adapter: Path, 
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "names", [("pointer.json",), ("base.json",), ("pointer.json", "base.json"), ("base.json",) * 3]
+)
+def test_pointers_that_lead_in_a_circle_are_refused_in_one_line(names: tuple[str, ...], tmp_path: Path) -> None:
+    folders = [tmp_path / str(number) for number in range(len(names))]
+    for folder, name, target in zip(folders, names, [*folders[1:], folders[0]], strict=True):
+        folder.mkdir()
+        (folder / name).write_text(json.dumps({"path": str(target), "folder_hash": "x"}))
+        (folder / "adapter_model.safetensors").touch()
+    for read in (folder_hash, weights_hash, model_config, load_tokenizer, load_config):
+        with pytest.raises(ValueError, match="leads back to") as error:
+            read(folders[0])
+        assert "\n" not in str(error.value)
+
+
 def test_half_an_adapter_is_one_line(adapter: Path) -> None:
     file = adapter / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:300])
