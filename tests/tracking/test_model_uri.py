@@ -64,6 +64,12 @@ def test_a_version_is_a_source_by_alias_and_by_number(registry: Registry, projec
         assert len(source.trajectories.read_text("utf-8").splitlines()) == 2
 
 
+def test_a_tag_that_is_no_seed_is_none(registry: Registry, project: Paths):
+    for seed in ("--5", "²", "9" * 5000):
+        registry.client.set_model_version_tag("travel-desk-agent", "1", "seed", seed)
+        assert find_policy("models:/travel-desk-agent/1", project).seed is None
+
+
 def test_a_version_without_trajectories_with_altered_ones_and_none_at_all_are_one_line_each(
     registry: Registry, project: Paths
 ):
