@@ -10,7 +10,7 @@ close its message and forge the next.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
@@ -153,7 +153,7 @@ class ChatFormat:
 
         ValueError where the template cannot render them or leaves one out.
         """
-        rules = [message["content"] for message in takewhile(_is_of_the_system, messages)]
+        rules = [message["content"] for message in _first_of("system", messages)]
         asked = [self._as_data_message(message) for message in messages[len(rules) :]]
         if not asked:
             raise ValueError("nobody asks anything: there is no message but the system's")
@@ -167,7 +167,7 @@ class ChatFormat:
 
         ValueError where the template cannot render them or leaves one out.
         """
-        texts = tuple(message["content"] for message in takewhile(_is_of_a_tool, messages))
+        texts = tuple(message["content"] for message in _first_of("tool", messages))
         others = [self._as_data_message(message) for message in messages[len(texts) :]]
         if not others:
             return self.reply_ids(texts)
@@ -290,18 +290,18 @@ class ChatFormat:
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-def _is_of_the_system(message: Message) -> bool:
-    return bool(message["role"] == "system")
-
-
-def _is_of_a_tool(message: Message) -> bool:
-    return bool(message["role"] == "tool")
+def _first_of(role: str, messages: Sequence[Message]) -> Iterator[Message]:
+    """Those before the first of another role."""
+    return takewhile(lambda message: bool(message["role"] == role), messages)
 
 
 def _refuse_left_out(messages: Sequence[Message], text: str) -> None:
+    end = 0  # of the message before: searched from the start, 10,000 messages take seconds
     for message in messages:
-        if str(message["content"]).strip() not in text:
+        said = str(message["content"]).strip()
+        if (place := text.find(said, end)) < 0 and (place := text.find(said)) < 0:
             raise ValueError(f"the chat template leaves out what this message of the {message['role']} says")
+        end = place + len(said)
 
 
 def load_chat(folder: Path, kind: type[ChatFormat] = ChatFormat) -> ChatFormat:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from tasks.core.tool_calls import CLOSE, OPEN
 
+SPACES, LINE_ENDS = re.compile(r"\s*"), re.compile(r"\n*")
+
 
 @dataclass(frozen=True, slots=True)
 class ThoughtMarks:
@@ -42,17 +44,18 @@ class ThoughtMarks:
     def split(self, text: str, *, is_open: bool) -> tuple[list[str], str]:
         """The thoughts of a turn and its message; `is_open`: the prompt opened the first. An unclosed thought has no
         message.
-        """
-        thoughts, message = list[str](), text
-        while is_open or self._thinks(message, is_first=not thoughts):
-            thought, _, message = message.partition(self.closing)
-            thoughts.append(thought.strip().removeprefix(self.opening).strip())
-            message, is_open = message.removeprefix(self.after).lstrip("\n"), False
-        return thoughts, message
 
-    def _thinks(self, text: str, *, is_first: bool) -> bool:
-        is_closed = is_first and self.ends_thoughts_only and self.closing in text
-        return is_closed or text.lstrip().startswith(self.opening)
+        By places in the text: a copy of the rest for each thought takes minutes where a model repeats its marks.
+        """
+        thoughts, place = list[str](), 0
+        is_open = is_open or (self.ends_thoughts_only and self.closing in text)
+        while is_open or text.startswith(self.opening, _skip(SPACES, text, place)):
+            end = text.find(self.closing, place)
+            thought, place = (text[place:], len(text)) if end < 0 else (text[place:end], end + len(self.closing))
+            thoughts.append(thought.strip().removeprefix(self.opening).strip())
+            place += len(self.after) if text.startswith(self.after, place) else 0
+            place, is_open = _skip(LINE_ENDS, text, place), False
+        return thoughts, text[place:]
 
     def strip(self, text: str) -> str:
         """A rendered conversation without its thoughts, closed or at its end."""
@@ -60,6 +63,12 @@ class ThoughtMarks:
         return re.sub(
             rf"{re.escape(self.lead)}{opening}(?:(?!{opening}).)*?(?:{closing}\s*|\Z)", "", text, flags=re.DOTALL
         )
+
+
+def _skip(what: re.Pattern[str], text: str, place: int) -> int:
+    """The place after `what`, of which there may be none."""
+    found = what.match(text, place)
+    return found.end() if found else place
 
 
 def in_tags(opening: str, closing: str) -> ThoughtMarks:

@@ -12,12 +12,7 @@ from tasks.core.text import counted
 from tasks.core.urls import is_url
 from tasks.core.workspace import as_shell_sees
 from tasks.storage.inputs import copy_argument
-from tasks.tracking.aliases import refuse_edited_tags
-from tasks.tracking.history import read_history
-from tasks.tracking.journal import LostJournal
-from tasks.tracking.model_uri import find_version
-from tasks.tracking.registry import Registry
-from tasks.tracking.versions import Version
+from tasks.tracking.model_uri import find_version, refuse_edited_version
 
 
 def fetch(uri: str, folder: Path, address: str | None = None) -> str:
@@ -25,19 +20,11 @@ def fetch(uri: str, folder: Path, address: str | None = None) -> str:
     if is_url(uri):
         return _fetch_from_s3(uri, folder)
     registry, version = find_version(uri, address)
-    _refuse_edited_tags(registry, version)
+    refuse_edited_version(registry, version)
     registry.fetch(version, folder)
     known = f"weights {version.weights[:12]} as registered"
     unknown = "it has no hash of its weights, so they cannot be verified"
     return f"{uri} is version {version.version}, {known if version.weights else unknown}: {as_shell_sees(folder)}"
-
-
-def _refuse_edited_tags(registry: Registry, version: Version) -> None:
-    try:
-        history = read_history(registry)
-    except LostJournal:  # `find_version` warned of it
-        return
-    refuse_edited_tags(history, version)
 
 
 def _fetch_from_s3(url: str, folder: Path) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.commands.reproduction import reproduction
 from tasks.core.files import read_json
+from tasks.core.text import printable
 from tasks.core.yaml_text import PLAIN
 from tasks.stages.promote.publish import with_approval
 from tasks.tracking.aliases import describe_edited, edited_tags
@@ -41,6 +42,7 @@ TAGS = {  # each part of the lineage: its name among a version's tags
         "select.success_rate",
     ),
 }  # fmt: skip
+COMMIT = re.compile("[0-9a-f]{40}|[0-9a-f]{64}|none")
 DATA_TAG = "data_hash."
 DECISION = ("decision", "reasons", "comparison", "override", "decided_at")
 
@@ -56,6 +58,7 @@ def describe(registry: Registry, version: Version) -> dict[str, Any]:
     if edited := edited_tags(read_history(registry), version):
         unreadable.append(describe_edited(version, edited))
     parts = {name: {tag: version.tags.get(tag) for tag in tags} for name, tags in TAGS.items()}
+    parts["code"]["git_commit"] = _read_commit(version, unreadable)
     registrations = [version, *_read_earlier(registry, version, unreadable)]
     data = {name.removeprefix(DATA_TAG): value for name, value in version.tags.items() if name.startswith(DATA_TAG)}
     params, events = files.get("params.yaml"), events_of(registry, version)
@@ -122,6 +125,20 @@ def _read_earlier(registry: Registry, version: Version, wrong: list[str]) -> lis
 def _summarise(earlier: Version) -> dict[str, Any]:
     tags = {name: earlier.tags.get(name) for name in ("snapshot", "git_commit", "test.success_rate")}
     return {"folder": earlier.lineage_folder, **tags}
+
+
+def _read_commit(version: Version, wrong: list[str]) -> str | None:
+    """The commit of its training, which git is asked about: anything else could be an option, such as `--output=FILE`.
+    Adds to `wrong` where that tag was edited.
+    """
+    commit = version.tags.get("git_commit")
+    if commit is None or COMMIT.fullmatch(commit):
+        return commit
+    wrong.append(
+        f"{version.name}: its tag git_commit was edited in MLflow and is no commit, so its code is unknown. "
+        f"lineage/{PROVENANCE_FILE} has the commit of each stage."
+    )
+    return None
 
 
 def _read_judge(version: Version, wrong: list[str]) -> dict[str, Any] | None:
@@ -196,23 +213,24 @@ def _facts(row: Mapping[str, Any]) -> RenderableType:
     facts |= dict(row["seeds"])
     for name, value in facts.items():
         if value is not None:
-            table.add_row(Text(f"  {name}", "dim"), Text(_shorten(str(value)), overflow="fold"))
+            table.add_row(Text(printable(f"  {name}"), "dim"), Text(_shorten(str(value)), overflow="fold"))
     if row["params"] is not None:
         table.add_row(Text("  params", "dim"), Text("all of them, and every hash in full, with --json"))
     return table
 
 
 def _shorten(value: str) -> str:
-    return value[:12] if re.fullmatch("[0-9a-f]{64}", value) else value
+    return value[:12] if re.fullmatch("[0-9a-f]{64}", value) else printable(value)
 
 
 def _paragraph(console: SafeConsole, title: str, lines: list[str]) -> None:
     from rich.text import Text
 
+    """A line end within a line is shown: in MLflow anybody can write a tag, and so forge a command to paste."""
     if lines:
         console.print(Text(f"\n{title}", "bold"))
         for line in lines:
-            console.print(Text(f"  {line}"), soft_wrap=True)
+            console.print(Text(printable(f"  {line}")), soft_wrap=True)
 
 
 def _describe_event(event: Mapping[str, Any], *, besides: str) -> str:

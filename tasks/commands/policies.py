@@ -5,6 +5,7 @@ Files are read row by row: all of an evaluation may not fit in memory.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tasks.tracking.model_uri import SCHEME, fetch_test_trajectories
 
 FETCHED = "fetched"  # under artifacts: trajectories of model versions, unpacked
 BEST = "best"
+SEED = re.compile("-?[0-9]{1,20}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ def _version(uri: str, paths: Paths) -> Source:
         label=version.name,
         trajectories=found.trajectories,
         split="test",
-        seed=int(seed) if seed.lstrip("-").isdigit() else None,
+        seed=int(seed) if SEED.fullmatch(seed) else None,
         details={
             "model": version.model,
             "version": version.version,

@@ -30,12 +30,12 @@ from tasks.core.files import atomic_folder, json_hash, link_or_copy, read_json, 
 from tasks.core.provenance import provenance_file
 from tasks.core.settings import PARAMS_FILE, Paths, load_paths, read_params
 from tasks.core.terminal import tell
-from tasks.core.text import one_line
+from tasks.core.text import one_line, printable
 from tasks.drift.pin import ACCEPT_VARIABLE
 from tasks.pipeline.order import prepare_process
 from tasks.pipeline.run_lock import FLOW_VARIABLE
 from tasks.tracking.metrics import RUN_ID_VARIABLE, URI_VARIABLE
-from tasks.tracking.model_uri import find_version
+from tasks.tracking.model_uri import find_version, refuse_edited_version
 
 if TYPE_CHECKING:
     from tasks.core.console import SafeConsole
@@ -61,6 +61,7 @@ def verify(uri: str, folder: Path, address: str | None, console: SafeConsole) ->
     params.yaml's.
     """
     registry, version = find_version(uri, address)
+    refuse_edited_version(registry, version)  # its params name programs, which the stages start
     row = describe(registry, version)
     commit, records = row["code"]["git_commit"], row["provenance"]
     if not records or row["params"] is None or commit in (None, "none"):
@@ -195,7 +196,7 @@ def _print(compared: list[Compared], row: Mapping[str, Any], project: Path, cons
         table.add_row(item.part, *((value or "none")[:12] for value in (item.registered, item.rebuilt)), told)
     console.print(table)
     for note in row["reproduce"]["notes"][1:]:
-        console.print(Text(f"  {note}"), soft_wrap=True)
+        console.print(Text(printable(f"  {note}")), soft_wrap=True)
     num_differing = sum(not item.is_same for item in compared)
     result = f"{num_differing} of {len(compared)} parts differ" if num_differing else "everything is the same"
     console.print(Text(f"{row['model']} version {row['version']}, made again in {project}: {result}"), soft_wrap=True)

@@ -55,14 +55,20 @@ def reproduction(row: Mapping[str, Any], lineage_folder: str, tracking: Tracking
 
 
 def inputs_outside_git(commit: str, records: Records) -> list[str]:
-    """What the stages up to training read that is neither a stage's result nor in the commit: data, a model."""
+    """What the stages up to training read in the project's folder that is neither a stage's result nor in the commit:
+    data, a model. What is outside stays where it is.
+    """
     names = sorted({name for stage in BEFORE for name in records.get(stage, {}).get("data", {})})
     return [
         name
         for name in names
-        if not (name.startswith(f"{ARTIFACTS}/") or Path(name).is_absolute() or is_url(name))
+        if not (name.startswith(f"{ARTIFACTS}/") or _is_outside(name) or is_url(name))
         and not _is_in_commit(commit, name)
     ]
+
+
+def _is_outside(name: str) -> bool:
+    return Path(name).is_absolute() or ".." in Path(name).parts
 
 
 def recorded_hash(name: str, records: Records) -> str:

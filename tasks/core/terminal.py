@@ -9,6 +9,7 @@ import logging
 import sys
 import traceback
 from types import TracebackType
+from typing import Any
 
 from tasks.core.secrets import hide_known_secrets
 from tasks.core.text import visible
@@ -33,6 +34,13 @@ def tame_logs_and_tracebacks() -> None:
 
 
 class _VisibleRecord(logging.LogRecord):
+    def __init__(self, *given: Any, **named: Any):
+        super().__init__(*given, **named)
+        if self.exc_info and self.exc_info[0]:  # a formatter writes this text where there is one
+            self.exc_text = _for_people("".join(traceback.format_exception(*self.exc_info)).rstrip("\n"))
+        if self.stack_info:
+            self.stack_info = _for_people(self.stack_info)
+
     def getMessage(self) -> str:
         return _for_people(super().getMessage())
 

@@ -11,10 +11,12 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import yaml
 
+MOST_EXPANDED = 100_000  # values, each alias counted as what it stands for
 MOST_OPENED = 5_000  # characters that may begin a list or a mapping within another
 TAB, MARK = "\t", "\ufeff"
 LONE_TAG = re.compile(r"!(?:[\s,\]}]|$)")
@@ -29,8 +31,13 @@ class Dialect:
         self.changes, self.resolvers, self.only = changes, resolvers, only
 
     def load(self, text: str | bytes) -> Any:
-        """YAMLError where the text is none, UnicodeDecodeError, or RecursionError where it is nested too deep."""
-        return self._read(yaml.load, text if isinstance(text, str) else text.decode("utf-8"))
+        """YAMLError where the text is none, or where aliases make it far longer than it is; UnicodeDecodeError, or
+        RecursionError where it is nested too deep.
+        """
+        text = text if isinstance(text, str) else text.decode("utf-8")
+        if "&" in text and "*" in text and _expanded_size(self.compose(text), {}) > MOST_EXPANDED:
+            raise yaml.YAMLError(f"its aliases stand for more than {MOST_EXPANDED:,} values, or for themselves")
+        return self._read(yaml.load, text)
 
     def compose(self, text: str) -> Any:
         """The text as nodes with their places; raises as `load` does."""
@@ -67,6 +74,19 @@ def _is_for_libyaml(text: str) -> bool:
     if TAB in text or MARK in text or ("!" in text and LONE_TAG.search(text)):
         return False
     return sum(map(text.count, "[{-?")) < MOST_OPENED
+
+
+def _expanded_size(node: yaml.Node | None, sizes: dict[int, int]) -> int:
+    """How many values it is without aliases. `sizes` has those of nodes that were counted, by id: 1 kB of lists, of
+    which each names the one before ten times, would be counted for ever.
+    """
+    if not isinstance(node, yaml.CollectionNode):
+        return 1
+    if id(node) not in sizes:
+        sizes[id(node)] = MOST_EXPANDED  # where it is met within itself
+        parts = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
+        sizes[id(node)] = 1 + sum(_expanded_size(part, sizes) for part in parts)
+    return sizes[id(node)]
 
 
 PLAIN = Dialect()

@@ -10,6 +10,7 @@ since behaviour also depends on configuration, chat template and tokenizer. Load
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,8 +34,10 @@ KEPT_BESIDE = ("BOOL", "I32", "I64")  # masks and positions
 # registry adds about a version and MLflow, which it verifies itself.
 NOT_OF_THE_MODEL = (".cache", ".git", "lineage", "MLmodel", "components", "registered_model_meta")
 POINTER = "pointer.json"  # says where the weights are, in a folder without any
+ADAPTER_BASE = "base.json"  # says where the base model of a LoRA adapter is
 LINEAGE = "lineage"  # the folder of a registered version that says how it came about
 TRAINED_ON = "trained_on.json"  # ours: neither transformers nor vLLM reads it (`trained_on.py`)
+HASH_AS_NAME = re.compile("[0-9a-f]{30,64}")  # of DVC's cache without the two letters of its folder
 MAX_NAMES = 4
 GET_ANOTHER = "Fetch the folder again from where it came, or run the stage that wrote it again."
 
@@ -47,7 +50,8 @@ def files_hash(folder: Path) -> str:
     """SHA-256 over the names and bytes of every file of the model in this very folder, subfolders included.
 
     A link to a file counts as that file. ValueError for a broken link, a link to a folder or a special file: a copy of
-    the folder would differ.
+    the folder would differ; and for a link to a file elsewhere, unless that is in a cache of files named by their hash,
+    as Hugging Face's and DVC's are.
     """
     for item in folder.rglob("*"):
         if (item.is_symlink() and not item.is_file()) or not (item.is_file() or item.is_dir()):
@@ -55,7 +59,17 @@ def files_hash(folder: Path) -> str:
                 f"{item}: is not a regular file (a link to a folder, a broken link, or something else), so a copy of "
                 f"the model would differ from it. Replace links by the files themselves: cp -rL {folder} COPY"
             )
+        if item.is_symlink() and is_of_the_model(item, folder) and _leads_elsewhere(item, folder):
+            raise ValueError(
+                f"{item}: is a link to {item.resolve()}, which is no file of the model, and the registry would store "
+                f"and serve it. If it belongs to the model, take a copy of the folder: cp -rL {folder} COPY"
+            )
     return content_hash(folder, ignore=lambda file: not is_of_the_model(file, folder))
+
+
+def _leads_elsewhere(link: Path, folder: Path) -> bool:
+    file = link.resolve()
+    return not (file.is_relative_to(folder.resolve()) or HASH_AS_NAME.fullmatch(file.name))
 
 
 @contextmanager

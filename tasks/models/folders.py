@@ -21,6 +21,7 @@ from tasks.core.text import one_line
 from tasks.core.urls import local_path
 from tasks.models.adapters import LoRAUpdate, merge_files, merge_into, read_update
 from tasks.models.files import (
+    ADAPTER_BASE,
     DTYPES,
     GENERATION,
     POINTER,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-ADAPTER_BASE, CONFIG = "base.json", "config.json"
+CONFIG = "config.json"
 # A key of tokenizer_config.json: the model learnt its tools from demonstrations; prompts do not describe them.
 TOOLS_ARE_LEARNT = "tools_are_learnt"
 THOUGHTS_ARE_LEARNT = "thoughts_are_learnt"  # another: its demonstrations contain the environment's thoughts

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.core.files import link_or_copy, read_json, write_json
-from tasks.models.files import POINTER, only_the_model
+from tasks.models.files import ADAPTER_BASE, GET_ANOTHER, POINTER, only_the_model
 from tasks.models.settings import PLAIN_TEMPLATE, TemplateSettings
 
 if TYPE_CHECKING:
@@ -36,7 +36,10 @@ def template_of(tokenizer: PreTrainedTokenizerBase) -> TemplateSettings:
 
 
 def pointed_template(folder: Path) -> TemplateSettings:
-    """What the pointers from `folder` to its weights say of the chat template; it hashes nothing."""
+    """What the pointers from `folder` to its weights say of the chat template; it hashes nothing. ValueError where they
+    lead back to where they came from.
+    """
+    _refuse_a_circle(folder)
     found = PLAIN_TEMPLATE
     while (folder / POINTER).exists():
         pointer = read_json(folder / POINTER)
@@ -44,6 +47,18 @@ def pointed_template(folder: Path) -> TemplateSettings:
             found = found.over(TemplateSettings(**pointer[TEMPLATE]))
         folder = Path(pointer["path"])
     return found
+
+
+def _refuse_a_circle(folder: Path) -> None:
+    """ValueError where the pointers from `folder`, and to the bases of adapters, would be followed for ever."""
+    seen: set[Path] = set()
+    while names := [name for name in (POINTER, ADAPTER_BASE) if (folder / name).exists()]:
+        seen.add(folder.resolve())
+        folder, before = Path(read_json(folder / names[0])["path"]), folder
+        if folder.resolve() in seen:
+            raise ValueError(
+                f"{before}: its {names[0]} leads back to {folder}, so there are no weights behind it. {GET_ANOTHER}"
+            )
 
 
 def copy_stating(model: Path, folder: Path, template: TemplateSettings) -> None:

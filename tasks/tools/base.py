@@ -17,13 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 from tasks.core.records import Demonstration, Problem, ReferenceTurn
+from tasks.core.text import one_line
 from tasks.tools.settings import ToolSettings
 
-ErrorType = Literal[
-    "invalid_arguments", "unknown_tool", "not_found", "conflict",  # the call was at fault
-    "rate_limited", "timeout", "unavailable",  # the tool failed: an environment fault
-]  # fmt: skip
-FaultType = Literal["rate_limited", "timeout", "unavailable"]
+FaultType = Literal["rate_limited", "timeout", "unavailable"]  # the tool failed: an environment fault
+ErrorType = Literal["invalid_arguments", "unknown_tool", "not_found", "conflict", FaultType]  # first the call's faults
+MAX_FAULT_CHARACTERS = 2000
 Waited = TypeVar("Waited")
 TOO_MANY = "a message may make at most {} calls; this one and those after it were not made"
 REPLAY = "/replay "  # after it a user's stream has the number of its replay; before it, the episode's own stream
@@ -97,6 +96,7 @@ class EnvironmentFault(Exception):
     """The environment failed, not the model. `tool` is what failed: a tool, "server", "judge" or "user"."""
 
     def __init__(self, message: str, *, tool: str = "environment", type: FaultType = "unavailable"):
+        message = one_line(message, MAX_FAULT_CHARACTERS)  # it may quote a tool, whose line ends would forge ours
         super().__init__(message)
         self.message, self.tool, self.type = message, tool, type
         self.num_retries = 0

@@ -4,19 +4,19 @@ so a model can be fetched on another machine.
 
 from __future__ import annotations
 
-import gzip
 import os
 import re
-import shutil
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 
 from tasks.core.files import atomic_file
 from tasks.core.settings import load, read_params
 from tasks.core.terminal import warn
 from tasks.models.files import LINEAGE
-from tasks.tracking.aliases import find_discrepancies, open_registry, read_settled
+from tasks.tracking.aliases import find_discrepancies, open_registry, read_settled, refuse_edited_tags
+from tasks.tracking.history import read_history
+from tasks.tracking.journal import LostJournal
+from tasks.tracking.packed import unpack
 from tasks.tracking.registry import Registry
 from tasks.tracking.settings import REFUSED_IN_MODELS, TrackingSections, TrackingSettings
 from tasks.tracking.versions import ALIASES, TRAJECTORIES_FILE, Version
@@ -73,6 +73,15 @@ def check_alias(registry: Registry, alias: str | None, *, quietly: bool = False)
         tell(f"warning: {discrepancy.sentence}")
 
 
+def refuse_edited_version(registry: Registry, version: Version) -> None:
+    """ValueError where what verifies its files is not as recorded: they may be anybody's."""
+    try:
+        history = read_history(registry)
+    except LostJournal:  # `find_version` warned of it
+        return
+    refuse_edited_tags(history, version)
+
+
 def what_there_is(registry: Registry) -> str:
     numbers = registry.numbers()
     if not numbers:
@@ -93,15 +102,14 @@ def fetch_test_trajectories(uri: str, folder: Path) -> VersionEpisodes:
     """Unpack them to FOLDER/NAME-N.jsonl; ValueError where the version does not exist or has none."""
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # of one small file
     registry, version = find_version(uri)
+    refuse_edited_version(registry, version)
     file = folder / f"{_safe(version.model)}-{version.version}.jsonl"
-    packed = registry.read_lineage(version, TRAJECTORIES_FILE, Path.read_bytes)
-    if packed is None:
-        raise ValueError(
-            f"{version.name} has no {LINEAGE}/{TRAJECTORIES_FILE}, so its episodes cannot be compared. "
-            f"Name the evaluate folder of the run that made it instead."
-        )
-    with gzip.open(BytesIO(packed)) as source, atomic_file(file) as target, target.open("wb") as sink:
-        shutil.copyfileobj(source, sink)
+    with atomic_file(file) as target:
+        if registry.read_lineage(version, TRAJECTORIES_FILE, lambda packed: unpack(packed, target)) is None:
+            raise ValueError(
+                f"{version.name} has no {LINEAGE}/{TRAJECTORIES_FILE}, so its episodes cannot be compared. "
+                f"Name the evaluate folder of the run that made it instead."
+            )
     return VersionEpisodes(version, file)
 
 

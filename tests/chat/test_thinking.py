@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
+import time
 from pathlib import Path
 
 import pytest
 
 from tasks.chat.format import ChatFormat, load_chat
-from tasks.chat.thinking import HARMONY, MARKS, after_thought
+from tasks.chat.thinking import HARMONY, MARKS, ThoughtMarks, after_thought
 from tasks.models.settings import PLAIN_TEMPLATE, TemplateSettings
 from tasks.models.template import state_template
 from tests import tiny
@@ -116,6 +118,34 @@ def test_several_thoughts_of_harmony_are_one() -> None:
     text = "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b<|end|>c"
     assert HARMONY.split(text, is_open=False) == (["a", "b"], "c")
     assert THINK.split("<think>a</think>\n\n<think>b</think>c", is_open=False) == (["a", "b"], "c")
+
+
+def by_copies(marks: ThoughtMarks, text: str, *, is_open: bool) -> tuple[list[str], str]:
+    """`split` as one would write it, with a copy of the rest for each thought."""
+    thoughts, message = list[str](), text
+    while is_open or message.lstrip().startswith(marks.opening) or _ends_the_first(marks, message, thoughts):
+        thought, _, message = message.partition(marks.closing)
+        thoughts.append(thought.strip().removeprefix(marks.opening).strip())
+        message, is_open = message.removeprefix(marks.after).lstrip("\n"), False
+    return thoughts, message
+
+
+def _ends_the_first(marks: ThoughtMarks, message: str, thoughts: list[str]) -> bool:
+    return not thoughts and marks.ends_thoughts_only and marks.closing in message
+
+
+@pytest.mark.parametrize("marks", MARKS, ids=lambda marks: marks.closing)
+def test_thoughts_are_found_by_place_as_by_copies_and_in_time_that_grows_with_their_number(marks: ThoughtMarks) -> None:
+    draw = random.Random(7)
+    pieces = [marks.opening, marks.closing, marks.after, "\n", " ", "\x1c", "a", "<tool_call>"]
+    for _ in range(5000):
+        text = "".join(draw.choices(pieces, k=draw.randrange(9)))
+        for is_open in (False, True):
+            assert marks.split(text, is_open=is_open) == by_copies(marks, text, is_open=is_open), text
+    begun = time.process_time()
+    thoughts, _ = marks.split(f"{marks.opening}{marks.closing}{marks.after}" * 100_000, is_open=False)
+    assert len(thoughts) == 100_000
+    assert time.process_time() - begun < 5  # by copies: a minute
 
 
 # What is given and what is the model's own of a demonstrated message "Hi." without a thought, and with "T".

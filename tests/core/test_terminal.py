@@ -62,12 +62,18 @@ def test_lines_bars_logs_and_tracebacks_show_it_too(capsys: pytest.CaptureFixtur
         "import logging, warnings; from tasks.pipeline.cli_errors import one_line_errors\n"
         "with one_line_errors(debug=True):\n"
         f"    logging.getLogger('a library').warning('said %s', {HOSTILE!r})\n"
+        f"    try: raise KeyError({HOSTILE!r} + 'postgresql://me:hunter2@db/x')\n"
+        "    except KeyError: logging.getLogger('a library').exception('it failed', stack_info=True)\n"
+        f"    try: raise OSError({HOSTILE!r})\n"
+        "    except OSError as error: logging.getLogger('a library').error('no trace', exc_info=error)\n"
         f"    raise RuntimeError({HOSTILE!r})\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     assert f"said {SEEN}\n" in done.stderr
     assert f"RuntimeError: {SEEN}\n" in done.stderr
+    assert f"OSError: {SEEN}\n" in done.stderr and "KeyError: " in done.stderr
+    assert "hunter2" not in done.stderr and not set(done.stderr) & set("\x1b\x07\x9b\u202e\r\0")
 
 
 def test_a_log_gets_a_line_a_minute_and_fewer_as_the_hours_pass(

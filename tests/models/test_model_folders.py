@@ -259,6 +259,51 @@ def test_an_adapter_with_a_tensor_too_few_or_too_many_is_refused(adapter: Path, 
     assert "\n" not in str(error.value)
 
 
+def test_a_link_brings_no_file_from_elsewhere_into_the_registry(folder: Path, tmp_path: Path) -> None:
+    """Links within the folder, to Hugging Face's cache and to DVC's stay what they are."""
+    (folder / "original").mkdir()
+    shutil.copy(folder / "tokenizer_config.json", folder / "original" / "config.json")
+    plain = folder_hash(folder)
+    for name, place in {
+        "config.json": "blobs/" + "a1" * 20,
+        SINGLE: "blobs/" + "b2" * 32,
+        "tokenizer.json": ".dvc/cache/files/md5/c3/" + "c3" * 15,
+    }.items():
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).rename(tmp_path / place)
+        (folder / name).symlink_to(os.path.relpath(tmp_path / place, folder))
+    (folder / "original" / "config.json").unlink()
+    (folder / "original" / "config.json").symlink_to("../tokenizer_config.json")
+    assert folder_hash(folder) == plain
+    (tmp_path / "id_rsa").write_text("a key", encoding="utf-8")
+    for name in ("vocab.txt", "original/notes"):
+        (folder / name).symlink_to(tmp_path / "id_rsa")
+        for read in (folder_hash, model_config, load_tokenizer):
+            pointer = tmp_path / "pointer"
+            pointer.mkdir(exist_ok=True)
+            (pointer / "pointer.json").write_text(json.dumps({"path": str(folder), "folder_hash": plain}))
+            with pytest.raises(ValueError, match=rf"{name}: is a link to .*id_rsa.* cp -rL {folder} COPY") as error:
+                read(pointer)
+            assert "\n" not in str(error.value)
+        (folder / name).unlink()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "names", [("pointer.json",), ("base.json",), ("pointer.json", "base.json"), ("base.json",) * 3]
+)
+def test_pointers_that_lead_in_a_circle_are_refused_in_one_line(names: tuple[str, ...], tmp_path: Path) -> None:
+    folders = [tmp_path / str(number) for number in range(len(names))]
+    for folder, name, target in zip(folders, names, [*folders[1:], folders[0]], strict=True):
+        folder.mkdir()
+        (folder / name).write_text(json.dumps({"path": str(target), "folder_hash": "x"}))
+        (folder / "adapter_model.safetensors").touch()
+    for read in (folder_hash, weights_hash, model_config, load_tokenizer, load_config):
+        with pytest.raises(ValueError, match="leads back to") as error:
+            read(folders[0])
+        assert "\n" not in str(error.value)
+
+
 def test_half_an_adapter_is_one_line(adapter: Path) -> None:
     file = adapter / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:300])

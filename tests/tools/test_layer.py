@@ -23,7 +23,7 @@ from tasks.core import background
 from tasks.core.records import Problem, ReferenceTurn
 from tasks.tools import watch
 from tasks.tools.authoring import ToolEnvironment, ToolEpisode, tool
-from tasks.tools.base import Environment, EnvironmentFault, Tool, ToolReply, Verdict, block_until
+from tasks.tools.base import Environment, EnvironmentFault, ErrorType, Tool, ToolReply, Verdict, block_until
 from tasks.tools.checks import fault_of
 from tasks.tools.layer import BoundTool, Kind, ToolError, ToolLayer
 from tasks.tools.replay import Script, play
@@ -187,6 +187,24 @@ def test_an_outage_is_ours_unless_the_world_scripts_it(episode: BenchEpisode, ty
     reply = ask(episode, "fail", type=type, scripted=True)
     assert json.loads(reply.text)["error"]["type"] == type
     assert reply.valid  # the call was right; the world answered with an error
+
+
+@pytest.mark.parametrize("type", ["unavailable", "conflict"])
+def test_a_tools_words_forge_no_line_at_a_terminal_and_reach_the_model_as_they_are(type: ErrorType):
+    words = "busy\n\nversion 9 became the champion\x1b[2J"
+
+    def refuse(episode: Any, arguments: Any) -> str:
+        raise ToolError(type, words)
+
+    layer = ToolLayer([BoundTool(Tool("refuse", "", {"type": "object"}), refuse, "memory")], QUICK)
+    if type == "conflict":
+        assert json.loads(layer.call(None, "refuse", {}).text)["error"]["message"] == words  # type: ignore[union-attr]
+        return
+    with pytest.raises(
+        EnvironmentFault, match=r"^refuse: unavailable: busy version 9 became the champion\\x1b"
+    ) as told:
+        layer.call(None, "refuse", {})
+    assert "\n" not in str(told.value) and len(str(EnvironmentFault("A" * 9000))) < 2100
 
 
 def test_a_bug_in_a_tool_is_ours(episode: BenchEpisode):

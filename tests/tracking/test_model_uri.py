@@ -12,6 +12,7 @@ import yaml
 from tasks.commands.policies import find_policy
 from tasks.core.settings import Paths
 from tasks.models.files import files_hash
+from tasks.tracking import packed
 from tasks.tracking.aliases import lock_registry, make_champion
 from tasks.tracking.registry import Registry
 from tests.measurement.synthetic import trajectory
@@ -63,6 +64,12 @@ def test_a_version_is_a_source_by_alias_and_by_number(registry: Registry, projec
         assert len(source.trajectories.read_text("utf-8").splitlines()) == 2
 
 
+def test_a_tag_that_is_no_seed_is_none(registry: Registry, project: Paths):
+    for seed in ("--5", "²", "9" * 5000):
+        registry.client.set_model_version_tag("travel-desk-agent", "1", "seed", seed)
+        assert find_policy("models:/travel-desk-agent/1", project).seed is None
+
+
 def test_a_version_without_trajectories_with_altered_ones_and_none_at_all_are_one_line_each(
     registry: Registry, project: Paths
 ):
@@ -80,3 +87,26 @@ def test_a_version_without_trajectories_with_altered_ones_and_none_at_all_are_on
             find_policy(reference, project)
         assert "\n" not in str(caught.value)
     assert not list((project.artifacts / "fetched").glob("*"))
+
+
+def test_episodes_altered_with_the_tag_that_verifies_them_are_refused_as_fetch_does(registry: Registry, project: Paths):
+    registry.client.set_model_version_tag("travel-desk-agent", "1", "lineage_files", "{}")
+    with pytest.raises(ValueError, match=r"what verifies its files is not as recorded \(tag lineage_files\)"):
+        find_policy("models:/travel-desk-agent/1", project)
+
+
+def test_what_unpacks_to_more_than_a_hundred_times_its_size_is_refused_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """3,000,000 spaces are 3 kB of gzip."""
+    file, target = tmp_path / "packed", tmp_path / "rows.jsonl"
+    file.write_bytes(gzip.compress(b" " * 3_000_000))
+    assert packed.unpack(file, target).stat().st_size == 3_000_000  # less than is always unpacked
+    monkeypatch.setattr(packed, "ALWAYS_BYTES", 1000)
+    with pytest.raises(ValueError, match=r"packed: unpacks to more than .* bytes") as caught:
+        packed.unpack(file, target)
+    assert "\n" not in str(caught.value) and target.stat().st_size <= 100 * file.stat().st_size
+    for damaged in (b"no gzip", gzip.compress(b"cut short")[:-9], gzip.compress(b"x")[:12] + b"\xff" * 20):
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match="is no whole gzip file"):
+            packed.unpack(file, target)

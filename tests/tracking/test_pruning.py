@@ -250,6 +250,13 @@ def test_what_lineages_need_of_dvcs_cache_is_asked_of_every_name_that_was_traine
     assert sorted(_lineage_locks(registry)) == [f"{LOCK}# a\n", f"{LOCK}# b\n"]
 
 
+def test_a_version_whose_lineage_was_unlisted_in_mlflow_frees_nothing(registry: Registry):
+    promote("a")
+    registry.client.set_model_version_tag(MODEL, "1", "lineage_files", "{}")
+    with pytest.raises(ValueError, match=r"not as recorded \(tag lineage_files\)"):
+        list(_lineage_locks(registry))
+
+
 def test_where_a_versions_lineage_is_gone_dvcs_cache_stays_and_that_is_said(
     registry: Registry, capsys: pytest.CaptureFixture[str]
 ):

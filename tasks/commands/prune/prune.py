@@ -36,6 +36,7 @@ from tasks.storage.inputs import at_endpoint
 from tasks.storage.settings import PathsSettings, StorageSettings
 from tasks.tracking.aliases import open_registry
 from tasks.tracking.connection import mlflow_errors
+from tasks.tracking.model_uri import refuse_edited_version
 from tasks.tracking.pruning import find_unneeded, remove_unneeded
 from tasks.tracking.registry import Registry
 from tasks.tracking.settings import TrackingSettings
@@ -197,6 +198,7 @@ def _lineage_locks(registry: Registry) -> Iterator[str]:
         for version in versions_of_experiment(registry):
             if version.model not in registries:
                 registries[version.model] = Registry(registry.settings, version.model)
+            refuse_edited_version(registries[version.model], version)  # or what it needs would seem needless
             content = registries[version.model].read_lineage(version, "dvc.lock", Path.read_bytes)
             if content:
                 yield content.decode()

@@ -6,6 +6,8 @@ says which version wrote it. SIGTERM and Ctrl-C answer what came and end with st
 
 from __future__ import annotations
 
+import json
+import shlex
 import signal
 import threading
 from collections.abc import Iterator
@@ -20,7 +22,7 @@ from tasks.core.child_processes import own_guardian
 from tasks.core.secrets import read_secret
 from tasks.core.settings import load, load_paths, read_params
 from tasks.core.terminal import tell
-from tasks.core.text import counted, one_line
+from tasks.core.text import counted, one_line, printable
 from tasks.pipeline.order import check_params, prepare_process
 from tasks.pipeline.settings import ServeSettings
 from tasks.stages.evaluate.settings import EvaluateSections
@@ -49,7 +51,7 @@ def serve(source: str, *, record: Path | None = None, port: int | None = None, a
         model = open_source(source, folder, address, decision=paths.stage("promote") / PAGE_FILE)
         serving = Serving(model, settings.plays["test"], options, keys=keys, record=record)
         with ended_by_signals() as ending, serving:
-            tell("\n".join(_opening(serving, options, record)))
+            tell("\n".join(map(printable, _opening(serving, options, record))))
             while not ending.wait(LOOK_SECONDS) and serving.loop.fault is None:
                 continue
             tell("ending: what came is answered, and nothing further is taken")
@@ -121,5 +123,6 @@ def _opening(serving: Serving, options: ServeSettings, record: Path | None) -> I
     header = f' -H "Authorization: Bearer ${key}"' if key else ""
     yield ""
     yield f"curl {serving.gateway.openai_url}/chat/completions{header} -H 'Content-Type: application/json' \\"
-    yield f'  -d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}\''
+    asked = {"model": model, "messages": [{"role": "user", "content": "Hello"}]}
+    yield f"  -d {shlex.quote(json.dumps(asked))}"
     yield ""

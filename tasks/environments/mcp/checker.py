@@ -85,7 +85,7 @@ def run_checker(
         if faults:
             raise faults[0] from None
         if isinstance(error, ToolError):
-            raise EnvironmentFault(f"{error.message} {REFUSED}", tool=asked) from None
+            raise EnvironmentFault(f"{one_line(error.message)} {REFUSED}", tool=asked) from None
         after = f"; call_tool({asked!r}) last answered {one_line(repr(replied), MAX_REPLY)}" if asked else ""
         told = f"problem {problem.id!r}: it raised {type(error).__name__}: {one_line(error)}{after}"
         raise EnvironmentFault(told, tool="checker") from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from tasks.core.records import ToolCall
@@ -59,19 +59,15 @@ def read_messages(messages: Sequence[Message]) -> list[Said]:
     """Messages of one assistant that follow each other are one, and replies are in the order of the calls that they
     answer. ProtocolError where one is none of chat completions.
     """
+    read = [_read(message, f"messages[{number}]") for number, message in enumerate(messages)]
     said: list[Said] = []
-    for number, message in enumerate(messages):
-        one = _read(message, f"messages[{number}]")
-        if one.role == "assistant" and said and said[-1].role == "assistant":
-            text = "\n\n".join(filter(None, (said[-1].text, one.text)))
-            said[-1] = Said("assistant", text, said[-1].calls + one.calls, said[-1].ids + one.ids)
-        elif one.role != "system" or one.text:
-            said.append(one)
-    ordered: list[Said] = []
-    for is_reply, block in groupby(said, key=lambda message: message.role == "tool"):
+    for role, block in groupby((one for one in read if one.role != "system" or one.text), key=lambda one: one.role):
         run = list(block)
-        ordered += _in_order_of_calls(ordered[-1].ids if ordered else (), run) if is_reply else run
-    return ordered
+        if role == "assistant":
+            said.append(_join(run))
+        else:
+            said += _in_order_of_calls(said[-1].ids if said else (), run) if role == "tool" else run
+    return said
 
 
 def prefix_hashes(said: Sequence[Said]) -> list[int]:
@@ -116,11 +112,22 @@ def _read_call(field: Any, where: str) -> ToolCall:
     return call
 
 
+def _join(run: Sequence[Said]) -> Said:
+    """Answers in a row as one, in one step: calls are written as JSON for each Said."""
+    if len(run) == 1:
+        return run[0]
+    text = "\n\n".join(filter(None, (one.text for one in run)))
+    calls = chain.from_iterable(one.calls for one in run)
+    ids = chain.from_iterable(one.ids for one in run)
+    return Said("assistant", text, tuple(calls), tuple(ids))
+
+
 def _in_order_of_calls(calls: Sequence[str], replies: list[Said]) -> list[Said]:
     """By the ids of the calls before them; where those do not tell each reply its call, in the order they came in."""
     ids = [reply.ids[0] for reply in replies]
-    is_told = len({*calls}) == len(calls) and len({*ids}) == len(ids) and {*ids} <= {*calls}
-    numbers = [calls.index(id) for id in ids] if is_told else range(len(ids))
+    place = {call: number for number, call in enumerate(calls)}
+    is_told = len(place) == len(calls) and len({*ids}) == len(ids) and {*ids} <= place.keys()
+    numbers = [place[id] for id in ids] if is_told else range(len(ids))
     numbered = [replace(reply, number=number) for reply, number in zip(replies, numbers, strict=True)]
     return sorted(numbered, key=lambda reply: reply.number)
 

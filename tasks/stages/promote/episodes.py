@@ -6,8 +6,6 @@ They count only if their bytes have the recorded hash. A killed measurement goes
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -24,6 +22,8 @@ from tasks.core.terminal import tell, warn
 from tasks.rollouts.settings import PlaySettings
 from tasks.stages.evaluate.measurement_key import Parts, differing_parts, key_of, list_parts
 from tasks.stages.evaluate.results import read_episodes
+from tasks.tracking.model_uri import refuse_edited_version
+from tasks.tracking.packed import unpack
 from tasks.tracking.versions import DECISION_FILE, TRAJECTORIES_FILE, Version
 
 if TYPE_CHECKING:
@@ -143,13 +143,14 @@ def _read_registered(registry: Registry, version: Version) -> list[Trajectory] |
 
 
 def _unpack(file: Path) -> list[Trajectory]:
-    with gzip.open(file, "rt", encoding="utf-8") as stream:
-        return [Trajectory.from_row(json.loads(line)) for line in stream]
+    with TemporaryDirectory() as folder:
+        return read_episodes(unpack(file, Path(folder) / "episodes.jsonl"))
 
 
 def _read_lineage(registry: Registry, version: Version, name: str, read: Callable[[Path], Content]) -> Content | None:
     """None, with a warning, for a file that is gone or altered."""
     try:
+        refuse_edited_version(registry, version)
         return registry.read_lineage(version, name, read)
     except ValueError as error:
         warn(f"warning: {error} It is not used.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -10,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tasks.core import json_text
 from tasks.core.text import encodable
 
-CODE_BLOCK = re.compile(r"\s*```(?:json)?\s*\n(.*)\n\s*```\s*", re.DOTALL)
+FENCE = "```"
 MAX_REASON_CHARACTERS = 2000
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -41,9 +40,14 @@ def read_opinion(said: str | None) -> Opinion:
     """ValueError unless it is one JSON object of the schema. The one repair: it may be in a Markdown code block, which
     models add where no schema constrains them.
     """
-    text = said or ""
-    block = CODE_BLOCK.fullmatch(text)
-    value = json_text.parse(encodable(block[1] if block else text))
+    value = json_text.parse(encodable(_without_fence(said or "")))
     if isinstance(value, dict) and isinstance(value.get("reason"), str):
         value["reason"] = encodable(value["reason"])[:MAX_REASON_CHARACTERS]
     return Opinion.model_validate(value)
+
+
+def _without_fence(text: str) -> str:
+    """By lines: a regular expression takes minutes for a page of line ends."""
+    first, _, rest = text.strip().partition("\n")
+    content, _, last = rest.rpartition("\n")
+    return content if first.rstrip() in (FENCE, f"{FENCE}json") and last.strip() == FENCE else text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,11 +23,12 @@ from tests.conftest import ROOT
 from tests.profiles import profile_params
 
 pytestmark = pytest.mark.slow
+AGENT = "bob's-$(agent)"
 
 
 def test_sigterm_answers_what_came_and_ends_with_0(tmp_path: Path):
     model = tiny.model_folder(
-        tmp_path / "agent", embedded=tiny.EMBEDDED.model_copy(update={"max_position_embeddings": 1024})
+        tmp_path / AGENT, embedded=tiny.EMBEDDED.model_copy(update={"max_position_embeddings": 1024})
     )
     params = profile_params("demo")
     params["serve"] |= {"key_variable": "AGENT_KEY", "port": 0}
@@ -40,13 +42,15 @@ def test_sigterm_answers_what_came_and_ends_with_0(tmp_path: Path):
     )
     try:
         assert process.stdout is not None
-        told = "".join(takewhile(str.strip, iter(process.stdout.readline, ""))) + process.stdout.readline()
+        told = "".join(takewhile(str.strip, iter(process.stdout.readline, "")))
+        command = "".join(takewhile(str.strip, iter(process.stdout.readline, "")))
         url = re.search(r"http://127\.0\.0\.1:\d+", told)
-        assert url and re.search(r"serving agent@[0-9a-f]{12} as agent\n", told)
-        assert "RECORDING  every conversation is written to served" in told and "Bearer $AGENT_KEY" in told
-        assert "k-1234-5678" not in told
+        assert url and re.search(rf"serving {re.escape(AGENT)}@[0-9a-f]{{12}} as {re.escape(AGENT)}\n", told)
+        assert "RECORDING  every conversation is written to served" in told and "Bearer $AGENT_KEY" in command
+        assert json.loads(shlex.split(command.replace("\\\n", ""))[-1])["model"] == AGENT
+        assert "k-1234-5678" not in told + command
         with ThreadPoolExecutor(8) as pool:
-            asked = [pool.submit(ask, url[0], [user("hello")], model="agent", key="k-1234-5678") for _ in range(8)]
+            asked = [pool.submit(ask, url[0], [user("hello")], model=AGENT, key="k-1234-5678") for _ in range(8)]
             until(lambda: _num_come(url[0]) == 8)
             process.send_signal(signal.SIGTERM)
             replies = [one.result() for one in asked]

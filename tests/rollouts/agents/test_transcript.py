@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -347,3 +348,21 @@ def num_steps_of_an_editor(num_turns: int) -> int:
 def test_work_grows_with_the_square_of_the_turns_where_an_agent_edits_its_history():
     """It sends n messages in each of n turns. Compared with each of n recorded ones, it was eight times as much."""
     assert num_steps_of_an_editor(48) < 4.5 * num_steps_of_an_editor(24)
+
+
+def called(number: int) -> dict[str, Any]:
+    return {"id": f"c{number}", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
+
+
+@pytest.mark.slow
+def test_a_long_request_is_read_and_written_in_time_that_grows_with_its_messages():
+    """Of 1 to 4 MB; a request may have 8. The square of their number takes half a minute, on the engine's thread."""
+    row = [{"role": "assistant", "content": "", "tool_calls": [called(number)]} for number in range(8000)]
+    parallel = {"role": "assistant", "content": "", "tool_calls": [called(number) for number in range(30_000)]}
+    replies = [reply("sunny", f"c{number}") for number in reversed(range(30_000))]
+    chat = ChatFormat(tiny.tokenizer(tiny.EMBEDDED), source="test")
+    begun = time.process_time()
+    assert len(said.read_messages(row)) == 1
+    assert said.read_messages([parallel, *replies])[-1].number == 29_999
+    assert Transcript(chat).place([user(f"q{number:07}") for number in range(20_000)]).is_new
+    assert time.process_time() - begun < 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -147,9 +148,21 @@ def test_a_cut_answer_names_the_setting_that_cut_it(endpoint: Endpoint, tmp_path
 
 def test_a_code_block_around_the_answer_is_the_one_thing_that_is_repaired() -> None:
     assert read_opinion(f"```json\n{opinion()}\n```\n") == Opinion.model_validate_json(opinion())
-    with pytest.raises(ValueError):
-        read_opinion(f"Here it is: {opinion()}")
+    assert read_opinion(f"\n ``` \n\n{opinion()}\n\n ```") == Opinion.model_validate_json(opinion())
+    for said in (f"Here it is: {opinion()}", f"```json\n{opinion()}", f"```py\n{opinion()}\n```", "```", "```\n```"):
+        with pytest.raises(ValueError):
+            read_opinion(said)
     assert len(read_opinion(opinion(reason="a" * 9000)).reason) == 2000
+
+
+@pytest.mark.parametrize(
+    "said", ["```json" + "\n" * 100_000 + "x", "```" + " \n" * 50_000 + "```", " " * 100_000 + "x"]
+)
+def test_an_answer_of_nothing_but_line_ends_stops_no_other_episode(said: str) -> None:
+    begun = time.process_time()
+    with pytest.raises(ValueError):
+        read_opinion(said)
+    assert time.process_time() - begun < 1  # of 3,000 line ends, a regular expression took minutes
 
 
 @pytest.mark.slow
