@@ -183,7 +183,7 @@ def _tell_ending(
     model = params["promote"]["model_name"]
     tags = [tag for tag in run.tags if tag != WAITING.lower()]
     client.update_flow_run(run.id, tags=list(dict.fromkeys([*tags, str(ended.name).lower()])))
-    show_decision(model, load_paths(params))
+    show_decision(model, load_paths(params), run_id=run.id)
     if not is_promotion_told(client, model, question.version, question.decided_at):
         emit_verdict(model, ended, question.version)
 

@@ -15,6 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from prefect.artifacts import (
+    Artifact,
     create_markdown_artifact,
     create_progress_artifact,
     create_table_artifact,
@@ -86,10 +87,11 @@ def show_results(
     show_places(model, paths, run_id=run_id, run_page=run_page)
 
 
-def show_decision(model: str, paths: Paths) -> None:
+def show_decision(model: str, paths: Paths, *, run_id: UUID | None = None) -> None:
+    """On the page of this run, or of another one that made it."""
     with suppress(Exception):
-        decision = read_json(paths.stage("promote") / DECISION_FILE)
-        create_markdown_artifact(describe_decision(decision), key=artifact_key(model, "decision"))
+        told = describe_decision(read_json(paths.stage("promote") / DECISION_FILE))
+        Artifact(type="markdown", key=artifact_key(model, "decision"), data=told, flow_run_id=run_id).create()
 
 
 def show_places(model: str, paths: Paths, *, run_id: str, run_page: str | None) -> None:

@@ -129,7 +129,7 @@ def restore(file: Path, *, force: bool) -> Iterator[str]:
         with unfinished(places.mlflow, again):
             aside = _move_aside(places)
             _move_in(staged, places)
-    yield f"{places.mlflow} is as it was when {file} was written"
+    yield f"{as_shell_sees(places.mlflow)} is as it was when {file} was written"
     if aside is not None:
         yield f"what was there before is in {as_shell_sees(aside)}"
     for model in unreadable:

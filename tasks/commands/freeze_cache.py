@@ -8,12 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from tasks.commands.outputs import first_json, refuse_to_replace
-from tasks.core.custom_code import custom_folder
 from tasks.core.files import file_hash
 from tasks.core.settings import Settings, load, read_params
 from tasks.core.text import counted
 from tasks.core.urls import is_url
 from tasks.environments.settings import EnvironmentSettings
+from tasks.storage.settings import PathsSettings
 from tasks.tools.cache.store import KEY, Entry, ToolStore, read_frozen, write_frozen
 from tasks.tools.settings import CacheSettings, check_is_custom
 
@@ -21,16 +21,18 @@ WHERE_NONE_IS_NAMED = "tool_cache.jsonl"  # in paths.custom
 
 
 class FreezeSections(Settings):
+    paths: PathsSettings
     environment: EnvironmentSettings
 
 
 def freeze(path: Path | None) -> list[str]:
     """Write the cache to `path`, or where it was frozen before; returns the lines to print."""
-    cache = load(FreezeSections, read_params()).environment.cache
+    settings = load(FreezeSections, read_params())
+    cache, folder = settings.environment.cache, Path(settings.paths.custom)
     named = None if cache.frozen is None or is_url(cache.frozen) else Path(cache.frozen)
-    path = path or named or custom_folder() / WHERE_NONE_IS_NAMED
-    check_is_custom(str(path))
-    refuse_to_replace(path, kind="a frozen cache", is_own=_is_frozen, remedy="Name a new file in tasks/custom.")
+    path = path or named or folder / WHERE_NONE_IS_NAMED
+    check_is_custom(str(path), folder)
+    refuse_to_replace(path, kind="a frozen cache", is_own=_is_frozen, remedy=f"Name a new file in {folder}.")
     entries = recorded(cache)
     if not entries:
         raise ValueError(

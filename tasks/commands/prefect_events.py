@@ -6,13 +6,8 @@ import os
 import subprocess
 import sys
 
-from tasks.core.files import read_json
-from tasks.core.settings import load, load_paths, read_params
 from tasks.core.terminal import warn
 from tasks.pipeline.run_lock import FLOW_VARIABLE
-from tasks.stages.promote.approvals import ApprovalSections
-from tasks.stages.promote.record import OUTCOME_FILE
-from tasks.tracking.aliases import current_champion, open_registry
 
 EVENT_SECONDS = 60.0  # to emit it, of which Prefect's import takes most
 
@@ -32,6 +27,10 @@ def tell_prefect(event: str, model: str, version: int, told: str) -> None:
 
 def tell_promotion() -> None:
     """After `promote` or `promote --force`; nothing where it made no champion."""
+    from tasks.core.files import read_json
+    from tasks.core.settings import load_paths, read_params
+    from tasks.stages.promote.record import OUTCOME_FILE
+
     if not _is_heard():
         return
     outcome = read_json(load_paths(read_params()).stage("promote") / OUTCOME_FILE)
@@ -42,6 +41,10 @@ def tell_promotion() -> None:
 
 def tell_approval(told: str) -> None:
     """After `promote --approve`, in any folder that names the registry."""
+    from tasks.core.settings import load, read_params
+    from tasks.stages.promote.approvals import ApprovalSections
+    from tasks.tracking.aliases import current_champion, open_registry
+
     if not _is_heard():
         return
     settings = load(ApprovalSections, read_params())

@@ -41,6 +41,7 @@ def new(folder: Path, profiles: Sequence[str], model: str | None) -> Iterator[st
     if _needs_params(folder / PARAMS_FILE, text, is_asked=bool(profiles or model)):
         with chdir(folder):
             yield write_params(text, f"the profile {' with '.join(names)}", PROFILES)[0]
+    yield from _mistakes(folder)
     shown = shlex.quote(str(folder))
     yield f"{folder} is a workspace: python -m tasks --workspace {shown} …, or in that folder without the option"
 
@@ -77,6 +78,15 @@ def _params_text(profiles: Sequence[str], model: str | None) -> str:
         text = merge(text, overlay, source=Path("--model"))
     check_params(parse_params(text, PARAMS_FILE))
     return text
+
+
+def _mistakes(folder: Path) -> Iterator[str]:
+    """Of params that were kept and are of an earlier version: no stage would begin with them."""
+    with chdir(folder):
+        try:
+            check_params()
+        except ValueError as error:
+            yield f"its params.yaml has to be corrected before a stage can run: {str(error).splitlines()[0]}"
 
 
 def _needs_params(file: Path, text: str, *, is_asked: bool) -> bool:

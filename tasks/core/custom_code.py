@@ -17,6 +17,7 @@ from tasks.core.import_graph import closure, module_file
 from tasks.core.settings import PARAMS_FILE, read_params
 
 CUSTOM = Path("tasks/custom")
+OF_DVC = ("paths.custom", "curate.source", "model.path")  # dvc.yaml names them, so they may be anywhere
 MODULE = re.compile(r"(tasks\.custom(?:\.\w+)+)(?::\w+)?", re.ASCII)
 
 
@@ -32,6 +33,8 @@ def unwatched(params: Mapping[str, Any], *, source: Path = PARAMS_FILE) -> list[
     folder = Path(params["paths"]["custom"])
     if folder == CUSTOM:
         return []
+    if not folder.is_dir():
+        return [f"{source}: paths.custom is {folder}, and there is no such folder. Make it, or write {CUSTOM}."]
     found = [
         f"{source}: {key} = {value!r} is in {CUSTOM} and not in paths.custom, {folder}, so no stage would see it "
         f"change. Move it there, or correct one of the two."
@@ -62,7 +65,7 @@ def _place(value: str) -> Path | None:
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(value, str):
-        if key != "paths.custom":
+        if key not in OF_DVC:
             yield key, value
         return
     named = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()

@@ -11,7 +11,7 @@ import shlex
 from pathlib import Path
 
 VARIABLE = "TURNWISE_WORKSPACE"
-SHELL_VARIABLE = "TURNWISE_SHELL_FOLDER"  # where a command with a workspace was started; for its children too
+ENTERED = "TURNWISE_ENTERED"  # that the shell is in another folder; for children too
 DVC_VARIABLE = "DVC_STAGE"  # DVC sets it for a stage's command, which belongs to the folder that DVC works in
 CODE = Path(__file__).resolve().parents[2]  # of this installation
 LINKED = ("tasks", "flows", "infra")  # of the code; dvc.yaml's deps, Prefect's entrypoints and profiles are in them
@@ -30,22 +30,16 @@ def enter_workspace(folder: Path | None) -> None:
         return
     chosen = (folder or Path(stated)).absolute()
     refuse_no_workspace(chosen)
-    os.environ.setdefault(SHELL_VARIABLE, os.getcwd())
+    os.environ[ENTERED] = "1"
     os.chdir(chosen)
     os.environ["PWD"] = str(chosen)
 
 
 def as_shell_sees(path: Path) -> str:
-    """A place as it is to be printed: as the shell finds it, which is in another folder where a workspace was entered.
-    The shorter of the absolute path and the one relative to there.
+    """A place as it is to be printed: whole where a workspace was entered, so that the shell, which is in another
+    folder, finds it, and so does the next command with that workspace.
     """
-    if SHELL_VARIABLE not in os.environ:
-        return str(path)
-    return min(os.path.relpath(path, shell_folder()), str(path.absolute()), key=len)
-
-
-def shell_folder() -> Path:
-    return Path(os.environ.get(SHELL_VARIABLE) or Path.cwd())
+    return str(path.absolute() if ENTERED in os.environ else path)
 
 
 def refuse_no_workspace(folder: Path) -> None:

@@ -117,7 +117,6 @@ def check_sources(params: dict[str, Any]) -> None:
     check_model_path(params["model"]["path"])
     check_family(params)
     for name, path, what in (
-        ("paths.custom", params["paths"]["custom"], "tasks/custom, or a folder that you made in it"),
         ("curate.source", params["curate"]["source"], "a JSONL file of problems, or tasks/environments/<name>"),
         (
             "environment.cache.frozen",

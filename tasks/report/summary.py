@@ -15,7 +15,7 @@ from tasks.core.files import read_json
 from tasks.core.settings import Paths
 from tasks.core.stages import STAGES
 from tasks.core.text import printable
-from tasks.core.workspace import as_shell_sees, shell_folder
+from tasks.core.workspace import as_shell_sees
 from tasks.measurement.points import difference_text
 from tasks.report.results import (
     POLICIES,
@@ -285,8 +285,8 @@ def _mlflow(paths: Paths) -> Iterator[str]:
         yield uri
     elif uri.startswith(SQLITE) and Path(uri.removeprefix(SQLITE)).exists():
         mlflow, database = Path(sys.executable).parent / "mlflow", as_shell_sees(Path(uri.removeprefix(SQLITE)))
-        if mlflow.is_relative_to(shell_folder()):
-            mlflow = mlflow.relative_to(shell_folder())
+        if mlflow.is_relative_to(Path.cwd()):
+            mlflow = mlflow.relative_to(Path.cwd())
         # For this machine only, whatever MLFLOW_HOST is, and without usage data.
         command = [str(mlflow), "ui", "--host", "127.0.0.1", "--backend-store-uri", f"{SQLITE}{database}"]
         yield f"MLFLOW_DISABLE_TELEMETRY=true {shlex.join(command)}"

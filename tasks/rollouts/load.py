@@ -19,12 +19,12 @@ from tasks.models.empty_model import check_attention
 from tasks.models.folders import load_model, model_config, stored_dtype
 from tasks.models.policy_weights import AdapterShape, PolicyWeights
 from tasks.models.settings import ComputeSettings, Dtype
-from tasks.models.torch_setup import find_device, free_unused, num_gpus, product_dtype
+from tasks.models.torch_setup import find_device, free_unused, product_dtype
 from tasks.rollouts.engine import AdjustableEngine, Engine, FixedWeights
 from tasks.rollouts.kept_models import KeptModels
 from tasks.rollouts.probe import compare_logp, probe_sequences
 from tasks.rollouts.prompt_room import check_prompts
-from tasks.rollouts.settings import MORE_ROOM, EngineSettings, PlaySettings, SamplingSettings
+from tasks.rollouts.settings import EngineSettings, PlaySettings, SamplingSettings
 from tasks.tools.base import Environment
 
 if TYPE_CHECKING:
@@ -75,8 +75,6 @@ def load_engine(
     `folder`, the adapter alone. Before such an engine starts, which takes minutes and the GPU, the architecture is
     checked.
     """
-    if fault := engine.own.crowd_fault(num_trainers=1, num_gpus=num_gpus(compute)):
-        raise ValueError(f"{fault}. {MORE_ROOM}")
     if engine.own.has_own_memory:
         check_attention(folder)
     module = importlib.import_module(f"tasks.engines.{engine.name}.engine")

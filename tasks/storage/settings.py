@@ -49,13 +49,13 @@ class PathsSettings(Settings):
     @field_validator("custom")
     @classmethod
     def _check_custom(cls, custom: str) -> str:
-        parts = Path(custom).parts
-        if parts[:2] != CUSTOM.parts or ".." in parts or not all(map(str.isidentifier, parts)):
+        parts = custom.split("/")
+        if parts[:2] != [*CUSTOM.parts] or not all(map(str.isidentifier, parts)):
             raise ValueError(
                 f"{custom!r} is not {CUSTOM} or a folder in it, whose names are such that Python can import what is "
                 f"there, so no stage could watch it. Write {CUSTOM}, or {CUSTOM}/my_agent"
             )
-        return Path(custom).as_posix()
+        return custom
 
     @field_validator("remote")
     @classmethod

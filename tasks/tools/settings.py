@@ -64,12 +64,12 @@ def _read_off(value: Any) -> Any:
     return "off" if value is False else value
 
 
-def check_is_custom(file: str) -> None:
-    """ValueError if the file is not in tasks/custom/."""
-    if CUSTOM not in Path(os.path.normpath(file)).parents:
+def check_is_custom(file: str, folder: Path = CUSTOM) -> None:
+    """ValueError if the file is not in tasks/custom/, or in a `folder` in it."""
+    if folder not in Path(os.path.normpath(file)).parents:
         raise ValueError(
-            f"{file!r} is not in {CUSTOM}/, so DVC would not see it change. Name a file in that folder, such as "
-            f"{CUSTOM / Path(file).name}"
+            f"{file!r} is not in {folder}/, so DVC would not see it change. Name a file in that folder, such as "
+            f"{folder / Path(file).name}"
         )
 
 

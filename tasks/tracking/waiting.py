@@ -140,8 +140,10 @@ def ending_of(registry: Registry, decided_at: str) -> Entry | None:
     return ended[-1] if ended else None
 
 
-def tag_answered_runs(registry: Registry, version: int, tags: Mapping[str, str]) -> None:
-    """Correct the tags of the flows' runs that ended while the decision about this version waited."""
+def tag_answered_runs(registry: Registry, version: int, decided_at: str, tags: Mapping[str, str]) -> None:
+    """Correct the tags of the flows' runs that ended while this decision about the version waited; an earlier one that
+    nobody answered is another. A run that found it waiting has a later time.
+    """
     with mlflow_errors(registry.settings):
         experiment = registry.client.get_experiment_by_name(registry.settings.experiment)
         where = (
@@ -149,6 +151,8 @@ def tag_answered_runs(registry: Registry, version: int, tags: Mapping[str, str])
             f"and tags.registered_version = '{version}'"
         )
         for run in registry.client.search_runs([experiment.experiment_id], where) if experiment else []:
+            if run.data.tags.get("decided_at", "") < decided_at:
+                continue
             for name, value in tags.items():
                 registry.client.set_tag(run.info.run_id, name, value)
 

@@ -56,11 +56,15 @@ def params(**changed: Any) -> dict[str, Any]:
     return found
 
 
+def test_a_folder_that_is_not_there_is_told_by_its_key(root: Path) -> None:
+    [told] = unwatched(params(paths={"custom": "tasks/custom/desks"}))
+    assert told.startswith("params.yaml: paths.custom is tasks/custom/desks, and there is no such folder")
+
+
 def test_what_is_in_the_agents_own_folder_is_watched(root: Path) -> None:
+    """And what dvc.yaml names itself, wherever it is."""
     assert custom_folder() == CUSTOM / "desk"
-    assert (
-        unwatched(params(environment={"settings": DESK}, curate={"source": "tasks/custom/desk/problems.jsonl"})) == []
-    )
+    assert unwatched(params(environment={"settings": DESK}, curate={"source": "tasks/custom/problems.jsonl"})) == []
 
 
 @pytest.mark.parametrize(
@@ -72,7 +76,7 @@ def test_what_is_in_the_agents_own_folder_is_watched(root: Path) -> None:
             {"environment": {"settings": {"command": ["python", "tasks/custom/serve.py"]}}},
             "environment.settings.command.1",
         ),
-        ({"curate": {"source": "tasks/custom/desk/../problems.jsonl"}}, "curate.source"),
+        ({"environment": {"settings": {"corpus": "tasks/custom/desk/../corpus.jsonl"}}}, "environment.settings.corpus"),
         ({"reward": {"parts": [{"function": "tasks.custom.desks.rewards:score"}]}}, "reward.parts.0.function"),
     ],
 )
@@ -102,9 +106,10 @@ def test_episodes_depend_on_the_agents_own_code_alone(root: Path) -> None:
     assert found == {CUSTOM / "desk" / "tickets.py", CUSTOM / "desk" / "words.py"}
 
 
-@pytest.mark.parametrize(
-    "folder", ["custom", "tasks/core", "tasks/custom/../core", "/tasks/custom", "tasks/custom/my-desk"]
-)
+NO_FOLDERS = ["custom", "tasks/core", "tasks/custom/../core", "/tasks/custom", "tasks/custom/my-desk", "./tasks/custom"]
+
+
+@pytest.mark.parametrize("folder", [*NO_FOLDERS, "tasks/custom/"])
 def test_only_a_folder_of_importable_names_in_tasks_custom_is_one(folder: str) -> None:
     changed = {**read_params(), "paths": {"artifacts": "artifacts", "custom": folder, "remote": None}}
     with pytest.raises(ValueError, match=r"paths\.custom: .* is not tasks/custom or a folder in it.*my_agent"):

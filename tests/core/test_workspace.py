@@ -14,7 +14,7 @@ import yaml
 from tasks.commands.workspace import new
 from tasks.core.console import SafeConsole
 from tasks.core.settings import Paths, read_params
-from tasks.core.workspace import CODE, LINKED, SHELL_VARIABLE, VARIABLE, as_shell_sees, enter_workspace, folder_of_code
+from tasks.core.workspace import CODE, ENTERED, LINKED, VARIABLE, as_shell_sees, enter_workspace, folder_of_code
 from tasks.pipeline.run_lock import AnotherRun, only_run
 from tasks.report.summary import print_places
 from tasks.stages.promote.record import print_decision
@@ -37,7 +37,7 @@ with only_run(Path("artifacts")):
 def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PWD", str(tmp_path))
-    for name in (VARIABLE, SHELL_VARIABLE):
+    for name in (VARIABLE, ENTERED):
         monkeypatch.setenv(name, "")  # so that what a test sets is gone after it
         monkeypatch.delenv(name)
 
@@ -141,20 +141,23 @@ def test_every_folder_of_code_that_the_graph_names_is_linked():
     assert folders and folders <= set(LINKED)
 
 
-def test_places_are_printed_as_the_shell_finds_them_also_by_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """From code/, whose neighbour is the workspace; a place far away is shorter as an absolute path."""
+def test_places_are_printed_as_the_shell_and_the_next_command_find_them_also_by_a_child(tmp_path: Path):
+    """A path after --workspace is relative to the workspace, and one in the shell to the shell's folder."""
     place = Path("artifacts/report/index.html")
     assert as_shell_sees(place) == "artifacts/report/index.html"  # without a workspace as it is
     list(new(Path("shop"), ["test"], None))
-    deep = tmp_path / "code/a/b/c/d/e/f/g/h/i/j/k/l/m/n/o/p/q/r/s/t/u/v/w/x/y/z"
-    deep.mkdir(parents=True)
-    for started_in, seen in ((tmp_path / "code", f"../shop/{place}"), (deep, str(tmp_path / "shop" / place))):
-        monkeypatch.delenv(SHELL_VARIABLE, raising=False)
-        monkeypatch.chdir(started_in)
-        enter_workspace(tmp_path / "shop")
-        assert as_shell_sees(place) == seen and (started_in / seen).resolve() == (tmp_path / "shop" / place).resolve()
-        enter_workspace(None)  # as a child does, which the variable tells the same
-        assert as_shell_sees(place) == seen
+    enter_workspace(tmp_path / "shop")
+    assert as_shell_sees(place) == str(tmp_path / "shop" / place)
+    enter_workspace(None)  # as a child does, which the variable tells the same
+    assert as_shell_sees(place) == str(tmp_path / "shop" / place)
+
+
+def test_a_workspace_whose_params_are_of_an_earlier_version_says_so_when_it_is_renewed(tmp_path: Path):
+    list(new(Path("shop"), ["test"], None))
+    params = tmp_path / "shop/params.yaml"
+    params.write_text(params.read_text().replace("  custom: tasks/custom ", "  #"))
+    told = list(new(Path("shop"), [], None))
+    assert "has to be corrected before a stage can run: params.yaml: paths.custom is missing" in told[0]
 
 
 def test_what_a_command_prints_of_a_workspace_is_found_from_its_shell(
@@ -172,13 +175,14 @@ def test_what_a_command_prints_of_a_workspace_is_found_from_its_shell(
     print_places(Paths("artifacts"), SafeConsole())
     print_decision(ROWS["promote"], Path("artifacts/promote/decision.html"), SafeConsole())
     told = capsys.readouterr().out
-    assert "../shop/artifacts/report/index.html" in told and "sqlite:///../shop/artifacts/mlflow/mlflow.db" in told
-    assert told.rstrip().endswith(": ../shop/artifacts/promote/decision.html")
+    shop = tmp_path / "shop"
+    assert f"{shop}/artifacts/report/index.html" in told and f"sqlite:///{shop}/artifacts/mlflow/mlflow.db" in told
+    assert told.rstrip().endswith(f": {shop}/artifacts/promote/decision.html")
     assert not [word for word in told.split() if word.startswith("artifacts/")]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     owner = subprocess.Popen([sys.executable, "-c", HOLD], env=WITH_CODE, **pipes)
     assert owner.stdout is not None and owner.stdout.readline()
-    with pytest.raises(AnotherRun, match=r"^\.\./shop/artifacts: another run"), only_run(Path("artifacts")):
+    with pytest.raises(AnotherRun, match=f"^{shop}/artifacts: another run"), only_run(Path("artifacts")):
         pass
     owner.kill()
     owner.communicate()

@@ -83,4 +83,5 @@ def test_a_run_whose_decision_was_approved_by_hand_says_so_everywhere_and_is_one
         "GET", "/artifacts/{key}/latest", path_params={"key": artifact_key(model, "decision")}
     )
     assert page.json()["data"].startswith("# promote: iteration-0010 became champion")
+    assert page.json()["flow_run_id"] == str(run.id)  # not of the flow that closed it
     assert emitted == ([] if is_told else ["turnwise.promoted"])

@@ -26,11 +26,11 @@ def _without_effect(settings: DoctorSections) -> Iterator[tuple[str, str]]:
     yield from _rate_not_reached("train", train, num_steps)
     if settings.assess.may_warm_start:
         yield from _rate_not_reached("warm_start", warm_start, warm_start.num_steps)
-    if train.reference_interval is not None and train.reference_interval > train.num_iterations:
+    if train.reference_interval is not None and train.reference_interval >= train.num_iterations > 1:
         yield (
             f"train.reference_interval is {train.reference_interval} and train.num_iterations {train.num_iterations}, "
-            f"so the reference never moves",
-            f"Set train.reference_interval to {train.num_iterations // 2 or 1} or less, or to null.",
+            f"so no update sees the reference move",
+            "Set train.reference_interval below train.num_iterations, or to null.",
         )
     if train.band.levels is not None and train.problem_sampler != "band":
         yield (

@@ -52,7 +52,7 @@ def threads(context: DoctorContext) -> Finding:
 def compiler(context: DoctorContext) -> Finding:
     found = find_compilers()
     compute = context.settings.compute
-    if compute.device == "cuda" or num_gpus(compute):
+    if compute.device == "cuda" or (compute.device == "auto" and num_gpus(compute)):
         return _compiler_of_kernels(context, found)
     if not found:
         return warned(f"no C compiler is on the PATH ({', '.join(COMPILERS)})", f"{SLOWER} without one. {INSTALL}.")
@@ -64,8 +64,9 @@ def compiler(context: DoctorContext) -> Finding:
 
 def _compiler_of_kernels(context: DoctorContext, found: list[str]) -> Finding:
     """Triton, by which FlexAttention and vLLM compile for a GPU, builds a module of Python in C."""
-    settings = context.settings
-    if settings.train.packing == "none" and not settings.engine.own.has_own_memory:
+    settings, engine = context.settings, context.settings.engine.own
+    compiles_elsewhere = not engine.has_own_memory or bool(getattr(engine, "urls", None))
+    if settings.train.packing == "none" and compiles_elsewhere:
         return passed("none is needed on a GPU with train.packing: none")
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not (found or os.environ.get("CC")):
@@ -102,7 +103,7 @@ def _crowd_fault(settings: DoctorSections) -> str | None:
     """Ray has a whole cluster, and of ranks that others start nobody knows here how many share this machine."""
     launcher = settings.launch.launcher
     num_trainers = settings.launch.num_trainers if launcher == "torchrun" else 1
-    if launcher == "ray":
+    if launcher == "ray" or not settings.engine.own.num_own_gpus:
         return None
     return settings.engine.own.crowd_fault(num_trainers=num_trainers, num_gpus=num_gpus(settings.compute))
 

@@ -29,6 +29,7 @@ from tasks.core.stages import STAGES
 from tasks.core.terminal import tell, warn
 from tasks.core.text import counted, first_few
 from tasks.core.urls import parse_url
+from tasks.core.workspace import as_shell_sees
 from tasks.pipeline.run_lock import only_run
 from tasks.pipeline.settings import PipelineSettings
 from tasks.stages.promote.settings import PromoteSettings
@@ -224,7 +225,8 @@ def _tell_what_stays(paths: Paths) -> None:
     folder = paths.stage("ablation")
     if folder.exists():
         size = decimal(_total_size(file for file in folder.rglob("*") if file.is_file()))
-        tell(f"{folder} ({size}) belongs to no run and is not looked at. Delete the folder if nobody needs it.")
+        place = as_shell_sees(folder)
+        tell(f"{place} ({size}) belongs to no run and is not looked at. Delete the folder if nobody needs it.")
 
 
 def freed(found: Iterable[Removal]) -> str:

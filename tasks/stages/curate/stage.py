@@ -19,6 +19,7 @@ from tasks.core.records import Demonstration, Problem
 from tasks.core.settings import Paths
 from tasks.core.terminal import tell, warn
 from tasks.core.text import counted, first_few
+from tasks.core.workspace import as_shell_sees
 from tasks.drift.leaks import REMEDY, find_leaks
 from tasks.drift.pin import Pin, is_strict, make_pin, play_probes, write_pin
 from tasks.drift.probes import choose_probes
@@ -114,7 +115,7 @@ def curate(settings: CurateSections, paths: Paths, environment: Environment) -> 
     tell(f"curate: {counts} problems, {len(shown):,} demonstrations{repeated}; {passed}")
     if num_duplicates := len(kept) - len(unique):
         tell(f"curate: {num_duplicates:,} of {len(rows):,} problems are duplicates of others and were left out")
-    tell(f"curate: the data card is {paths.stage('curate') / CARD}")
+    tell(f"curate: the data card is {as_shell_sees(paths.stage('curate') / CARD)}")
     warn_of_missing_categories(missing_categories(unique, options, halves=halves))
     if options.num_demonstrations and environment.expert() is None:
         warn_of_undemonstrated(replays, experts, [problem for problem, _ in demonstrations])

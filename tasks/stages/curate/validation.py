@@ -16,6 +16,7 @@ from tasks.core.files import atomic_folder, write_json, write_text
 from tasks.core.pages import render
 from tasks.core.terminal import warn
 from tasks.core.text import first_few, one_line
+from tasks.core.workspace import as_shell_sees
 from tasks.stages.curate.expectations import Check
 
 Table = list[dict[str, Any]]
@@ -68,7 +69,7 @@ def act_on_failures(results: list[CheckResult], *, source: str, folder: Path) ->
     critical = [result for result in failures if result.check.is_critical]
     for result in failures:
         if not critical:
-            warn(f"warning: {_told(result, source)} All results: {folder / PAGE}.")
+            warn(f"warning: {_told(result, source)} All results: {as_shell_sees(folder / PAGE)}.")
     if critical:
         num_others = len(failures) - 1
         others = (

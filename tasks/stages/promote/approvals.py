@@ -92,11 +92,12 @@ def record_ending(params: dict[str, Any], ending: Entry) -> list[str]:
     number, is_approved = ending.body["version"], ending.kind == "approval"
     version = registry.version(number)
     tags = {"decision": "promote", "approval": "given", "champion": str(number)}
-    told = _tag_runs(registry, number, tags if is_approved else {"approval": "withdrawn"})
+    decided_at = ending.body["decided_at"]
+    told = _tag_runs(registry, number, decided_at, tags if is_approved else {"approval": "withdrawn"})
     if is_approved and version is None:  # deleted since
         return told
     ended = partial(_end_row, ending=ending, version=version)
-    return [*told, *_update_here(params, number, ending.body["decided_at"], ended)]
+    return [*told, *_update_here(params, number, decided_at, ended)]
 
 
 def _end_row(row: Row, *, ending: Entry, version: Version | None) -> Row:
@@ -112,10 +113,10 @@ def _end_row(row: Row, *, ending: Entry, version: Version | None) -> Row:
     return withdraw_row(row, word)
 
 
-def _tag_runs(registry: Registry, version: int, tags: Mapping[str, str]) -> list[str]:
+def _tag_runs(registry: Registry, version: int, decided_at: str, tags: Mapping[str, str]) -> list[str]:
     """A line where MLflow does not take them: the decision has ended either way."""
     try:
-        tag_answered_runs(registry, version, tags)
+        tag_answered_runs(registry, version, decided_at, tags)
     except ValueError as error:
         return [f"warning: MLflow's run of this decision still says that it waits: {one_line(str(error))}"]
     return []

@@ -19,6 +19,7 @@ from tasks.core.resume import clear_resume, resume_root
 from tasks.core.settings import Paths
 from tasks.core.splits import read_split
 from tasks.core.terminal import tell, warn
+from tasks.core.workspace import as_shell_sees
 from tasks.rollouts.settings import PlaySettings
 from tasks.stages.evaluate.measurement_key import Parts, differing_parts, key_of, list_parts
 from tasks.stages.evaluate.results import read_episodes
@@ -168,7 +169,10 @@ def _read_stored(paths: Paths, key: str) -> list[Trajectory] | None:
             return read_episodes(file)
     except (ValueError, KeyError, TypeError):
         pass  # damaged, or one of the two is missing
-    warn(f"warning: {file} was altered since it was measured, so it does not count. The model is measured again.")
+    warn(
+        f"warning: {as_shell_sees(file)} was altered since it was measured, so it does not count. The model is "
+        f"measured again."
+    )
     return None
 
 

@@ -32,6 +32,7 @@ from tasks.core.settings import Paths
 from tasks.core.splits import read_split
 from tasks.core.terminal import tell, warn
 from tasks.core.text import one_line
+from tasks.core.workspace import as_shell_sees
 from tasks.drift.pin import check_pin
 from tasks.measurement.learnt import LEARNT_FILE, START, learnt_row, skipped_row, untrained_sentence, what_to_do
 from tasks.models.files import POINTER
@@ -63,11 +64,14 @@ class CollapseAlarm(ValueError):
 def run(settings: TrainSections, paths: Paths, *, ranks: Ranks | None = None) -> None:
     """`ranks`: the processes that train, of which this is rank 0; None is this one alone."""
     from tasks.models.torch_setup import num_gpus
+    from tasks.rollouts.settings import MORE_ROOM
     from tasks.stages.train.policy import refuse_cut
     from tasks.tracking.metrics import live_logger
 
     if ranks is not None:
         refuse_cut(settings, ranks.size, num_here=ranks.num_here, num_gpus=num_gpus(settings.compute))
+    elif fault := settings.engine.own.crowd_fault(num_trainers=1, num_gpus=num_gpus(settings.compute)):
+        raise ValueError(f"{fault}. {MORE_ROOM}")
     check_pin(settings.environment, paths, stage="train")
     start = paths.start_model
     with atomic_folder(paths.stage("train")) as folder:
@@ -213,8 +217,8 @@ def answer_alarm(alarm: Alarm, training: TrainingRun, alarms: Path) -> None:
     place = alarms / f"iteration-{alarm.iteration:04d}"
     keep_evidence(alarm, training, place)
     if not training.can_roll_back():
-        raise CollapseAlarm(f"{alarm.message} The trajectories are in {place}.", alarm, training.metrics)
-    warn(f"warning: {training.roll_back(alarm)} The trajectories are in {place}.")
+        raise CollapseAlarm(f"{alarm.message} The trajectories are in {as_shell_sees(place)}.", alarm, training.metrics)
+    warn(f"warning: {training.roll_back(alarm)} The trajectories are in {as_shell_sees(place)}.")
 
 
 def keep_evidence(alarm: Alarm, training: TrainingRun, place: Path) -> None:

@@ -21,6 +21,7 @@ from tasks.core.records import Metrics, Trajectory
 from tasks.core.seeds import stream_seed
 from tasks.core.settings import Paths
 from tasks.core.terminal import tell, warn
+from tasks.core.workspace import as_shell_sees
 from tasks.learning.sft.trainer import NotFinite, SupervisedTrainer
 from tasks.learning.shared.checkpoints import Checkpoint, Checkpoints
 from tasks.learning.shared.host_memory import host_copies
@@ -103,7 +104,7 @@ class WarmStartRun:
             trainer.load(found.tensors, found.state["trainer"])
             patience.lowest, patience.num_since = found.state["lowest_loss"], found.state["num_since_lowest"]
             lowest, self.metrics = found.tensors.get("lowest"), found.state["metrics"]
-            warn(f"continuing after step {len(self.metrics)}, from {self.checkpoints.folder}")
+            warn(f"continuing after step {len(self.metrics)}, from {as_shell_sees(self.checkpoints.folder)}")
         end, lowest = self._take_steps(attempt, trainer, patience, lowest)
         if end != "not_finite":
             if lowest is None:

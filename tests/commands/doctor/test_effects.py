@@ -30,9 +30,9 @@ NO_REFERENCE = {"train__kl_weight": 0.0, "train__reference_interval": None}
             "Lower warm_start.warmup_steps, such as to 3.",
         ),
         (
-            {"train__reference_interval": 17},
-            "train.reference_interval is 17 and train.num_iterations 16, so the reference never moves",
-            "Set train.reference_interval to 8 or less, or to null.",
+            {"train__reference_interval": 16},
+            "train.reference_interval is 16 and train.num_iterations 16, so no update sees the reference move",
+            "Set train.reference_interval below train.num_iterations, or to null.",
         ),
         (
             {"train__band__levels": {"by": "calls", "open_at": 0.5, "confidence": 0.9}},
@@ -57,7 +57,7 @@ def test_what_has_no_effect_is_told_with_its_remedy(
     "changed",
     [
         {"train__warmup_steps": 32},  # the last step has the whole rate
-        {"train__reference_interval": 16},
+        {"train__reference_interval": 15},
         {"warm_start__warmup_steps": 1000, "assess__warm_start_below": 0.0},  # there is no warm start
         {**NO_REFERENCE, "sentinel__max_kl": None},
     ],

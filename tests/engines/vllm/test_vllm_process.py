@@ -8,15 +8,10 @@ from typing import Any
 
 import pytest
 
-from tasks.chat.format import load_chat
 from tasks.engines.vllm import shared as vllm_shared
 from tasks.engines.vllm.server_process import serve_command, server_environment
 from tasks.engines.vllm.settings import VLLMSettings
-from tasks.models.settings import on_cpu
-from tasks.rollouts.load import load_engine
 from tasks.rollouts.settings import SERVERS_ON_RAY
-from tests import tiny
-from tests.engine_benches import engine_settings, vllm_settings
 
 pytestmark = pytest.mark.slow
 
@@ -92,17 +87,6 @@ def test_trainers_and_servers_of_one_machine_never_share_a_gpu(monkeypatch: pyte
         )
     monkeypatch.setenv(SERVERS_ON_RAY, "auto")
     assert SETTINGS.crowd_fault(num_trainers=1, num_gpus=1) is None
-
-
-def test_an_engine_that_would_share_a_gpu_with_its_trainer_is_refused_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each stage takes its engine by this door."""
-    monkeypatch.setattr("tasks.rollouts.load.num_gpus", lambda compute: 1)
-    engine = engine_settings("vllm", vllm_settings(tmp_path / "weights", mode="server"))
-    folder = tiny.model_folder(tmp_path / "model")
-    with pytest.raises(ValueError, match=r"ask for 2 GPUs of this machine, which has 1, .*mode: in_process"):
-        load_engine(folder, load_chat(folder), engine=engine, sampling=tiny.SAMPLING, compute=on_cpu(1))
 
 
 @pytest.mark.parametrize(

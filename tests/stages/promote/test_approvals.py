@@ -216,16 +216,19 @@ def test_a_decision_that_nobody_answered_waits_no_more_in_any_record(waiting: Pi
 def test_mlflows_runs_that_ended_while_it_waited_say_how_it_ended_and_no_other(
     waiting: Pipeline, answer: ManualOverride
 ):
-    """Two runs found version 2 waiting, one version 1; what they were asked to tag is what promote left."""
+    """Two runs found version 2 waiting, one version 1, one version 2 a month before, which nobody answered; what they
+    were asked to tag is what promote left.
+    """
     client, asked = registry().client, {"kind": "flow", **outcome_tags(waiting.paths)}
     experiment = registry().experiment_id
-    first, second, other = (
+    first, second, other, expired = (
         client.create_run(experiment, tags={**asked, **own}).info.run_id
-        for own in ({}, {"decided_at": "later"}, {"registered_version": "1"})
+        for own in ({}, {"decided_at": "later"}, {"registered_version": "1"}, {"decided_at": "2026-01-02T03:04:05"})
     )
     (approve if answer is APPROVE else withdraw)(answer)
     expected = ("promote", "given", "2") if answer is APPROVE else ("hold", "withdrawn", "1")
-    for run, told in ((first, expected), (second, expected), (other, ("hold", "waiting", "1"))):
+    still = ("hold", "waiting", "1")
+    for run, told in ((first, expected), (second, expected), (other, still), (expired, still)):
         tags = client.get_run(run).data.tags
         assert tuple(tags[name] for name in ("decision", "approval", "champion")) == told
     now = outcome_tags(waiting.paths)

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from tasks.core.files import read_jsonl
+from tasks.core.settings import Paths
 from tasks.learning.shared.ranks import ALONE
 from tasks.models.folders import is_adapter, load_model
 from tasks.models.settings import on_cpu
 from tasks.stages.train.policy import refuse_cut
 from tasks.stages.train.settings import TrainSections
+from tasks.stages.train.stage import run
 from tests import tiny
 from tests.engine_benches import vllm_settings
 from tests.ranks import RankProcesses
@@ -98,6 +100,16 @@ def test_trainers_and_servers_have_a_gpu_each_or_are_refused(tmp_path: Path) -> 
     with pytest.raises(ValueError, match=r"2 trainers and 2 servers .* ask for 4 GPUs of .* which has 3, .*Lower"):
         refuse(two, num_gpus=3)
     refuse(over_vllm(tmp_path, mode="server", num_servers=2, urls=["http://127.0.0.1:8000"]), num_gpus=2)
+
+
+def test_one_trainer_whose_gpu_a_server_would_take_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing is trained, a server may have the only GPU: the model beside it is a short probe."""
+    monkeypatch.setattr("tasks.models.torch_setup.num_gpus", lambda compute: 1)
+    with pytest.raises(ValueError, match=r"1 trainer and 1 server .* which has 1, .*mode: in_process"):
+        run(over_vllm(tmp_path, mode="server"), Paths(tmp_path))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_vllm_cannot_do_beside_several_trainers_is_refused_with_the_remedy(tmp_path: Path) -> None:
