@@ -1,10 +1,10 @@
 """What a model learnt from: `trained_on.json` in its folder, hashed ids of the problems it was trained and chosen on.
 
 It includes every ancestor's, since weights remember, and is copied with the folder, so `promote` can leave out what
-either side has seen (`unseen.py`). A problem has three digests, of its id, content and split group, each the first 6
-bytes of a SHA-256 (two of a million collide with a chance of 0.2%). A folder without the file is `unknown` if turnwise
-made it, since it may have seen any test problem, as is what grows from it; any other, such as a hub model, is
-`elsewhere`: it saw no split of this project.
+either side has seen (`unseen.py`). A problem has four digests, of its id, content, split group and question, each the
+first 6 bytes of a SHA-256 (two of a million collide with a chance of 0.2%). Records of earlier versions have none of
+questions. A folder without the file is `unknown` if turnwise made it, since it may have seen any test problem, as is
+what grows from it; any other, such as a hub model, is `elsewhere`: it saw no split of this project.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from tasks.core.files import read_json, write_json
 from tasks.core.kept_files import damaged
 from tasks.core.packed_hashes import pack_hashes, unpack_hashes
 from tasks.core.records import Problem
-from tasks.core.splits import content_key
+from tasks.core.splits import content_key, question_key
 from tasks.models.files import LINEAGE, TRAINED_ON
 from tasks.models.folders import is_adapter, resolve_model
 
 DIGEST_BYTES = 6
+NO_QUESTIONS = {"questions": ""}  # of a record of earlier versions
 
 
 class Digests(NamedTuple):
@@ -33,6 +34,7 @@ class Digests(NamedTuple):
     ids: frozenset[bytes] = frozenset()
     contents: frozenset[bytes] = frozenset()
     split_groups: frozenset[bytes] = frozenset()
+    questions: frozenset[bytes] = frozenset()
 
     def __or__(self, other: Digests) -> Digests:
         return Digests(*(mine | theirs for mine, theirs in zip(self, other, strict=True)))
@@ -60,12 +62,15 @@ class TrainedOn(NamedTuple):
         return {
             problem.id
             for problem, one in ((problem, digests_of([problem])) for problem in problems)
-            if one.ids & seen.ids or one.contents & seen.contents or (by_group and one.split_groups & seen.split_groups)
+            if one.ids & seen.ids
+            or one.contents & seen.contents
+            or one.questions & seen.questions
+            or (by_group and one.split_groups & seen.split_groups)
         }
 
 
 def digests_of(problems: Iterable[Problem]) -> Digests:
-    known = [(problem.id, content_key(problem), problem.split_group) for problem in problems]
+    known = [(item.id, content_key(item), item.split_group, question_key(item)) for item in problems]
     return Digests(*(frozenset(map(_digest, texts)) for texts in zip(*known, strict=True))) if known else Digests()
 
 
@@ -84,8 +89,8 @@ def read_trained_on_file(file: Path) -> TrainedOn:
     row = read_json(file)
     try:
         trained, chosen = (
-            Digests(**{kind: unpack_hashes(row[part][kind], DIGEST_BYTES) for kind in Digests._fields})
-            for part in ("trained", "chosen")
+            Digests(**{kind: unpack_hashes(known[kind], DIGEST_BYTES) for kind in Digests._fields})
+            for known in (NO_QUESTIONS | row[part] for part in ("trained", "chosen"))
         )
         unknown, elsewhere = (_names(row[part]) for part in ("unknown", "elsewhere"))
     except (KeyError, TypeError, ValueError):

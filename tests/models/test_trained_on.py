@@ -38,6 +38,26 @@ def test_a_problem_is_known_by_its_id_its_content_and_where_asked_its_split_grou
     assert seen(known, corrected, renamed, sibling, B, by_group=False) == ["a", "other"]
 
 
+def test_a_question_is_known_however_it_is_spaced_and_answered_but_not_in_another_world() -> None:
+    known = TrainedOn(digests_of([A]))
+    answered = [A.reference[0].model_copy(update={"answer": "It is 3."})]
+    given = {"requests": [" Make  3."], "reference": answered, "split_group": "other"}
+    copy, elsewhere = (item.model_copy(update={**given, "id": name}) for item, name in ((A, "copy"), (B, "elsewhere")))
+    assert seen(known, copy, elsewhere) == seen(known, copy, elsewhere, by_group=False) == ["copy"]
+
+
+def test_a_record_of_an_earlier_version_has_no_questions_and_keeps_the_rest(tmp_path: Path) -> None:
+    write_trained_on(tmp_path, TrainedOn(digests_of([A]), chosen=digests_of([B])))
+    row = json.loads((tmp_path / TRAINED_ON).read_text())
+    del row["trained"]["questions"], row["chosen"]["questions"]
+    (tmp_path / TRAINED_ON).write_text(json.dumps(row))
+    old, nothing = read_trained_on(tmp_path), frozenset[bytes]()
+    assert old == TrainedOn(
+        digests_of([A])._replace(questions=nothing), chosen=digests_of([B])._replace(questions=nothing)
+    )
+    assert (old | TrainedOn(digests_of([A]))).trained == digests_of([A])  # what is trained from it says both
+
+
 def test_what_a_snapshot_was_chosen_on_counts_as_seen_and_is_kept_apart(tmp_path: Path) -> None:
     known = TrainedOn(digests_of([A]), chosen=digests_of([B]))
     assert seen(known, A, B) == ["a", "b"]
@@ -89,8 +109,18 @@ def test_the_same_problems_in_any_order_give_the_same_bytes_and_six_thousand_sta
         write_trained_on(tmp_path / name, TrainedOn(digests_of(train), chosen=digests_of(select)))
     one, two = ((tmp_path / name / TRAINED_ON).read_bytes() for name in ("one", "two"))
     assert one == two
-    assert len(one) < 125_000
+    assert len(one) < 180_000
     assert problems[0].id.encode() not in one and problems[0].split_group.encode() not in one
+
+
+@pytest.mark.parametrize("questions", ["AAAA", "?", 7, None])
+def test_damaged_questions_are_refused(tmp_path: Path, questions: object) -> None:
+    write_trained_on(tmp_path, TrainedOn(digests_of([A])))
+    row = json.loads((tmp_path / TRAINED_ON).read_text())
+    row["trained"]["questions"] = questions
+    (tmp_path / TRAINED_ON).write_text(json.dumps(row))
+    with pytest.raises(ValueError, match=rf"{TRAINED_ON}: not the hashed ids of problems"):
+        read_trained_on(tmp_path)
 
 
 @pytest.mark.parametrize("ids", ["AAAA", "AAAAAAAAA", "?", 7, None])

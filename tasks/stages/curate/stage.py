@@ -173,7 +173,7 @@ def warn_of_asked_before(rows: Sequence[Row]) -> None:
         warn(
             f"warning: left out of select and test, since an earlier split has the same requests and world under "
             f"another split_group, so what was learnt would be measured: {named}. Give such rows one split_group, or "
-            f"remove the copies."
+            f"remove these copies, not the earlier ones, from which models may have learnt."
         )
 
 

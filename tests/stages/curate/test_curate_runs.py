@@ -192,6 +192,7 @@ def test_a_question_of_train_is_left_out_of_test_and_told(tmp_path: Path, capsys
     ]
     assert card["num_duplicates_removed"] == 0
     assert "warning: left out of select and test" in (told := capsys.readouterr().err) and "p2 (line 3)" in told
+    assert "remove these copies, not the earlier ones" in told
 
 
 def test_a_rotation_changes_nothing_that_training_reads_and_the_card_names_the_other_test_sets(
