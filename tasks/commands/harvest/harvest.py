@@ -1,15 +1,16 @@
 """`harvest SOURCE OUT`: recorded conversations that succeeded become problems, a line each, for `curate.source`.
 
 A conversation is its own reference. Left out is what failed, what is there already (in OUT, or in train or select as
-they are curated here) and above all what is in test, which would no longer measure anything. OUT grows: what it has
-stays as it is, also where two at once add to it. It is not written to the folder of code while a run is at work.
+they are curated here) and above all what is in test, or would be in another test set, which would no longer measure
+anything. OUT grows: what it has stays as it is, also where two at once add to it. It is not written to the folder of
+code while a run is at work.
 """
 
 from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,11 +21,15 @@ from tasks.core.json_text import json_line
 from tasks.core.provenance import CODE
 from tasks.core.records import Problem
 from tasks.core.secrets import HIDDEN
-from tasks.core.settings import Paths, Settings, load, load_paths, read_params
+from tasks.core.settings import Paths, load, load_paths, read_params
 from tasks.core.targets import only_writer
 from tasks.core.terminal import warn
-from tasks.environments.settings import EnvironmentSettings
+from tasks.environments.catalog import load_bare_environment
 from tasks.pipeline.run_lock import RUN, only_run
+from tasks.stages.curate.settings import CurateSections
+from tasks.stages.curate.sources import is_generated, published_halves, read_file, read_problems
+from tasks.stages.curate.splitting import divide
+from tasks.storage.inputs import copy_argument
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,19 +44,15 @@ TYPED = str.maketrans(
 SPLITS = {"train": "it is in train", "select": "it is in select", "test": "it is in test"}
 
 
-class HarvestSections(Settings):
-    environment: EnvironmentSettings
-
-
 def harvest(source: Path, out: Path, *, checker: str | None = None) -> Table:
     """Returns what was taken, and why the rest was not, by count. ValueError where OUT may not be written now."""
     params = read_params()
-    settings, paths = load(HarvestSections, params), load_paths(params)
+    settings, paths = load(CurateSections, params), load_paths(params)
     with _no_run_with(out, paths):  # before a judge is asked for minutes
         recorded = read_conversations(source)
     if recorded.num_unreadable:
         warn(f"warning: rows that cannot be read: {recorded.num_unreadable:,}. The first: {recorded.first_fault}.")
-    known = Known(paths, harvested(out))
+    known = Known(settings, paths, harvested(out))
     fates: Counter[str] = Counter({TAKEN: 0, "its row cannot be read": recorded.num_unreadable})
     candidates = []
     for conversation in recorded.conversations:
@@ -99,16 +100,18 @@ def problem_of(conversation: Conversation, label: Label) -> Problem:
 
 
 class Known:
-    """Why a problem would be one too many: what was harvested before, and the splits that are curated here."""
+    """Why a problem would be one too many: what was harvested before, the splits that are curated here, and the sides
+    of `curate.source`, since another rotation or cap makes test of other problems of test's side.
+    """
 
-    def __init__(self, paths: Paths, before: list[Problem]):
+    def __init__(self, settings: CurateSections, paths: Paths, before: list[Problem]):
         self.why: dict[str, str] = {}  # by id, since a conversation goes on, and by requests
         self.asked_in_test = set[str]()  # each request of test: whoever asks it might tell its rest
-        if not paths.split("test").exists():
-            warn(f"warning: {paths.split('test')} does not exist, so nothing is compared with test. Run curate first.")
         self.add_harvested(before)
+        sides = divide_source(settings)
         for split, why in SPLITS.items():  # test is the last: where a problem is in several, that counts
-            problems = list(read_records(paths.split(split), Problem)) if paths.split(split).exists() else []
+            curated = read_records(paths.split(split), Problem) if paths.split(split).exists() else ()
+            problems = [*curated, *sides.get(split, ())]
             for problem in problems:
                 self.add(problem, why)
             if split == "test":
@@ -129,6 +132,24 @@ class Known:
         return self.why.get(_id(conversation)) or self.why.get(_requests_key(conversation.requests))
 
 
+def divide_source(settings: CurateSections) -> dict[str, list[Problem]]:
+    """All problems of `curate.source` by side; a file of the user's needs no environment."""
+    source, halves = settings.curate.source, None
+    if is_generated(settings):
+        with closing(load_bare_environment(settings.environment)) as environment:
+            rows = read_problems(settings, environment)
+            halves = published_halves(settings, environment)
+    elif (file := copy_argument(source)).exists():
+        rows = read_file(file)
+    else:
+        warn(
+            f"warning: curate.source {source} does not exist, so what is taken may ask what its test problems ask. "
+            f"Unless this is the first harvest for it, correct curate.source and harvest into another file."
+        )
+        return {}
+    return {side: [row.problem for row in found] for side, found in divide(rows, settings.curate, halves).items()}
+
+
 def _id(conversation: Conversation) -> str:
     return f"served-{conversation.id}"
 
@@ -145,7 +166,7 @@ def _requests_key(requests: list[str]) -> str:
     return json_hash([plain(request) for request in requests])
 
 
-def _labels(candidates: list[Conversation], settings: HarvestSections, checker: str | None) -> list[Label]:
+def _labels(candidates: list[Conversation], settings: CurateSections, checker: str | None) -> list[Label]:
     if not candidates:
         return []
     if checker is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -23,20 +23,25 @@ if TYPE_CHECKING:
     from tasks.stages.curate.settings import CurateSections
 
 
+class Found(NamedTuple):
+    where: str
+    problem: Problem
+
+
 def is_generated(settings: CurateSections) -> bool:
     """Whether the environment generates the problems: `curate.source` then names its folder."""
     return Path(settings.curate.source) == Path(f"tasks/environments/{settings.environment.name}")
 
 
-def read_problems(settings: CurateSections, environment: Environment) -> list[tuple[str, Problem]]:
-    """(place, problem) of every row, as later stages read it; ValueError names the lines that are no valid problem."""
+def read_problems(settings: CurateSections, environment: Environment) -> list[Found]:
+    """Every row as later stages read it; ValueError names the lines that are no valid problem."""
     source, found = settings.curate.source, []
     if not is_generated(settings):
         refuse_other_environment(source, settings.environment.name)
-        return _read_file(local_path(source))
+        return read_file(local_path(source))
     for number, problem in enumerate(_generate(settings, environment), start=1):
         try:
-            found.append((f"row {number}", _problem(_as_stored(problem.model_dump()))))
+            found.append(Found(f"row {number}", _problem(_as_stored(problem.model_dump()))))
         except ValueError as error:
             raise ValueError(
                 f"{source}, row {number} ({one_line(problem.id)}): {error}. Correct generate() of the environment."
@@ -116,7 +121,7 @@ def refuse_other_environment(source: str, environment: str) -> None:
         )
 
 
-def _read_file(path: Path) -> list[tuple[str, Problem]]:
+def read_file(path: Path) -> list[Found]:
     if not path.is_file():
         raise ValueError(
             f"curate.source = {str(path)!r} is no file, so there are no problems to curate. "
@@ -126,7 +131,7 @@ def _read_file(path: Path) -> list[tuple[str, Problem]]:
     problems, faults = [], []
     for number, raw in read_jsonl(path, by_hand=True):
         try:
-            problems.append((f"line {number}", _stored_problem(raw)))
+            problems.append(Found(f"line {number}", _stored_problem(raw)))
         except ValueError as error:
             faults.append((number, str(error)))
     if faults:

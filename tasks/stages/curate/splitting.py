@@ -84,7 +84,7 @@ def keep_on_one_side(
 
 def _sides_in_order(rows: Sequence[Row], options: SplitSettings, halves: Halves | None) -> list[list[Row]]:
     """The sides that must share no question."""
-    sides = _divide(rows, options, halves)
+    sides = divide(rows, options, halves)
     tests: list[list[Row]] = [[] for _ in range(options.num_test_sets)]
     for row in sides["test"]:
         tests[which_test_set(row.problem.split_group, options)].append(row)
@@ -106,18 +106,19 @@ def other_test_sets(
     rows: Sequence[Row], options: SplitSettings, *, halves: Halves | None = None
 ) -> tuple[list[Row], list[Row]]:
     """The rows of the test sets before `test_rotation`, and of those after it."""
-    test = [(which_test_set(row.problem.split_group, options), row) for row in _divide(rows, options, halves)["test"]]
+    test = [(which_test_set(row.problem.split_group, options), row) for row in divide(rows, options, halves)["test"]]
     before = [row for number, row in test if number < options.test_rotation]
     return before, [row for number, row in test if number > options.test_rotation]
 
 
 def _uncut(rows: Sequence[Row], options: SplitSettings, halves: Halves | None) -> dict[str, list[Row]]:
-    sides = _divide(rows, options, halves)
+    sides = divide(rows, options, halves)
     test = [row for row in sides["test"] if which_test_set(row.problem.split_group, options) == options.test_rotation]
     return {**sides, "test": test}
 
 
-def _divide(rows: Sequence[Row], options: SplitSettings, halves: Halves | None) -> dict[str, list[Row]]:
+def divide(rows: Sequence[Row], options: SplitSettings, halves: Halves | None) -> dict[str, list[Row]]:
+    """The sides by name: before any cap, and test with all of its test sets."""
     seed, share = options.split_seed, options.train_share
     if halves is not None:
         return _by_halves(rows, halves, seed=seed)

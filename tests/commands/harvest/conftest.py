@@ -35,7 +35,9 @@ def says(text: str) -> list[dict[str, Any]]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Conversations of each fate, and curated splits with two of them."""
     monkeypatch.chdir(tmp_path)
-    Path("params.yaml").write_text(yaml.safe_dump(profile_params("demo")), encoding="utf-8")
+    params = profile_params("demo")
+    params["curate"]["source"] = "not_yet.jsonl"
+    Path("params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
     template = tiny.problems(1)[0]
     for split, request in (("train", "Known to train"), ("select", "x"), ("test", "book  FLIGHT 7")):
         given = template.model_copy(update={"requests": [request, "and then"] if split == "test" else [request]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tasks.core.settings import load, load_paths
 from tasks.environments.catalog import load_bare_environment
 from tasks.stages.curate.references import Replays
 from tasks.stages.curate.settings import CurateSections
-from tasks.stages.curate.splitting import split_and_cap
+from tasks.stages.curate.splitting import other_test_sets, split_and_cap
 from tasks.stages.curate.stage import read_rows
 from tasks.tools.judge.prompt import Judged
 from tests.commands.harvest.conftest import CALL, counts, row, says
@@ -135,7 +136,7 @@ def test_a_judge_reads_calls_and_what_the_user_said_next(
         harvest(folder, Path("out.jsonl"))
     assert not Path("out.jsonl").exists()
 
-    params = profile_params("demo")
+    params = yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8"))
     params["environment"]["judge"] = yaml.safe_load(JUDGE)
     Path("params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
     assert counts(harvest(folder, Path("out.jsonl")), capsys)["taken"] == 5
@@ -197,8 +198,9 @@ def test_curate_takes_what_was_harvested_and_what_it_put_into_test_is_never_harv
     serve_all("b")
     capsys.readouterr()
     again = counts(harvest(Path("served"), Path("other.jsonl"), checker="x"), capsys)
-    assert again["left out: it is in test"] == len(splits["test"]) > 0
-    assert again["left out: it is in train"] == len(splits["train"]) > again["taken"]
+    in_tests = [*splits["test"], *chain(*other_test_sets(rows, settings.curate))]
+    assert again["left out: it is in test"] == len(in_tests) > len(splits["test"]) > 0
+    assert again["left out: it is in train"] == len(splits["train"]) > 0 == again["taken"]
 
 
 AGENT = """
