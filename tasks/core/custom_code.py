@@ -13,11 +13,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tasks.core.files import files_of, is_page_of_code
 from tasks.core.import_graph import closure, module_file
 from tasks.core.settings import PARAMS_FILE, read_params
 
 CUSTOM = Path("tasks/custom")
 OF_DVC = ("paths.custom", "curate.source", "model.path")  # dvc.yaml names them, so they may be anywhere
+HASHED_ELSEWHERE = ("curate.source", "environment.cache.frozen")
 MODULE = re.compile(r"(tasks\.custom(?:\.\w+)+)(?::\w+)?", re.ASCII)
 
 
@@ -26,11 +28,25 @@ def custom_folder() -> Path:
     return Path(read_params()["paths"]["custom"])
 
 
+def custom_data() -> set[Path]:
+    """The files beside the code in that folder, which the code may read. Not those of `HASHED_ELSEWHERE`: of problems
+    and frozen replies, what is read counts.
+    """
+    params, folder = read_params(), custom_folder()
+    named = {Path(value) for key, value in _texts(params, of_dvc=True) if key in HASHED_ELSEWHERE}
+    files = set(files_of(folder)) if folder.is_dir() else set[Path]()
+    return {file for file in files - named if file.suffix != ".py" and not is_page_of_code(file)}
+
+
 def unwatched(params: Mapping[str, Any], *, source: Path = PARAMS_FILE) -> list[str]:
     """A line for each value that names, and each module of it that imports, something of tasks/custom that no stage
     watches.
     """
     folder = Path(params["paths"]["custom"])
+    if link := _link_to_a_folder(folder):
+        return [
+            f"{source}: {link} is a link to a folder, behind which no stage would see a change. Copy the folder there."
+        ]
     if folder == CUSTOM:
         return []
     if not folder.is_dir():
@@ -49,6 +65,12 @@ def unwatched(params: Mapping[str, Any], *, source: Path = PARAMS_FILE) -> list[
     ]
 
 
+def _link_to_a_folder(folder: Path) -> Path | None:
+    """Neither DVC nor we follow one within a folder that is watched, though Python imports through it."""
+    within = (Path(place, name) for place, names, _ in os.walk(folder) for name in names)
+    return next((item for item in within if item.is_symlink()), None)
+
+
 def _imported(params: Mapping[str, Any]) -> list[Path]:
     modules = (found[1] for _, value in _texts(params) if (found := MODULE.fullmatch(value)))
     files = [file for file in map(module_file, modules) if file is not None]
@@ -63,11 +85,12 @@ def _place(value: str) -> Path | None:
     return place if place != CUSTOM and CUSTOM in place.parents else None
 
 
-def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+def _texts(value: Any, key: str = "", *, of_dvc: bool = False) -> Iterator[tuple[str, str]]:
+    """Each text of params with its key; those that dvc.yaml names itself only with `of_dvc`."""
     if isinstance(value, str):
-        if key not in OF_DVC:
+        if of_dvc or key not in OF_DVC:
             yield key, value
         return
     named = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
     for name, item in named:
-        yield from _texts(item, f"{key}.{name}" if key else str(name))
+        yield from _texts(item, f"{key}.{name}" if key else str(name), of_dvc=of_dvc)

@@ -26,16 +26,18 @@ def content_key(problem: Problem) -> str:
 
 
 def question_key(problem: Problem) -> str:
-    """Equal for problems that ask the same in the same world, however spaced and in whichever form of Unicode, and
-    whatever their references answer.
+    """Equal for problems that ask the same in the same world, however spaced, in whichever form of Unicode and of whole
+    numbers, and whatever their references answer.
     """
     return json_hash(_composed([[" ".join(request.split()) for request in problem.requests], problem.world]))
 
 
 def _composed(value: Any) -> Any:
-    """With each text in one form of Unicode, names too, before they are sorted."""
+    """With each text in one form of Unicode, names too, before they are sorted, and 1.0 as 1."""
     if isinstance(value, dict):
         return {normalize("NFC", name): _composed(item) for name, item in value.items()}
     if isinstance(value, list):
         return [_composed(item) for item in value]
+    if isinstance(value, float) and value.is_integer():  # 1.0, as pandas writes 1 in a column with a gap
+        return int(value)
     return normalize("NFC", value) if isinstance(value, str) else value

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tasks.core import import_graph
-from tasks.core.custom_code import CUSTOM, custom_folder, unwatched
+from tasks.core.custom_code import CUSTOM, custom_data, custom_folder, unwatched
 from tasks.core.import_graph import imports, module_file
 from tasks.core.settings import read_params
 from tasks.pipeline.order import check_params
@@ -104,6 +104,29 @@ def test_episodes_depend_on_the_agents_own_code_alone(root: Path) -> None:
     ).environment
     found = {file for file in code_of_episodes("transformers", environment) if file.is_relative_to(CUSTOM)}
     assert found == {CUSTOM / "desk" / "tickets.py", CUSTOM / "desk" / "words.py"}
+
+
+def test_episodes_depend_on_files_that_the_code_may_read_and_on_problems_only_as_they_are_read(root: Path) -> None:
+    for name in ("desk/about.json", "desk/problems.jsonl", "desk/README.md", "shop/about.json"):
+        (root / CUSTOM / name).touch()
+    text = (
+        (root / "params.yaml")
+        .read_text()
+        .replace("source: tasks/environments/travel_desk", f"source: {CUSTOM}/desk/problems.jsonl")
+    )
+    (root / "params.yaml").write_text(text)
+    assert custom_data() == {CUSTOM / "desk" / "about.json"}
+
+
+def test_a_link_to_a_folder_is_refused_since_nobody_follows_it(root: Path) -> None:
+    """Python imports through it, and neither DVC nor a hash sees an edit behind it; a link to a file is read."""
+    (root / "elsewhere").mkdir()
+    (root / CUSTOM / "desk" / "one.json").symlink_to(root / "params.yaml")
+    assert unwatched(params()) == []
+    (root / CUSTOM / "desk" / "mine").symlink_to(root / "elsewhere")
+    for folder in ("tasks/custom", "tasks/custom/desk"):
+        [told] = unwatched(params(paths={"custom": folder}))
+        assert told.startswith("params.yaml: tasks/custom/desk/mine is a link to a folder, behind which no stage")
 
 
 NO_FOLDERS = ["custom", "tasks/core", "tasks/custom/../core", "/tasks/custom", "tasks/custom/my-desk", "./tasks/custom"]

@@ -271,7 +271,24 @@ class RewordedShop(Shop):
         return {**described, "tools": {**described["tools"], "ask": {"description": "What a room costs."}}}
 
 
-def asked(folder: Path, settings: Corpus, name: str = "shop", shop: type[Shop] = Shop) -> tuple[list[str], int]:
+class CellarEpisode(ShopEpisode):
+    @tool("A price.", stateless=True)
+    def price(self, room: str = "cellar") -> str:
+        return self.prices[room]
+
+
+class CellarShop(Shop):
+    """The same, but for the schema of its stateless tool."""
+
+    def make_episode(self, problem: Problem) -> ShopEpisode:
+        return CellarEpisode(problem, self.settings.prices)  # type: ignore[union-attr]
+
+    episode_class = CellarEpisode
+
+
+def asked(
+    folder: Path, settings: Corpus, name: str = "shop", shop: type[Shop] = Shop, problem: Problem = PROBLEM
+) -> tuple[list[str], int]:
     """What the two tools of a replayed shop say, and how many of the answers came from the store."""
     environment = CachedEnvironment(
         name,
@@ -281,7 +298,7 @@ def asked(folder: Path, settings: Corpus, name: str = "shop", shop: type[Shop] =
         limits=QUICK,
         cache=cache_settings("replay", folder),
     )
-    episode = environment.start(PROBLEM)
+    episode = environment.start(problem)
     texts = [made(episode, call).text for call in ("price", "ask")]
     episode.close()
     environment.close()
@@ -302,6 +319,21 @@ def test_a_stateless_answer_outlives_a_change_of_other_tools_and_of_how_many_ser
     asked(tmp_path, old)
     assert asked(tmp_path, old.model_copy(update={"max_servers": 8})) == (["10", "10"], 2)
     assert asked(tmp_path, old, shop=RewordedShop) == (["10", "10"], 1)
+
+
+def test_a_stateless_answer_ends_with_the_schema_of_its_own_tool(tmp_path: Path):
+    """Without an argument it prices the attic in one and the cellar in the other."""
+    prices = Corpus(prices={"attic": "10", "cellar": "20"})
+    assert asked(tmp_path, prices) == (["10", "10"], 0)
+    assert asked(tmp_path, prices, shop=CellarShop) == (["20", "10"], 0)
+
+
+@pytest.mark.parametrize("changed", [{"category": "another"}, {"level": 7}, {"requests": ["Another."]}])
+def test_a_problem_that_a_tool_may_read_otherwise_is_another_one(tmp_path: Path, changed: dict[str, Any]):
+    """The stateless tool does not see it, so one of the two answers is the store's."""
+    settings = Corpus(prices={"attic": "10"})
+    asked(tmp_path, settings)
+    assert asked(tmp_path, settings, problem=PROBLEM.model_copy(update=changed)) == (["10", "10"], 1)
 
 
 @both

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.core.custom_code import custom_folder
+from tasks.core.custom_code import custom_data, custom_folder
 from tasks.core.files import content_hash, file_hash, json_hash
 from tasks.core.import_graph import ROOT, closure, python_files
 from tasks.core.provenance import package_versions
@@ -93,4 +93,4 @@ def code_of_episodes(engine: str, environment: EnvironmentSettings) -> set[Path]
     named = (f"tasks/engines/{engine}", folder_of(environment.name), *environment.further_code())
     folders = (*map(Path, named), custom_folder())
     code = closure([*ROOTS, *(file for folder in folders for file in python_files(folder))])
-    return code | {file for file in sources_in_c() if file.with_name("compiled.py") in code}
+    return code | custom_data() | {file for file in sources_in_c() if file.with_name("compiled.py") in code}

@@ -8,7 +8,8 @@
 
 A call's key is the hash of the environment, the problem, the calls so far (malformed ones too) and the call. The
 environment is its name, settings and fingerprint, and the limit of a reply: profiles and members of a mixture share one
-store. For a `stateless` tool the key is the environment without its other tools, then tool, version and arguments; the
+store. The problem is its id, category, level, requests, world (whose names have no order) and reference. For a
+`stateless` tool the key is the environment without its other tools, then what describes the tool, and arguments; the
 environment does not see the call, so its verdict must not depend on it. The verdict's key is the end of the episode and
 its final message. Tools that depend on time or chance do not replay exactly: `tool_cache_changes` counts recorded
 answers that differ from the stored ones.
@@ -32,6 +33,7 @@ from tasks.core import background
 from tasks.core.files import json_hash
 from tasks.core.records import Problem
 from tasks.core.settings import Settings
+from tasks.tools.authoring import describe_tool
 from tasks.tools.base import (
     Answer,
     Environment,
@@ -172,9 +174,8 @@ class CachedEpisode:
     def __init__(self, environment: CachedEnvironment, problem: Problem, stream: str):
         self.environment, self.problem, self.stream = environment, problem, stream
         reference = [turn.model_dump() for turn in problem.reference]
-        self.place = cache_key(
-            "start", environment.key, environment.fingerprint(), problem.id, problem.requests, problem.world, reference
-        )
+        told = problem.id, problem.category, problem.level, problem.requests, problem.world, reference
+        self.place = cache_key("start", environment.key, environment.fingerprint(), *told)
         self.unmade: deque[tuple[Call, ToolReply] | EndOfTurn] = deque()
         self.num_calls = 0
         self.inner: Episode | None = None
@@ -217,7 +218,7 @@ class CachedEpisode:
         return reply
 
     def _stateless_key(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
-        return cache_key("stateless", self.environment.data_key, tool.name, tool.version, arguments)
+        return cache_key("stateless", self.environment.data_key, tool.name, describe_tool(tool), arguments)
 
     def _ask(self, call: Call, key: str, place: str, *, is_stateless: bool) -> Steps[ToolReply]:
         """The tool's answer, stored. A stateless tool needs no history."""
