@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from prefect.artifacts import (
-    Artifact,
+    MarkdownArtifact,
     create_markdown_artifact,
     create_progress_artifact,
     create_table_artifact,
@@ -91,7 +91,7 @@ def show_decision(model: str, paths: Paths, *, run_id: UUID | None = None) -> No
     """On the page of this run, or of another one that made it."""
     with suppress(Exception):
         told = describe_decision(read_json(paths.stage("promote") / DECISION_FILE))
-        Artifact(type="markdown", key=artifact_key(model, "decision"), data=told, flow_run_id=run_id).create()
+        MarkdownArtifact(key=artifact_key(model, "decision"), markdown=told, flow_run_id=run_id).create()
 
 
 def show_places(model: str, paths: Paths, *, run_id: str, run_page: str | None) -> None:
