@@ -29,7 +29,9 @@ def words_of(text: str) -> list[list[str]]:
 @pytest.mark.slow
 def test_slurm_gives_the_last_node_to_vllm_and_each_gpu_of_the_others_a_rank(tmp_path: Path) -> None:
     variables = allocation(tmp_path, nodes=["a1", "a2", "a7"], per_node=8)
-    stand_ins(tmp_path, srun=SAYS, python='echo "flow $*"; echo "$MASTER_ADDR $VLLM_HOST"; echo "$TURNWISE_LAUNCH"')
+    told = 'echo "flow $*"; echo "$MASTER_ADDR $VLLM_HOST"; echo "$TURNWISE_LAUNCH"'
+    flow = f"until [[ -e asked ]]; do sleep 0.05; done; {told}"  # its end is that of the servers
+    stand_ins(tmp_path, srun=f"{SAYS}; touch asked", python=flow)
     done = subprocess.run(
         [LAUNCH / "slurm.sh"], cwd=tmp_path, env={**variables, "MODEL": "models/m"}, capture_output=True, text=True,
         check=True,

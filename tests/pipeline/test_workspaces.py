@@ -66,9 +66,7 @@ def test_two_agents_train_at_once_each_to_its_own_champion(
         steps = api.call("POST", "/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run["id"]]}}})
         assert f"{name} train" in {step["name"] for step in steps}
         assert not [tag for tag in flow_run["tags"] if tag.startswith("profile: ")]
-    for output, workspace in zip(
-        outputs, workspaces, strict=True
-    ):  # as the shell, elsewhere, finds them
+    for output, workspace in zip(outputs, workspaces, strict=True):  # as the shell, elsewhere, finds them
         assert f"{workspace.artifacts}/report/index.html" in output
         assert f": {workspace.artifacts}/promote/decision.html" in output
         assert not [word for word in output.split() if word.startswith("artifacts/")], output

@@ -163,6 +163,14 @@ class Server(Program):
         self.place.close()
 
 
+def _folder_of(process: Path) -> Path | None:
+    """In which it works; None for one that has ended or is another user's."""
+    try:
+        return (process / "cwd").readlink()
+    except OSError:
+        return None
+
+
 class Postgres(Server):
     """A database server with a password (scram-sha-256), on the loopback alone. It writes without fsync."""
 
@@ -199,6 +207,16 @@ class Postgres(Server):
                     "dynamic_shared_memory_type=mmap")  # fmt: skip
         given = [part for setting in settings for part in ("-c", setting)]
         return [*self._program("postgres"), "-D", str(self.folder / "data"), "-p", str(self.port), *given]
+
+    def kill(self) -> None:
+        """Each connection has a process that is in no group of the first one's and outlives it for a moment; until
+        then the data cannot be opened again.
+        """
+        super().kill()
+        wait_until(lambda: not self._is_used(), "the end of Postgres's processes", 30)
+
+    def _is_used(self) -> bool:
+        return any(_folder_of(process) == self.folder / "data" for process in Path("/proc").glob("[0-9]*"))
 
     def is_up(self) -> bool:
         return self._run("pg_isready", "-h", "127.0.0.1", "-p", str(self.port)).returncode == 0
