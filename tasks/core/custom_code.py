@@ -32,8 +32,8 @@ def custom_data() -> set[Path]:
     """The files beside the code in that folder, which the code may read. Not those of `HASHED_ELSEWHERE`: of problems
     and frozen replies, what is read counts.
     """
-    params, folder = read_params(), custom_folder()
-    named = {Path(value) for key, value in _texts(params, of_dvc=True) if key in HASHED_ELSEWHERE}
+    folder = custom_folder()
+    named = {Path(value) for key, value in _texts(read_params()) if key in HASHED_ELSEWHERE}
     files = set(files_of(folder)) if folder.is_dir() else set[Path]()
     return {file for file in files - named if file.suffix != ".py" and not is_page_of_code(file)}
 
@@ -55,7 +55,7 @@ def unwatched(params: Mapping[str, Any], *, source: Path = PARAMS_FILE) -> list[
         f"{source}: {key} = {value!r} is in {CUSTOM} and not in paths.custom, {folder}, so no stage would see it "
         f"change. Move it there, or correct one of the two."
         for key, value in _texts(params)
-        if (place := _place(value)) is not None and not place.is_relative_to(folder)
+        if key not in OF_DVC and (place := _place(value)) is not None and not place.is_relative_to(folder)
     ]
     return found or [
         f"{source}: what it names in {folder} imports {file.as_posix()}, which is not in paths.custom, so no stage "
@@ -85,12 +85,11 @@ def _place(value: str) -> Path | None:
     return place if place != CUSTOM and CUSTOM in place.parents else None
 
 
-def _texts(value: Any, key: str = "", *, of_dvc: bool = False) -> Iterator[tuple[str, str]]:
-    """Each text of params with its key; those that dvc.yaml names itself only with `of_dvc`."""
+def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Each text of params with its key."""
     if isinstance(value, str):
-        if of_dvc or key not in OF_DVC:
-            yield key, value
+        yield key, value
         return
     named = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
     for name, item in named:
-        yield from _texts(item, f"{key}.{name}" if key else str(name), of_dvc=of_dvc)
+        yield from _texts(item, f"{key}.{name}" if key else str(name))

@@ -37,7 +37,7 @@ class _VisibleRecord(logging.LogRecord):
     def __init__(self, *given: Any, **named: Any):
         super().__init__(*given, **named)
         if self.exc_info and self.exc_info[0]:  # a formatter writes this text where there is one
-            self.exc_text = _for_people("".join(traceback.format_exception(*self.exc_info)).rstrip("\n"))
+            self.exc_text = _for_people(_in_words(*self.exc_info))
         if self.stack_info:
             self.stack_info = _for_people(self.stack_info)
 
@@ -46,4 +46,8 @@ class _VisibleRecord(logging.LogRecord):
 
 
 def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    warn("".join(traceback.format_exception(kind, error, trace)).rstrip("\n"))
+    warn(_in_words(kind, error, trace))
+
+
+def _in_words(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> str:
+    return "".join(traceback.format_exception(kind, error, trace)).rstrip("\n")

@@ -54,12 +54,13 @@ def files_hash(folder: Path) -> str:
     as Hugging Face's and DVC's are.
     """
     for item in folder.rglob("*"):
-        if (item.is_symlink() and not item.is_file()) or not (item.is_file() or item.is_dir()):
+        is_link, is_file = item.is_symlink(), item.is_file()
+        if not is_file and (is_link or not item.is_dir()):
             raise ValueError(
                 f"{item}: is not a regular file (a link to a folder, a broken link, or something else), so a copy of "
                 f"the model would differ from it. Replace links by the files themselves: cp -rL {folder} COPY"
             )
-        if item.is_symlink() and is_of_the_model(item, folder) and _leads_elsewhere(item, folder):
+        if is_link and is_of_the_model(item, folder) and _leads_elsewhere(item, folder):
             raise ValueError(
                 f"{item}: is a link to {item.resolve()}, which is no file of the model, and the registry would store "
                 f"and serve it. If it belongs to the model, take a copy of the folder: cp -rL {folder} COPY"

@@ -66,17 +66,15 @@ def promote(
     accept_drift: AcceptDrift = False,
 ) -> Any:
     """Promote the best snapshot if it beats the champion."""
+    from tasks.commands.prefect_events import tell_approval, tell_promotion
     from tasks.stages.promote.overrides import read_override
 
     override = read_override(force=force, approve=approve, withdraw=withdraw, reason=reason, by=by)
     if override is None or override.kind == "force":
         lines = _run("promote", accept_drift, override=override)
-        from tasks.commands.prefect_events import tell_promotion
-
         tell_promotion()
         return lines
     from tasks.commands.answer import carry_out
-    from tasks.commands.prefect_events import tell_approval
 
     lines = carry_out(override)
     if override.kind == "approve":

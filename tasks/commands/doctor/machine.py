@@ -65,8 +65,8 @@ def compiler(context: DoctorContext) -> Finding:
 def _compiler_of_kernels(context: DoctorContext, found: list[str]) -> Finding:
     """Triton, by which FlexAttention and vLLM compile for a GPU, builds a module of Python in C."""
     settings, engine = context.settings, context.settings.engine.own
-    compiles_elsewhere = not engine.has_own_memory or bool(getattr(engine, "urls", None))
-    if settings.train.packing == "none" and compiles_elsewhere:
+    is_vllm_here = engine.has_own_memory and not getattr(engine, "urls", None)
+    if settings.train.packing == "none" and not is_vllm_here:
         return passed("none is needed on a GPU with train.packing: none")
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not (found or os.environ.get("CC")):
